@@ -4,7 +4,7 @@
     python tests/run_notebooks.py --write    keeps what the cells print, to be committed
 
 Needs the `notebooks` group, and npformer installed: a notebook runs in its folder, as its readers run it. A cell that
-prints something and was committed without any output fails, too. What it prints is not compared: last digits depend on
+prints something and was committed without any output fails, too. Its output is not compared: last digits depend on
 the machine, and the published numbers on its cache of models.
 """
 
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def run(path: Path, write: bool) -> list[str]:
-    """What is wrong with a notebook: an error in a cell, or a cell that has an output and was committed without."""
+    """The errors of a notebook: an error in a cell, or a cell that was committed without its output."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError

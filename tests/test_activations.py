@@ -24,7 +24,7 @@ def every_exponent() -> np.ndarray:
 def test_gelu_in_float32() -> None:
     x = every_exponent()
     truth = np.array([0.5 * each * math.erfc(-each * math.sqrt(0.5)) for each in x.tolist()])
-    least = 2.0**-149  # what a subnormal result is rounded to a multiple of
+    least = 2.0**-149  # the step of subnormal results
     assert (np.abs(gelu(x) - truth) <= 2 * 2.0**-23 * np.abs(x.astype(np.float64)) + least).all()
 
 
@@ -48,7 +48,7 @@ def test_tanh_form_of_gelu_in_float64() -> None:
 
 
 def test_gelu_in_blocks_and_in_parts_is_gelu() -> None:
-    """A large array is worked on in blocks: an element does not depend on where it lies, nor on its neighbours."""
+    """A large array is processed in blocks: an element does not depend on its index or its neighbours."""
     x = np.random.default_rng(0).standard_normal((5, 3, 7919)).astype(np.float32)
     for function in (gelu, gelu_tanh, silu):
         whole = function(x)

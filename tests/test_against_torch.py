@@ -60,7 +60,7 @@ def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.nd
 
 
 def flat(fired: list[np.ndarray]) -> np.ndarray:
-    """As golden stages are: runs of equal lengths stack texts along their first axis, so theirs lie in order."""
+    """Like golden stages: runs of equal lengths stack texts along their first axis, so they are in order."""
     return np.concatenate([array.ravel() for array in fired])
 
 
@@ -106,7 +106,7 @@ def test_stages_in_float64(case: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
-    """The answer of the plain call, which leaves out rows a head does not read, has the bits of the one listened to."""
+    """The plain call, which skips rows that the head does not read, has the bits of a recorded call."""
     model, given = load(torch_values.DATA / case, dtype), torch_values.inputs(case)
     answer, found = model(**given), heard(model, **given)
     mask = given["attention_mask"].astype(bool)
@@ -223,7 +223,7 @@ def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 
 def summary(stage: np.ndarray) -> tuple[float, float, float]:
-    """Its largest magnitude, the sum of magnitudes, and a checksum that tells every entry from its neighbours."""
+    """Its largest magnitude, the sum of magnitudes, and a checksum that depends on the order of entries."""
     return (
         float(np.abs(stage).max()),
         float(np.abs(stage).sum()),
@@ -243,7 +243,7 @@ def test_bundled_ids() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(TEXTS)))
 def test_bundled_stages_in_float64(index: int) -> None:
-    """Each stage is torch's, as far as its size and a checksum can tell."""
+    """Each stage equals torch's, by its size and a checksum."""
     for name, (_, largest, total, checksum) in (
         (n, s[index]) for n, s in torch_values.below(bundled(), "summary").items()
     ):
@@ -280,7 +280,7 @@ def test_bundled_answers() -> None:
 
 
 def test_bundled_scores_of_two_texts() -> None:
-    """What the checkpoint's makers measured, to the places they give."""
+    """The published figures of the checkpoint, to their number of digits."""
     index = [TEXTS.index("I love ice cream"), TEXTS.index("I hate ice cream")]
     logits = [load(BUNDLED, "float32").run([bundled_texts()[i]])[0]["logits"] for i in index]
     assert np.round(logits, 4).tolist() == pytest.approx(np.array([[-3.4548, 3.8881], [2.6480, -2.6717]]), abs=1.01e-4)

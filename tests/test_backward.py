@@ -95,7 +95,8 @@ def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
 
 
 def test_cross_entropy_from_log_probabilities_at_hand() -> None:
-    """The loss is the same; the gradient too but for exp(log p), which is p to a few units in the last place."""
+    """The loss is the same; so is the gradient, except that exp(log p) differs from p by a few units in the last
+    place."""
     random = np.random.default_rng(0)
     logits, targets = random.standard_normal((7, 11)) * 3, np.array([0, 10, 3, -100, 5, 5, 1])
     options: dict[str, Any] = {"label_smoothing": 0.1, "reduction": "sum"}
@@ -206,7 +207,7 @@ def test_finite_differences_of_models(head: str) -> None:
 @pytest.mark.parametrize("kind", ["distilbert", "bert"])
 @pytest.mark.parametrize("head", ["sequence-classification", "multiple-choice"])
 def test_a_whole_last_layer_has_the_gradients_of_its_first_rows(kind: str, head: str) -> None:
-    """Where every row of the last layer was computed, those that the head does not read add nothing."""
+    """If every row of the last layer was computed, rows that the head does not read add nothing."""
     model, found = tiny.model(kind, head, dtype=np.float64), []
     batch = pack(given.texts(model.config))
     for whole in (False, True):
@@ -223,7 +224,7 @@ def test_a_whole_last_layer_has_the_gradients_of_its_first_rows(kind: str, head:
 @pytest.mark.parametrize("only", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None:
-    """Norms before or after, all rows or one of each text: the gradients of x and of every weight."""
+    """Pre-norm and post-norm, all rows or one row per text: the gradients of x and of every weight."""
     config = tiny.config(head="base")
     weights = tiny.weights(config, dtype=np.float64)
     random, lengths = np.random.default_rng(0), np.array([4, 4, 1, 6])
@@ -305,7 +306,7 @@ def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> 
 
 
 def test_every_stage_has_a_gradient() -> None:
-    """`keep_gradients`: what each stage's gradient is, in the stage's own shape, from the last stage to the first."""
+    """`keep_gradients`: each stage's gradient, in the stage's own shape, from the last stage to the first."""
     model = tiny.model("bert", "token-classification")
     batch, recording = pack(given.texts(model.config)), Recording(keep_gradients=True)
     heard: dict[str, list[np.ndarray]] = {}
@@ -324,7 +325,7 @@ def test_every_stage_has_a_gradient() -> None:
 
 
 def test_a_batch_has_its_texts_gradients() -> None:
-    """Packed rows of several texts give the sum of what each gives alone."""
+    """Packed rows of several texts give the sum of the texts' gradients."""
     model = tiny.model(dtype=np.float64)
     weights, loss = Trainable(model.weights, model.config), HeadLoss(model.config)
     examples = [Example(text, i % 2) for i, text in enumerate(given.texts(model.config))]

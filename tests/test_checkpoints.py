@@ -1,4 +1,5 @@
-"""The table of well-known checkpoints: each line is what npformer says of the fields that are noted of its config.json."""
+"""The table of well-known checkpoints: each line agrees with npformer's result for the recorded fields of
+config.json."""
 
 from __future__ import annotations
 

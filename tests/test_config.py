@@ -1,4 +1,4 @@
-"""Config: Hugging Face's config.json in and out, for every architecture, and what is refused."""
+"""Config: Reading and writing Hugging Face's config.json for every architecture, and errors."""
 
 import dataclasses
 import inspect

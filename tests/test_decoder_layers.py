@@ -199,7 +199,7 @@ def test_only_the_stages_that_split_heads_are_ours_alone() -> None:
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]))
 @settings(max_examples=40)
 def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
-    """Wherever masked keys stand, and however many rows are asked together, a row's context has the same bits."""
+    """A row's context has the same bits with masked keys at any place and any number of other rows."""
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     length, n_beams = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 6))
     width = data.draw(st.sampled_from([4, 16, 64]))

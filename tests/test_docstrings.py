@@ -21,7 +21,7 @@ WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.
 def test_the_examples_of_a_module(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ["npformer", *path.relative_to(PACKAGE).with_suffix("").parts]
     module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    monkeypatch.chdir(tmp_path)  # what an example writes
+    monkeypatch.chdir(tmp_path)  # files that examples write
     names = {"np": np, "npformer": npformer}
     with np.printoptions(precision=4, suppress=True):
         found = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

@@ -1,8 +1,8 @@
-"""Every code block of the pages, and every example of the help texts, runs as it stands, from another folder.
+"""Every code block of the pages, and every example of the help texts, runs unchanged, from another folder.
 
 A page's blocks run in order: python in one process and one namespace, console by bash. Blocks marked `text` are what a
 program prints, or commands that need the network, an hour or a file that does not come with npformer: these do not run.
-A `text` block below one that ran is what that one prints, but for its numbers and for `...`.
+A `text` block below a command is that command's output, except for numbers and `...`.
 Models that an example names by their id on the hub are tiny ones of the same family and head, from a hub on loopback.
 """
 
@@ -91,7 +91,7 @@ def environment(tmp_path_factory):
 
 
 def run(command: list[str], cwd: Path, env: dict[str, str]) -> str:
-    """What a command prints; it must end with exit code 0."""
+    """The output of a command, which must end with exit code 0."""
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
@@ -210,7 +210,7 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
 
 
 def test_the_readme_names_the_maths_in_order_with_its_lines() -> None:
-    """The reading path: each file is there, imports none that comes later, and has about as many lines as are named."""
+    """The reading path: each file exists, imports no later one, and has about the stated number of lines."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| `([\w/]+)\.py` \| (\d+) \|", readme, flags=re.MULTILINE)
     assert len(named) == 9
@@ -224,7 +224,7 @@ def test_the_readme_names_the_maths_in_order_with_its_lines() -> None:
 
 
 def test_the_readme_has_the_lines_of_the_smallest_and_the_largest_family() -> None:
-    """About as many: a file may grow by a tenth before the README says so."""
+    """Approximately: a file may grow by a tenth before the README must change."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     named = re.search(r"A family is a file of (\d+) \(DistilBERT\) to (\d+) lines \(DeBERTa\)", readme)
     assert named

@@ -67,7 +67,7 @@ def test_odd_numbers_of_softmax(dtype: str) -> None:
     for function in (softmax, log_softmax):
         y = function(x)
         assert np.isnan(y[2:]).all()
-        assert np.isnan(y[1, 1])  # torch gives 0 beside a +inf, too
+        assert np.isnan(y[1, 1])  # torch gives 0 next to a +inf, too
         assert not np.isfinite(y[1][y[1] != 0]).any()
 
 
@@ -185,7 +185,7 @@ def test_linear_of_memory_of_any_layout() -> None:
 
 @pytest.mark.parametrize("function", [*ELEMENT_WISE, softmax, layer_norm])
 def test_out(function: Callable[..., np.ndarray]) -> None:
-    """The answer is in `out`, which is returned; it may be the input, and may lie in memory in any way.
+    """The result is in `out`, which is returned; it may be the input, and may have any layout in memory.
 
     Sums run along memory, so in another layout they may be rounded otherwise.
     """

@@ -1,4 +1,4 @@
-"""What is made of the encoder's last layer, each head against its formula."""
+"""Each head on the encoder's last layer, compared with its formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's promises: the same bits for a text in any company, no work for padding, every form of input, errors."""
+"""A model's guarantees: the same bits for a text in any batch, no work for padding, every form of input, errors."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_padded_ragged_and_single_are_one(family: str, head: str) -> None:
 
 
 def test_masked_tokens_have_no_effect() -> None:
-    """Wherever it stands: before, within or after the text; tokens keep the positions they have."""
+    """Padding may be before, within or after the text; tokens keep their positions."""
     model = models("bert", "base")[0]
     mask = np.array([[0, 1, 1, 0, 1], [1, 1, 0, 1, 0]])
     ids = np.arange(10).reshape(2, 5)

@@ -1,7 +1,7 @@
 """The numbers that were published for the real checkpoint, and that the comparison lets nothing wrong through.
 
-The checkpoint is taken from the Hugging Face cache or from the hub; where neither has it, one test is skipped and says
-so.
+The checkpoint is taken from the Hugging Face cache or from the hub; if both lack it, one test is skipped with a
+message.
 """
 
 import copy
@@ -40,7 +40,8 @@ def printed(number, digits):
 
 
 def published_by(model):
-    """What a walk-through would print of this model, from its float64 run: the shape of tests/published.json."""
+    """The numbers that a walk-through would print for this model, from its float64 run, in the form of
+    tests/published.json."""
     t = trace(model, TEXT)
     c = model.config
     published = {
@@ -151,7 +152,7 @@ def test_the_figures_keep_the_digits_that_were_printed():
 
 
 def test_the_teardown_notebook_shows_every_published_table():
-    """As committed, also where the checkpoint is not at hand; each is marked as another model's than the notebook's."""
+    """The committed numbers are shown even without the checkpoint; each is marked as another model's."""
     published = published_numbers.read()
     path = Path(published_numbers.__file__).parent / "teardown.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

@@ -114,7 +114,7 @@ def reached(name: str) -> set[str]:
 
 
 def place(name: str) -> int:
-    """Where a module stands in ORDER, by its own name or that of the package it lies in."""
+    """A module's index in ORDER, by its own name or its package's."""
     names = [name.removeprefix("npformer."), name.split(".")[1]]
     return next(ORDER.index(each) for each in names if each in ORDER)
 
@@ -177,7 +177,7 @@ def test_files_are_opened_in_one_place() -> None:
 
 
 def test_torch_is_only_for_comparing() -> None:
-    """And for what reads its models: `golden`. Checkpoints are read, trained and run without it."""
+    """And for the readers of its models: `golden`. Checkpoints are read, trained and run without it."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 
@@ -199,7 +199,7 @@ def python(code: str) -> str:
 
 
 def test_import_loads_numpy_and_nothing_heavier() -> None:
-    """NumPy itself waits until a name is used: the command has to set its process up first."""
+    """NumPy itself is imported only when a name is used: the command must set up its process first."""
     code = """
 import npformer
 assert "numpy" not in sys.modules
@@ -265,6 +265,6 @@ def test_files_are_short() -> None:
 
 
 def test_every_module_describes_itself() -> None:
-    """A module's head says what lives in it."""
+    """A module's docstring describes its content."""
     heads = {str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in PYTHON}
     assert [path for path, head in heads.items() if not head] == []

@@ -1,4 +1,4 @@
-"""Looking inside: names, what listeners hear and replace, and that nothing is heard elsewhere or kept."""
+"""Taps: names, the arrays that listeners get and replace, and no effect in other threads or later."""
 
 from __future__ import annotations
 

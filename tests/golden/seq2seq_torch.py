@@ -1,4 +1,4 @@
-"""Torch's modules run stage by stage, for `make_seq2seq.py`: their checkpoints, and what every stage of them gives."""
+"""Torch's modules run stage by stage, for `make_seq2seq.py`: their checkpoints and their stages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(module: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> Stages
     """The stages of one run on every text, each alone, by torch's functions on the module's own parameters.
 
     The module itself is run on all texts in one padded batch, with a padding mask for the sources and for the
-    targets and a causal mask; its output is a stage too, and what the functions come to must agree with it.
+    targets and a causal mask; its output is a stage too, and the functions' results must agree with it.
     """
     heard: Stages = {}
     if isinstance(module, Classifier):
@@ -182,7 +182,7 @@ class Walk:
 
 
 class Classifier(nn.Module):
-    """An encoder and a classifier on its first row, written out as one does in a first model of one's own."""
+    """An encoder and a classifier on its first row, written as in a typical first model."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Classifier(nn.Module):
 
 
 def positional_encoding(length: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Sines and cosines in turn, computed in this dtype throughout, as positional encoders usually are."""
+    """Alternating sines and cosines, computed in this dtype throughout, as in most positional encoders."""
     table = torch.zeros(length, width, dtype=dtype)
     position = torch.arange(length, dtype=dtype)[:, None]
     step = torch.exp(torch.arange(0, width, 2, dtype=dtype) * -(math.log(10000.0) / width))

@@ -1,4 +1,4 @@
-"""Another program's arrays are recognised by name and layout, held to their budgets, and refused where they must be."""
+"""Another program's arrays are recognised by name and layout, compared with their budgets, or refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def packed(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def padded(arrays: list[np.ndarray], width: int = 9, fill: float = np.nan) -> np.ndarray:
-    """As a batch, with the axes of tokens as long as the longest text and what no text has filled."""
+    """A batch whose token axes are as long as the longest text, with filler after shorter texts."""
     lengths = dict.fromkeys(LENGTHS)
     shape = [max(each.shape[axis] for each in arrays) for axis in range(arrays[0].ndim)]
     shape = [width if size == max(lengths) else size for size in shape]
@@ -69,7 +69,7 @@ def padded(arrays: list[np.ndarray], width: int = 9, fill: float = np.nan) -> np
 
 @pytest.mark.parametrize("width", [9, 16])
 def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, width: int) -> None:
-    """What padding holds does not matter, so it is NaN here."""
+    """Values of padding do not matter, so they are NaN here."""
     comparison = golden.compare(recorded, {name: padded(arrays, width) for name, arrays in recorded.stages.items()})
     assert comparison.ok
     assert not comparison.missing
@@ -342,13 +342,13 @@ def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:
 @pytest.mark.parametrize("out_in", [True, False])
 @pytest.mark.parametrize("place", ["ours", "module", "map", "torch"])
 def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str, out_in: bool) -> None:
-    """Outputs text by text, weights as torch has them or as we do, by every way to name them; a swap is found."""
+    """Outputs text by text, weights in torch's layout or ours, under every naming; a swap is found."""
     parts = ("query", "key", "value")
     module = modules(model.config)
     flat, arrays, names = flatten(dict(model.weights)), dict[str, np.ndarray](), dict[str, str]()
     for i in range(model.config.n_layers):
         theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.output")
-        if model.config.model_type != "gpt2":  # where it stands beside the others
+        if model.config.model_type != "gpt2":  # its index among the others
             theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.query")
         own = f"layers.{i}.attention.qkv"
         path = {"ours": own, "map": f"mine.{i}", "torch": f"{theirs.rpartition('.')[0]}.in_proj"}.get(
@@ -382,7 +382,7 @@ def test_the_weights_of_torch_s_own_modules_are_known_by_its_names(tmp_path: Pat
     assert "layers.1.self_attn.in_proj_weight" in tensors
     found = golden.compare(recorded, tensors).theirs
     assert found.unused == []
-    computed = {"embeddings.position.weight"}  # sinusoids, which no file has
+    computed = {"embeddings.position.weight"}  # sinusoids, which files do not contain
     assert found.weights.keys() == flatten(dict(model.weights)).keys() - computed
     assert check_weights(model, found.weights) == []
     tensors["layers.1.self_attn.in_proj_bias"] = tensors["layers.0.self_attn.in_proj_bias"]

@@ -1,4 +1,4 @@
-"""Each known mistake, made in a NumPy forward, is named; so are what is no mistake of the stage, and what is unknown.
+"""Each known mistake, made in a NumPy forward, is named; correct stages and unknown mistakes are reported as such.
 
 The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are made by other means than
 the diagnosis makes them: by patched functions, other weights and other inputs.
@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def test_spans_of_texts_of_several_lengths_are_diagnosed() -> None:
-    """Each text has as many of them as tokens, so that no order of columns is that of all texts."""
+    """Each text has as many columns as tokens, so no order of columns fits all texts."""
     model = tiny.model("bert", "question-answering")
     golden_file = golden.record(model, texts_for(model))
     given = {f"{i}/{stage}": array for stage, each in golden_file.stages.items() for i, array in enumerate(each)}
@@ -266,7 +266,7 @@ def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) ->
 
 
 def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None:
-    """Texts padded with id 0 and run as whole texts, as they are by a port that forgets the mask."""
+    """Texts padded with id 0 and run without a mask, as by a port that forgets it."""
     width = max(LENGTHS)
     texts = [
         Text(np.pad(text.ids, (0, width - len(text))), _padded(text.token_type_ids, width)) for text in recorded.texts
@@ -311,7 +311,7 @@ def test_another_gelu_is_one_mistake_in_the_layers_and_in_the_pooler() -> None:
 def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     made: str, stages: tuple[str, ...], model: Model, recorded: golden.Golden
 ) -> None:
-    """The stages in between are then computed from the nearest that there is, the token ids if there is none."""
+    """The stages in between are then computed from the nearest given stage, or from the token ids."""
     make, name, _ = MADE[made]
     with make(model, recorded.texts) as (wrong, texts):
         t = trace(wrong, texts)
@@ -338,7 +338,7 @@ def test_a_golden_of_some_stages_is_enough(model: Model) -> None:
 
 
 def test_a_stage_that_is_right_given_its_inputs_lies_earlier(model: Model, recorded: golden.Golden) -> None:
-    """All queries and keys drift the same way, each within its budget, which adds up in the scores made from them."""
+    """All queries and keys drift in the same direction, each within its budget; the errors add up in the scores."""
     name = "layers.0.attention.scores"
     drift = {"layers.0.attention.query_heads": lambda q: q * np.float32(1 + 1e-6)}
     drift |= {"layers.0.attention.key_heads": lambda k: k * np.float32(1 + 1e-6)}

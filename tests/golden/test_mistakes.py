@@ -1,6 +1,6 @@
 """A table of mistakes and how many of them are named, from every stage and from few, in a port that is plain NumPy.
 
-Nearly all the time goes into forwards of the diagnoses: some hundred each, three times as many from few stages. So each
+Nearly all the time is spent in the diagnoses' forwards: some hundred each, three times as many from few stages. So each
 mistake is tried from every stage in one tiny model and from few stages in the other, and ten in the bundled model, too.
 """
 
@@ -73,7 +73,7 @@ def diagnosed(
 
 #: They make no difference in DistilBERT, which has no token types.
 OF_TYPES = ("types all 1", "types all 0", "restarting")
-#: They make one in RoBERTa alone, whose positions begin at row 2 and do not count padding.
+#: They change the numbers only in RoBERTa, where positions begin at row 2 and do not count padding.
 OF_OFFSET = ("no offset", "padding counted")
 #: Known mistakes that these stages cannot show.
 UNSEEN = {("dropout", True)}  # which numbers were left out, of what is no longer there
@@ -85,7 +85,7 @@ IN_BUNDLED = {
 
 
 def tried(family: str, few: bool) -> list[str]:
-    """Every other known mistake; from few stages those that are tried from every stage in the other family."""
+    """Half of the known mistakes; from few stages, the half that the other family tries from all stages."""
     only = dict.fromkeys(OF_TYPES, "bert") | dict.fromkeys(OF_OFFSET, "roberta")
     return [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
 
@@ -93,7 +93,7 @@ def tried(family: str, few: bool) -> list[str]:
 def missed(
     family: str, keys: Iterable[str], few: bool, known: Mapping[str, tuple[str, Plant]] = KNOWN
 ) -> dict[tuple[str, bool], str]:
-    """Returns the diagnoses of known mistakes that are not named; holds that nothing wrong is told of them."""
+    """Returns the diagnoses of known mistakes that are not named; asserts that no wrong cause is certain."""
     found = {}
     for key in keys:
         name, plant = known[key]
@@ -108,7 +108,7 @@ def missed(
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
 def test_known_mistakes_are_named(family: str, few: bool) -> None:
-    """All of them but those that the stages cannot show, where nine tenths are asked for."""
+    """All mistakes except those that the stages cannot show; nine tenths must be named."""
     unnamed = missed(family, tried(family, few), few)
     assert set(unnamed) <= UNSEEN, unnamed
 
@@ -140,7 +140,7 @@ def test_mistakes_are_named_at_real_widths(few: bool) -> None:
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) -> None:
-    """Of others of their kind, only what is true of the numbers is told with certainty."""
+    """For other mistakes of their kind, only true statements about the numbers are certain."""
     wrong = {}
     for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES)]:
         names, plant = HELD_BACK[key]
@@ -154,7 +154,7 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
 
 @dataclass(frozen=True)
 class Sloped(Mechanism):
-    """score_ij = q_i . k_j * scale - |i - j| / 2, as a mechanism that golden/ has never heard of."""
+    """score_ij = q_i . k_j * scale - |i - j| / 2, as a mechanism that golden/ does not know."""
 
     mistakes = (
         Mistake(

@@ -1,4 +1,4 @@
-"""A golden file holds a model's stages, their truth and their budgets, and says so plainly when it is not one."""
+"""A golden file holds a model's stages, their truth and their budgets; other files are errors."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_a_translator_is_recorded_on_pairs_and_read_back(translator: Seq2Seq, tm
 
 
 def padded_outputs(translator: Seq2Seq) -> dict[str, np.ndarray]:
-    """What a port that pads returns, by names of its own and Hugging Face's."""
+    """The arrays of a port that pads, by its own names and Hugging Face's."""
     with npformer.trace() as t:
         made = translator([source for source, _ in PAIRS], decoder_input_ids=[target for _, target in PAIRS])
     scores = "decoder.layers.0.cross_attention.scores"

@@ -14,7 +14,7 @@ TEXT = [Text(np.array([7, 8, 9, 10, 11]))]
 
 
 def test_a_port_rounds_only_the_weights_that_its_stage_is_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In BERT all of them would take minutes: nothing is to be rounded before the pooler, which alone is wrong."""
+    """In BERT all weights would take minutes: none is rounded before the pooler, the only wrong stage."""
     model = tiny.model("bert")
     reference, read = golden.record(model, TEXT), set()  # without padding
     arrays = {f"{i}/{name}": array for name in reference.stages for i, array in enumerate(reference.stages[name])}

@@ -1,4 +1,4 @@
-"""Servers of tiny models and of the bundled one, and what the same models answer alone, in this process."""
+"""Servers of tiny models and of the bundled one, and the same models' answers in this process."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ask(app, *requests, started=None):
-    """The answers to (method, path, body), by an app whose lifespan `started` runs, or none."""
+    """The answers to (method, path, body), by an app, within the lifespan `started` if given."""
 
     async def run():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -204,7 +204,7 @@ def test_an_access_log_has_a_line_for_each_request_and_no_text(caplog):
 
 
 class Slow:
-    """A request whose body comes when it is told to."""
+    """A request whose body is sent on demand."""
 
     headers: ClassVar[dict[str, str]] = {}
 

@@ -135,7 +135,7 @@ def curl(*arguments: str) -> str:
 
 
 def test_curl(server):
-    """It posts a form's content type unless told otherwise, and asks before it sends a large body."""
+    """By default it posts a form's content type, and asks before it sends a large body."""
     assert json.loads(curl(f"{server.url}/predict", "-d", '{"inputs": "I love ice cream"}'))[0].keys() == {
         "label",
         "score",

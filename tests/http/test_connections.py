@@ -142,7 +142,7 @@ def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
 
 @pytest.mark.parametrize("texts", [1, 16], ids=["less than asyncio buffers", "more"])
 def test_an_answer_that_is_not_read_ends(hasty, texts):
-    """Neither a stream nor a whole answer is kept for a client that does not take it, however small."""
+    """No stream and no answer of any size is kept for a client that does not read it."""
     body = json.dumps({"inputs": ["music " * 60] * texts}).encode()
     head = (HEAD % len(body)).replace(b"/embed", b"/embed_all").replace(b"host", b"connection: close\r\nhost")
     before = answered(hasty, "/embed_all")
@@ -172,7 +172,7 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
 
 
 def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
-    """Others get their turn in between: a megabyte in chunks of one byte takes seconds to read."""
+    """Other requests run in between: a megabyte in chunks of one byte takes seconds to read."""
     taken, made = [], []
 
     class Noting(connections.Connection):

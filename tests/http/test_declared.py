@@ -16,7 +16,7 @@ from tests.support import label_entropy, tiny
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Asks a service of one model, and one of the pipeline's, for requests to /entropy."""
+    """Answers requests to /entropy by a service of one model and by a pipeline."""
     label_entropy.declare(monkeypatch)
     route = declared("label-entropy", "/entropy", label_entropy.DECLARATION.command)
     monkeypatch.setattr(asgi, "ALL_ROUTES", (*ALL_ROUTES, route))

@@ -1,4 +1,4 @@
-"""examples/deploy: the Dockerfile's steps run in folders of their own, and the Lambda handler in a process of its own."""
+"""examples/deploy: the Dockerfile's steps run in new folders, and the Lambda handler in its own process."""
 
 from __future__ import annotations
 

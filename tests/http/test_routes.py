@@ -122,7 +122,7 @@ def test_tokenize(server, alone):
 
 @pytest.mark.parametrize("special", [True, False])
 def test_tokens_of_a_long_text_match_the_tokenizer(server, alone, special):
-    """One that is read in several blocks, with what stands for a special token in it."""
+    """A text that is read in several blocks and contains a special token's string."""
     text = "ice [SEP] cream é, " * 1500
     expected = alone("sentence-embedding", "encoder").model.tokenizer.encode(text, add_special_tokens=special)
     _, (tokens,), _ = server.post("/tokenize", {"inputs": text, "add_special_tokens": special, "model": "encoder"})

@@ -151,7 +151,7 @@ def test_a_stream_ends_when_its_client_disconnects():
         time.sleep(1)
         assert server.post("/generate", {**body, "stream": False})[0] == 200
         assert metric(server, "npformer_batch_texts_count") - before < pieces
-        assert server.log.count("\n") == 1  # what it said when it started
+        assert server.log.count("\n") == 1  # its output at the start
         server.process.terminate()
         assert server.process.wait(120) == 0  # nothing is open any more
 

@@ -25,7 +25,7 @@ ODD = st.sampled_from(
 
 
 def near(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that a schema admits, and values beside them."""
+    """Values that a schema accepts, and similar values that it does not."""
     if several := schema.get("anyOf") or schema.get("oneOf"):
         return st.one_of(*map(near, several), ODD)
     if "enum" in schema:

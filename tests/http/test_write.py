@@ -148,7 +148,7 @@ def test_invalid_requests_are_refused(body: dict[str, Any], status: int, message
 def test_a_prompt_can_fill_the_model_s_length(
     count: int, new: int, truncate: bool, server: Server, task: TextGeneration
 ) -> None:
-    """The last token that is written needs none."""
+    """The last generated token needs no further step."""
     body = {"inputs": "a" * count, "parameters": {"max_new_tokens": new}, "truncate": truncate}
     status, answer, headers = server.post("/generate", body)
     assert (status, "x-truncated-inputs" in headers) == (200, False)

@@ -1,4 +1,4 @@
-"""Looking into a model that predicts the next word: what is explained unless something else is asked for."""
+"""Looking into a model that predicts the next word: the default answer to explain."""
 
 from __future__ import annotations
 

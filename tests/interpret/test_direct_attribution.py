@@ -80,7 +80,7 @@ def test_the_parts_add_up_to_the_logit(family: str, head: str, ids: list[int], n
     assert found.logit == (
         logits[position] if a_logit_a_token else logits[label] if of_text else logits[position][label]
     )
-    # BART's decoder attends to both, and starts with a token of its own.
+    # BART's decoder attends to both, and has its own start token.
     assert found.heads.shape == ((2, 8, len(ids) + 3) if family == "bart" else (2, 4, len(ids) + 2))
 
 
@@ -170,7 +170,7 @@ def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
                     for name, array in less.items() if name.startswith("embeddings_")), *Held(model, run).changes()):  # fmt: skip
             return float(trace(model, TEXT)["logits"][1])
 
-    assert logit() == pytest.approx(run["logits"][1], abs=1e-12)  # what is held is what it was
+    assert logit() == pytest.approx(run["logits"][1], abs=1e-12)  # values at which norms are held
     for layer in range(2):
         for head in range(4):
             less = logit(**{f"layers_{layer}_attention_output": written[layer, head]})

@@ -52,7 +52,8 @@ def trained(model: Model) -> tuple[HeadLoss, Trainable, list[Example]]:
 
 
 def agrees(run: Callable[[], Gradients], weights: Trainable, opened: Opened) -> float:
-    """Assert that the loss changes along a random direction of all weights as `run`'s gradients say; the change."""
+    """Asserts that the loss changes along a random direction of all weights as `run`'s gradients predict; returns the
+    change."""
     random, h = np.random.default_rng(0), 2e-6
     directions = {name: random.standard_normal(array.shape) for name, array in weights.flat.items()}
     start = {name: array.copy() for name, array in weights.flat.items()}
@@ -173,7 +174,7 @@ def test_the_gradient_is_that_of_differences(model: Model, other: Trace, what: s
 
 @pytest.mark.parametrize("positions", [None, 0, [1, 3]])
 def test_the_gradient_passes_unpatched_rows(model: Model, positions: Any) -> None:
-    """Activation patching, of two texts of as many tokens as the trace's one."""
+    """Activation patching in two texts with as many tokens as the trace's text."""
     loss, weights, examples = trained(model)
     source = trace(model, "you love ice music")
     for stage in ("layers.0.ffn_norm", "layers.*.attention.weights", "layers.1.attention.query_heads"):

@@ -1,4 +1,4 @@
-"""An edit replaces what it names and nothing else, and what it changes is what the rest of the forward goes on with."""
+"""An edit replaces only the named stages, and the rest of the forward uses the new values."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def metric_value(model: Model | Seq2Seq, texts: Any, metric: Callable[[Any], flo
 
 
 def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any], float]) -> None:
-    """Each stage, changed in a random direction, changes the metric as its gradient says."""
+    """A change of each stage in a random direction changes the metric as its gradient predicts."""
     random, h = np.random.default_rng(0), 1e-5
     assert set(recorded.grads) >= {name for name in recorded if "probabilities" not in name}
     for name in recorded.grads:
@@ -66,7 +66,7 @@ def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any]
             with edit({name: moved}):
                 ends.append(metric_value(model, inputs, metric))
         slope = sum(float((grad * way).sum()) for grad, way in zip(grads, ways, strict=True))
-        # What h leaves of the third derivative, and what it makes of rounding, are both near 1e-9 of the largest terms.
+        # With this h the third derivative's error and rounding are both near 1e-9 of the largest terms.
         size = sum(float(np.abs(grad * way).sum()) for grad, way in zip(grads, ways, strict=True))
         assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, abs=1e-6 * max(1.0, size)), name
 

@@ -36,7 +36,7 @@ def method(shown: view.AttributionView, name: str) -> Any:
 
 
 def sums(about: str) -> tuple[float, ...]:
-    """What integrated gradients say of themselves: the sum, both ends of the way, the change."""
+    """The reported figures of integrated gradients: the sum, both ends of the path, the change."""
     numbers = re.search(r"sum to (\S+); .* from (\S+) to (\S+), by (\S+); the sum is off", about)
     assert numbers
     return tuple(map(float, numbers.groups()))
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_central_differences(kind: str, text: Any) -> No
     for _ in range(20):
         way = rng.standard_normal(here.rows.shape)
         ends = [slope(model, [ids], explained, here.rows + sign * h * way).values[0] for sign in (1, -1)]
-        # What h leaves of the third derivative, and what it makes of rounding, are both near 1e-9.
+        # With this h the third derivative's error and rounding are both near 1e-9.
         np.testing.assert_allclose((here.gradient * way).sum(), (ends[0] - ends[1]) / (2 * h), rtol=0, atol=1e-7)
 
 
@@ -93,7 +93,7 @@ def test_a_tokens_score_is_the_change_along_its_own_embedding(kind: str) -> None
 
 
 def test_a_token_that_is_read_twice_has_the_score_of_both_places() -> None:
-    """A decoder reads it one place later; the start token, which stands first, is read by the decoder alone."""
+    """A decoder reads the text one token later; only the decoder reads the start token, the first."""
     model = tiny.model("bart", dtype=np.float64)
     ids, tokens, explained = prepared(model, TEXT)
     rows, h, scores = slope(model, [ids], explained).rows, 1e-6, []
@@ -177,7 +177,7 @@ def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> N
 
 
 def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None:
-    """Its log-odds after the text; each measure against the same computed by hand."""
+    """The word's log-odds after the text; each measure is compared with a computation by hand."""
     model = load("gpt2-austen", dtype="float64")
     words = ["It", "is", "a", "truth"]
     shown = view.attribution(model, " ".join(words), label="Ġof")

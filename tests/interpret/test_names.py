@@ -1,4 +1,4 @@
-"""Stages by the names that other libraries give them, wherever our own do: traces, edits, patches; with hints."""
+"""Other libraries' names of stages work wherever ours do: traces, edits, patches; with hints."""
 
 from __future__ import annotations
 

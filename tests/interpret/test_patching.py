@@ -1,4 +1,4 @@
-"""What patching measures by position, head and layer, for every head; attribution patching is its first order."""
+"""Patching by position, head and layer, for every head; attribution patching is its first order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metric_of_head(head: str) -> Any:
 
 
 def value(model: Model, head: str, text: Any, answered: Any) -> float:
-    """The default metric by hand: the logits of the answer `answered`, of the model's own choice on the clean text."""
+    """The default metric by hand: the logit of `answered`, the model's answer to the clean text."""
     t, chosen = trace(model, text), answered
     if head == "base":
         last = [name for name in t if name.endswith("ffn_norm")][-1]
@@ -198,7 +198,7 @@ def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str)
     errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
     assert np.abs(measured[0]).max() > 0
     assert errors[0] < 0.02 * np.abs(measured[0]).max()
-    assert errors[1] < errors[0] / 50  # a hundredth, but for the third order
+    assert errors[1] < errors[0] / 50  # a hundredth, up to the third order
 
 
 def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:

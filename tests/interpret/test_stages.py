@@ -1,4 +1,4 @@
-"""The stages that are derived from a model's parts, against those that fire, the arrays that change, and what is read."""
+"""The stages derived from a model's parts, compared with fired stages, changed arrays and read arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EDITED = (
 
 
 def fired(model: Model | Seq2Seq, changes: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """All stages of a forward of one text, which ends as BART's heads need."""
+    """All stages of a forward of one text, with the end token that BART's heads need."""
     with trace() as recorded, edit(changes or {}):
         if isinstance(model, Seq2Seq):
             model.run([(text_of(model), TARGET)])
@@ -102,7 +102,7 @@ class Read(dict[str, list[np.ndarray]]):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
-    """Each of those below the head; a head keeps also those that another answer needs, as a base model's pooler."""
+    """Each stage below the head; a head also keeps stages that another answer needs, such as a base model's pooler."""
     model, recording = MODELS[name](), Recording()
     weights, config = model.weights, model.config
     batch = packed(config, [text_of(model)])

@@ -1,4 +1,4 @@
-"""A trace holds every stage of a forward, text by text, and nothing else; its table, page and file say the same."""
+"""A trace holds every stage of a forward, text by text; its table, page and file agree."""
 
 from __future__ import annotations
 
@@ -218,7 +218,8 @@ def test_functions_and_stages_of_ones_own_are_traced_too() -> None:
 
 
 def test_an_encoder_decoder_is_traced_under_both_names() -> None:
-    """Source rows and target rows are told apart, also in cross-attention, where keys and values are the source's."""
+    """Source rows and target rows are distinguished, also in cross-attention, where keys and values are the
+    source's."""
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     config = MARIAN.config("translation", **sizes, decoder=Decoder(n_layers=2, n_heads=2, d_ffn=32, vocab_size=40))
     random, model = np.random.default_rng(0), Seq2Seq(config, tiny.weights(config))
@@ -249,7 +250,7 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
 
 
 def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tap and a scope cost with nobody listening, times how often they are passed, of the bundled model."""
+    """The cost of taps and scopes without a listener in one forward of the bundled model."""
     model = npformer.load("distilbert-sst2")
     text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))

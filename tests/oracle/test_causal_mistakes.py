@@ -1,4 +1,4 @@
-"""Mistakes of causal models, planted in transformers' own GPT-2: each is named, and unspoilt heads have none."""
+"""Mistakes of causal models, planted in transformers' own GPT-2: each is named, and correct heads have no mistake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]
-PAD = 7  # which stands in the texts, too
+PAD = 7  # which occurs in the texts, too
 
 
 def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:

@@ -1,4 +1,5 @@
-"""Every encoder's family and head beside transformers: answers of ragged batches in each stored dtype, and gradients.
+"""Every encoder's family and head compared with transformers: answers of ragged batches in each stored dtype, and
+gradients.
 
 Both run in float64, so that what differs is the formula or a weight. The checkpoints are random, in the form that
 transformers reads and writes.
@@ -205,7 +206,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, t
 
 
 def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
-    """Holds our gradients to those that torch has left in the model's parameters."""
+    """Compares our gradients with torch's, stored in the model's parameters."""
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one under each of its names
     named = {name: each.grad.numpy() for name, each in parameters.items() if each.grad is not None}
     expected = layout.flatten(layout.to_tree({**state(model), **named}, config, np.float64))

@@ -1,7 +1,7 @@
-"""Every head of RoBERTa's and ALBERT's families beside transformers' own, from the files that it saves.
+"""Every head of RoBERTa's and ALBERT's families compared with transformers, from the files that it saves.
 
 In float64 the two agree to rounding; in float32 our error is of the size of torch's. ALBERT's layers share weights in
-several ways, whose gradients are added up: they are torch's, too.
+several ways; the sums of their gradients equal torch's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def torch_model(name: str, architecture: str) -> Any:
 
 
 def batch(model: Any, choices: bool, lengths: tuple[int, ...] = LENGTHS) -> dict[str, np.ndarray]:
-    """Texts of several lengths, padded; padding stands inside of the first one too."""
+    """Padded texts of several lengths; the first also has padding inside."""
     random, pad = np.random.default_rng(0), model.config.pad_token_id
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     ids = np.where(mask == 1, random.integers(6, 50, mask.shape), pad)
@@ -126,7 +126,7 @@ def test_gradients_of_layers_that_share_weights_are_torch_s(name: str, head: str
     theirs = torch_model(name, f"Albert{head}").double()
     theirs.save_pretrained(tmp_path / "torch")
     given, random = batch(theirs, False), np.random.default_rng(1)
-    given["input_ids"][0, 4] = 7  # torch does not train the row of padding, which stands in no text
+    given["input_ids"][0, 4] = 7  # torch does not train the row of padding, which is in no text
     model = npformer.load(tmp_path / "torch", dtype="float64")
     if head == "ForMaskedLM":
         labels = np.where(random.random(given["input_ids"].shape) < 0.5, given["input_ids"], -100)

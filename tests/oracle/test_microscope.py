@@ -88,7 +88,7 @@ def test_gradients_of_stages_match_autograd(family: str, head: str, tmp_path: Pa
     ours = trace(model, inputs(model), grads=label, position=position)
     compared = 0
     for stage, tensor in kept.items():
-        if tensor.grad is None:  # a module beside the way to this logit
+        if tensor.grad is None:  # a module that does not affect this logit
             assert not ours.grads[stage].any(), stage
             continue
         grad = tensor.grad.numpy()

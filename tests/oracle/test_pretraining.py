@@ -1,4 +1,4 @@
-"""The heads of models for pre-training beside transformers', whose classes have two of them in BERT and ALBERT."""
+"""The heads of models for pre-training compared with transformers; BERT's and ALBERT's classes have two heads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder_of(path: Path, family: str, dtype: torch.dtype = torch.float32) -> Pa
 
 
 def given() -> dict[str, np.ndarray]:
-    """Padding stands after texts and inside of them; their first token is there, which a head on texts reads."""
+    """Padding is after texts and inside them, but not at the first token, which a head on texts reads."""
     mask, random = np.array([[int(each) for each in row] for row in MASK]), np.random.default_rng(0)
     mask[:, 0] = 1
     ids, types = random.integers(5, 50, mask.shape), random.integers(0, 2, mask.shape)

@@ -1,4 +1,4 @@
-"""What models write after prompts, token for token as transformers' `generate` with each prompt alone, in float64.
+"""Generation after prompts, token for token as transformers' `generate` with each prompt alone, in float64.
 
 GPT-2, BERT and BART's decoder with every setting, the other encoders greedily and with beams.
 """

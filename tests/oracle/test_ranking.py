@@ -1,4 +1,5 @@
-"""text-ranking beside sentence-transformers: the scores of `CrossEncoder.predict`, by every activation that it stores."""
+"""text-ranking compared with sentence-transformers: the scores of `CrossEncoder.predict`, by every activation that it
+stores."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def test_scores_match_a_cross_encoder(stored, tmp_path):
     ],
 )
 def test_scores_match_a_saved_cross_encoder(options, tmp_path):
-    """Of a folder with a modules.json, and of one whose other activation stands in config.json too."""
+    """From a folder with a modules.json, and from one with another activation in config.json."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(folder), device="cpu", **options).save_pretrained(str(tmp_path / "saved"))

@@ -83,7 +83,7 @@ def distances_reversed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def convolved(change: Callable[[Any], None]) -> Plant:
-    """Spoils the convolution beside the first layer."""
+    """Changes the convolution next to the first layer."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         change(model.base_model.encoder.conv)

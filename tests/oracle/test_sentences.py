@@ -1,4 +1,4 @@
-"""sentence-embedding beside sentence-transformers: `encode` and `similarity`, of folders of every layout."""
+"""sentence-embedding compared with sentence-transformers: `encode` and `similarity`, of folders of every layout."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
 
 
 def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
-    """The vectors are the saved model's own; those that the reference makes after reading the folder are not."""
+    """The vectors equal the saved model's; the reference's own reading of the folder gives others."""
     torch.manual_seed(0)
     folder = write_folder(tmp_path / "bare", TOKENIZERS["merges"])
     RobertaModel(RobertaConfig(**ROBERTA)).save_pretrained(folder)

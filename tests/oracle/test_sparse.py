@@ -1,4 +1,5 @@
-"""sparse-embedding beside sentence-transformers: the vectors of `SparseEncoder.encode`, of folders old and new."""
+"""sparse-embedding compared with sentence-transformers: the vectors of `SparseEncoder.encode`, of folders old and
+new."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_vectors_of_a_masked_language_model(family, tmp_path):
 
 
 def compared(folder, task):
-    """In double to 1e-9. In float32 both are off by a few 1e-6, ours at most three times as far as theirs."""
+    """In double to 1e-9. In float32 both have errors of a few 1e-6, ours at most three times theirs in size."""
     model = SparseEncoder(str(folder), device="cpu")
     theirs = model.encode(TEXTS, convert_to_sparse_tensor=False).numpy()
     truth = model.double().encode(TEXTS, convert_to_sparse_tensor=False).numpy()

@@ -1,4 +1,4 @@
-"""Weights where torch has told the thread to take small numbers for 0, which is a thread's setting of the processor."""
+"""Weights after torch has set the thread to flush small numbers to 0, a setting of the processor per thread."""
 
 from __future__ import annotations
 

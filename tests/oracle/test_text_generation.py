@@ -1,4 +1,5 @@
-"""text-generation beside transformers.pipeline: greedy and beams, stop strings, long prompts, and settings that are stored."""
+"""text-generation compared with transformers.pipeline: greedy and beams, stop strings, long prompts, and settings that
+are stored."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_texts_match_transformers(settings: dict[str, Any], folder: Path) -> Non
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("family", ["bert", "electra"])
 def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Special tokens stand around the prompt, the empty one too, and what is new is decoded alone."""
+    """Special tokens surround every prompt, even an empty one, and only new tokens are decoded."""
     end = tiny.SPECIAL.index("[SEP]")
     folder = str(tiny.folder(tmp_path / "m", family, "causal-lm", seed=4, end_ids=(end,), start_id=end - 1))
     theirs, ours = (made("text-generation", model=folder) for made in (pipeline, npformer.pipeline))

@@ -1,4 +1,5 @@
-"""Tokenizers of older checkpoints beside transformers': ids, tokens, places and pairs of 200 lines in many scripts.
+"""Tokenizers of older checkpoints compared with transformers: ids, tokens, places and pairs of 200 lines in many
+scripts.
 
 The vocabularies are trained here, on the same lines, by the libraries that checkpoints' authors use.
 """

@@ -1,5 +1,5 @@
-"""What a service does to a model: many threads, pipelines and processes at once, tasks cancelled, interrupted and left
-alone. Each caller gets its own answers, to the bit, and nothing is left behind.
+"""A service's use of a model: many threads, pipelines and processes at once, cancelled and interrupted tasks. Each
+caller gets its own answers, to the bit, and nothing is left behind.
 
 NPFORMER_TEST_INTERRUPTS=1000 and NPFORMER_TEST_CALLS=20000 give the figures that were once run; the suite takes fewer.
 """
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.numbers
 
 TEXTS = ["ice cream", "i love it", "paris is good " * 9, "no", "hot music movie", "she was not right there"]
 MANY = 24
-PATIENCE = 120  # seconds for what takes one or two, on a machine that is busy with something else
+PATIENCE = 120  # seconds for work of one or two, on a busy machine
 
 
 def made(head: str = "sequence-classification", threads: int = 2) -> Task:
@@ -96,7 +96,7 @@ def test_many_pipelines_at_once(expected: list[Any]) -> None:
 
 
 def test_traces_run_while_other_threads_call(classify: Task, expected: list[Any]) -> None:
-    """A trace records the calls of its own thread alone, whatever the others do."""
+    """A trace records only its own thread's calls."""
 
     def work(number: int) -> Any:
         if number % 2:

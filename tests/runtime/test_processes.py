@@ -1,4 +1,4 @@
-"""Processes: a fork, also in the middle of a call, has threads and BLAS settings of its own; a process ends in peace.
+"""Processes: a fork, also in the middle of a call, has its own threads and BLAS settings; a process ends cleanly.
 
 NPFORMER_TEST_FORKS=320 forks more often, which takes minutes; the suite forks less.
 """
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.numbers
 
 
 def run_python(code: str) -> tuple[int, str]:
-    """A process of its own with a model in it: its exit code, and what it printed."""
+    """Runs a program with a model in its own process; returns exit code and output."""
     root = Path(__file__).parents[2]
     path = f"import sys; sys.path[:0] = [{str(root)!r}]\n"
     command = [sys.executable, "-c", path + PRELUDE + code]
@@ -51,7 +51,7 @@ def run_in_a_child():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_can_run_a_model() -> None:
-    """Its parent's helpers do not live on in it, and it hires its own."""
+    """The parent's threads do not exist in it, so it starts its own."""
     code = "for _ in range(3): run_in_a_child()\nprint(alike(model.run(texts)[0]['logits'], expected))"
     assert run_python(code) == (0, "True\n")
 

@@ -23,7 +23,7 @@ OUTER = st.sampled_from([1, 2, 3, 15, 16, 17, 64, 100, 128, 384, 700])
 
 @pytest.fixture(params=["plain", "panels"] if products.few_rows() else ["plain"])
 def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether products go to panels, where this BLAS has small products at all: a trial of time decides elsewhere."""
+    """Fixes the choice of panels, which a timing trial makes otherwise, if this BLAS has small products."""
     monkeypatch.setattr(products, "panels_pay", lambda rows: request.param == "panels")
 
 
@@ -89,7 +89,7 @@ def test_attended_rows_have_the_same_bits_in_any_number(width: int, dtype: str) 
     ("inner", "outer"), [(384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768)]
 )
 def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None:
-    """At the widths of all-MiniLM, DistilBERT and BERT: a row alone, and in any company of up to 299 others."""
+    """At the widths of all-MiniLM, DistilBERT and BERT: a row alone, and with up to 299 others."""
     x, weight = normal(300, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
     weight.flags.writeable = False
     (whole,) = products.weight_products(x, weight)
@@ -102,7 +102,7 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inner", "outer"), [(32, 262), (64, 64), (384, 1000)])
 def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, dtype: str) -> None:
-    """A projection tied to its token table is a view of it, whose columns lie in memory as rows."""
+    """A projection tied to its token table is a transposed view of it."""
     x, weight = normal(40, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
     (whole,) = products.weight_products(x, weight)
     for rows in (1, 2, 3, 6, 12, 39):
@@ -169,7 +169,7 @@ def test_inputs_are_never_written_to() -> None:
 
 
 def layouts() -> list[str]:
-    """What the kernel at hand has use for: panels or not, or a weight's columns at edges."""
+    """The variants that this kernel uses: panels, whole products, or a weight's edge columns."""
     if products.few_rows():
         return ["panels", "neither"]
     return ["edges" if products.kernel(np.dtype("f")).has_edges(12) else "neither"]

@@ -1,4 +1,4 @@
-"""The trial finds what the BLAS at hand needs, on every kernel this CPU can run, and what it finds is true."""
+"""The trial finds correct settings for the BLAS, on every kernel that this CPU can run."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def found(environment: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", kernels.working())
 def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
-    """A process of its own for each, as a BLAS chooses its kernels when it is loaded.
+    """Each runs in its own process, because a BLAS chooses its kernels when it is loaded.
 
-    A NumPy on another BLAS takes no notice of the variable; there is nothing to hold then but that the trial ends.
+    A NumPy with another BLAS ignores the variable; then the test only checks that the trial ends.
     """
     facts = found(kernels.under(name))
     if facts["kernels"] and all(facts["kernels"]):
@@ -63,7 +63,7 @@ def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
 def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
     """They cover the inner axis once, and the parts' products, added in their order, have the bits of the whole.
 
-    A last part too short for the trial to see, which BLIS has, is held to stand only where products are never cut.
+    A last part too short for the trial to notice, as in BLIS, is allowed only if products are never split.
     """
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(inner)
     parts = k.k_blocks(inner)
@@ -85,7 +85,7 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
-    """Zeros between them change no sum, wherever they stand: what is kept of several beams lies side by side."""
+    """Zeros between the terms change no sum at any place: several beams share one cache."""
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
     dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
     with single_blas_thread():

@@ -48,7 +48,7 @@ def blas_threads() -> set[int]:
 
 @pytest.fixture
 def two_blas_threads(settable_blas: None) -> Iterator[None]:
-    """What the host program has set, and expects to find again."""
+    """Settings of the host program, which must be restored."""
     with threadpool_limits(2, user_api="blas"):
         assert blas_threads() == {2}
         yield
@@ -184,11 +184,11 @@ def test_after_an_error_no_further_task_is_begun() -> None:
 
 
 class Interrupt(BaseException):
-    """What Ctrl-C raises, from a place of our choice."""
+    """Ctrl-C's exception, raised at a chosen place."""
 
 
 def test_an_interrupt_at_the_hand_over_leaves_no_worker_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that stands at the barrier when the caller never comes is let go, and the next call has it."""
+    """A worker that waits at the barrier for a caller that never comes is released, and the next call uses it."""
     waiting = threading.Event()
 
     def interrupted(job: threads_module._Job) -> None:

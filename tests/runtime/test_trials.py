@@ -1,4 +1,4 @@
-"""Trials: the quickest way is found in use, on any machine and under any load, and no bit depends on it."""
+"""Trials: the fastest way is found during use, under any load, and no bit depends on the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without the extra, what needs it says what to install."""
+"""Without the extra, errors name the package to install."""
 
 from __future__ import annotations
 

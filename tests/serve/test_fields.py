@@ -1,4 +1,4 @@
-"""Fields of requests: what is right is read, what is wrong is refused with its place and without its text."""
+"""Fields of requests: valid ones are read, invalid ones are refused with their place and without their text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(path: str, **given: Any) -> dict[str, Any]:
         (["a", "b"], [Pair("a", "b")], False),
         (["a"], ["a"], False),
         ([["a"], ["b", "c"]], ["a", Pair("b", "c")], True),
-        ([["a", ""]], ["a"], True),  # as in Transformers: an empty second text is none
+        ([["a", ""]], ["a"], True),  # as in Transformers: an empty second text counts as missing
     ],
 )
 def test_predict_takes_texts_and_pairs_as_tei_does(value, items, several):

@@ -96,7 +96,7 @@ def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> No
 
 def check_config_and_weights_there_and_back(name: str, folder: Path) -> None:
     """The config of every head, and the files of one in both layouts."""
-    for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # what a config.json can name
+    for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # settings that a config.json can have
         config = tiny.config(name, head, **NEEDED.get(name, {}))
         assert read_config(write_config(config)) == config, head
     made = tiny.folder(folder / "torch", name, usual_head(name))
@@ -129,7 +129,7 @@ def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> 
         model = tiny.model(name, head)
         given = inputs(model, (9, 4))
         recorded = golden.record(model, given)
-        if isinstance(model, Seq2Seq):  # whose trace is of one pair
+        if isinstance(model, Seq2Seq):  # traced as one pair
             arrays = {f"{i}/{stage}": a for i, each in enumerate(given) for stage, a in trace(model, each).items()}
         else:
             seen = trace(model, given)
@@ -142,7 +142,7 @@ def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> 
 
 
 def check_the_commands_take_it(name: str, folder: Path) -> None:
-    """A golden file, a training of a classifier that learns its rows, and a trace and a page of what it made."""
+    """A golden file, the training of a classifier that learns its rows, and a trace and a page of the result."""
     if CLASSIFIER not in heads(name):
         return
     tiny.folder(folder / "start", name, "base" if "base" in heads(name) else heads(name)[0], **NEEDED.get(name, {}))
@@ -175,7 +175,7 @@ CHECKS: dict[str, Callable[[str, Path], None]] = {
 
 
 def check_family(name: str, folder: Path) -> None:
-    """Runs every check of one family; folder: an empty one, to write into."""
+    """Runs every check of one family; folder: an empty folder for files."""
     for title, check in CHECKS.items():
         (folder / title).mkdir()
         check(name, folder / title)

@@ -1,4 +1,5 @@
-"""Running the command `npformer` on tiny models: `run` in this process, `run_apart` as users do, in its own."""
+"""Running the command `npformer` on tiny models: `run` runs the command in this process, `run_apart` in its own, as
+users do."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def run(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> tupl
 def run_apart(
     *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
 ) -> tuple[int, str, str]:
-    """The same in a process of its own, with more variables in its environment."""
+    """Runs it in its own process, with more variables in its environment."""
     done = subprocess.run(
         command(*arguments), input=stdin, capture_output=True, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=60,
     )  # fmt: skip

@@ -6,8 +6,7 @@
         hub.requests                                         # what it was asked: ("GET", "/owner/model/...", headers)
 
 As on the real hub, large files (`large`) are redirected to another server, a "CDN" with a host name of its own, and
-errors say in X-Error-Code which of several things a 401 or 404 means. What goes wrong is set on `hub` or on a
-repository.
+errors say in X-Error-Code which of several things a 401 or 404 means. Faults are set on `hub` or on a repository.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Hub:
         return commit
 
     def asked(self, method: str) -> list[str]:
-        """The files that were asked for by this method; those that are redirected, of the CDN."""
+        """The files requested with this method; redirected ones at the CDN."""
         asked = self.requests + self.cdn_requests
         return [path.split("/", 5)[5] for each, path, _ in asked if each == method and "/resolve/" in path]
 
@@ -167,13 +166,13 @@ class _HubHandler(_Handler):
         self.reply(status, body, {"X-Error-Code": code, "X-Error-Message": message} | (headers or {}))
 
     def found(self, name: str, revision: str) -> tuple[Repository, str] | None:
-        """The repository and the commit; where there is none, None, and the refusal is sent."""
+        """The repository and the commit; None if it does not exist, after sending the error."""
         login = self.headers.get("Authorization", "")
         if login not in ("", f"Bearer {TOKEN}"):
             self.refuse(401, "", "Invalid credentials in Authorization header")
             return None
         repository = self.hub.repositories.get(name)
-        if repository is None:  # to strangers the hub does not say whether a repository is private or is not there
+        if repository is None:  # without a login the hub does not reveal whether a repository is private or missing
             self.refuse(404 if login else 401, "RepoNotFound", "Repository not found")
             return None
         commit = repository.refs.get(revision, revision)
@@ -223,7 +222,7 @@ class _CdnHandler(_Handler):
         self.reply(200, body, {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
 
     def send(self, body: bytes) -> None:
-        """The bytes, or as many as go through before the line breaks or falls silent."""
+        """The bytes sent before the connection breaks or stalls."""
         if self.hub.stall_after >= 0:
             self.wfile.write(body[: self.hub.stall_after])
             self.wfile.flush()
@@ -277,7 +276,7 @@ def python(env: dict[str, str], program: str, *arguments: str, text: str = "") -
 
 
 def loads(env: dict[str, str], *calls: dict[str, Any], network: bool = True) -> list[dict[str, Any]]:
-    """What npformer.load answers to each call, in one process: facts about the model, or the clear error."""
+    """The result of each npformer.load call, in one process: facts about the model, or the error."""
     done = python(env, PROGRAM, *([] if network else ["no network"]), text=json.dumps(calls))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

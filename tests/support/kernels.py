@@ -53,7 +53,7 @@ def working() -> list[str]:
 
 
 def under(name: str) -> dict[str, str]:
-    """The environment of a process that is to run on a kernel."""
+    """The environment for a process on this kernel."""
     return os.environ | {"OPENBLAS_CORETYPE": name}
 
 

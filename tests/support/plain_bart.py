@@ -28,7 +28,7 @@ class PlainBart(PlainPort):
     # --- what is read --------------------------------------------------------------------------------------------
 
     def read(self) -> np.ndarray:
-        """The decoder's ids: those that are given, or the texts' one token later."""
+        """The decoder's ids: the given ones, or the text's, shifted by one token."""
         if self.targets is not None:
             return self.targets
         ids = np.roll(self.ids, 1, axis=1)

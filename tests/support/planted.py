@@ -1,7 +1,7 @@
 """Mistakes that people make in ports, planted in a `PlainPort`: each a function of the port, by a short name.
 
-`KNOWN` are those that the diagnosis has, under the names it may give them; `HELD_BACK` others of their kind, of which
-it must not say a wrong cause with certainty: what it may say of each is listed, often nothing.
+`KNOWN` has the mistakes that the diagnosis knows, with the names it may give them; `HELD_BACK` has similar ones, for
+which it must not be certain of a wrong cause: the allowed answers are listed, often none at all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (characters that look like others are what some of the lines are for)
-"""Two hundred lines in many scripts, as a tokenizer may meet them: words, marks, emoji, odd spaces, controls, nothing."""
+"""Two hundred lines in many scripts for tokenizers: words, marks, emoji, unusual spaces, controls, empty lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`npformer serve` as users start it, in a process of its own on a free port of this machine, for tests and benchmarks."""
+"""`npformer serve` as users start it, in its own process on a free local port, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts what is no file in the place of every file that a loader knows, and loads: `python -m tests.support.special_files
+"""Replaces each file that a loader reads by a pipe, device or folder, and loads: `python -m tests.support.special_files
 KIND FOLDER` writes two lines of JSON for each: [name, whether a link is followed, whether loading needs it], and the error.
 """
 
@@ -76,7 +76,7 @@ KINDS = {"fifo": fifo, "zero": zero, "socket": unix_socket, "folder": folder, "l
 
 @dataclass
 class Case:
-    """A file of a folder, what makes the folder, and what reads the file."""
+    """A file of a folder, with functions that make the folder and read the file."""
 
     name: str
     make: Callable[[Path], Any]
@@ -194,7 +194,7 @@ def data(path: Path) -> None:
 
 
 def show(path: Path) -> None:
-    """Goes on without a card that is no file."""
+    """Continues without a card that is not a regular file."""
     command("info", path)
 
 

@@ -1,4 +1,4 @@
-"""Running a module of the tests in a process of its own."""
+"""Runs a module of the tests in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_module(name: str, *arguments: str, **environment: str) -> str:
-    """What `python -m name` prints; it must succeed within minutes, and print no error."""
+    """The output of `python -m name`, which must succeed within minutes and print no error."""
     done = subprocess.run(
         [sys.executable, "-m", name, *arguments], capture_output=True, text=True, cwd=ROOT,
         env={**os.environ, **environment}, timeout=300, check=False,

@@ -5,7 +5,7 @@
     path = tiny.folder(tmp_path / "model", "distilbert", "masked-lm", n_layers=1)
 
 The same arguments give the same weights. The vocabulary is a real WordPiece one of a few hundred pieces, so every text
-tokenizes: into words where it has them, else into letters.
+can be tokenized, into its words or into letters.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def model(
     dtype: Any = np.float32,
     **overrides: Any,
 ) -> Any:
-    """A model in memory; one of one text has the tokenizer of `tokenizer()`."""
+    """A model in memory, with the tokenizer of `tokenizer()` unless it is an encoder-decoder."""
     settings = config(model_type, head, **overrides)
     if settings.head == "translation":
         return Seq2Seq(settings, weights(settings, seed, dtype), threads=threads)

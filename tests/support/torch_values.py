@@ -1,4 +1,4 @@
-"""Golden values from torch, read for the tests: what `golden/make.py` describes, without torch."""
+"""Reads the golden values from torch, described in `golden/make.py`, without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
 
 @cache
 def metadata(name: str) -> dict[str, Any]:
-    """What is written beside the arrays of a file under `data/`."""
+    """The metadata of a file under `data/`."""
     with safe_open(DATA / name, "np") as file:
         return file.metadata()
 
@@ -37,12 +37,13 @@ def below(found: dict[str, np.ndarray], path: str) -> dict[str, np.ndarray]:
 
 
 def inputs(case: str) -> dict[str, np.ndarray]:
-    """What a case's model is called with."""
+    """The inputs of a case's model."""
     return below(arrays(f"{case}/stages.safetensors"), "input")
 
 
 def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
-    """Every stage of a case, flat: the texts' own entries one after another. Its encoder's may lie elsewhere."""
+    """Every stage of a case, flat: the texts' own entries one after another. Its encoder's stages may be in another
+    file."""
     own = below(arrays(f"{case}/stages.safetensors"), dtype)
     encoder = below(arrays(f"{metadata(f'{case}/stages.safetensors')['encoder']}/stages.safetensors"), dtype)
     return {name: array for name, array in encoder.items() if name.startswith(("embeddings.", "layers."))} | own
@@ -66,7 +67,7 @@ def errors_in(found: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error32: float = 0.0) -> str:
-    """What is wrong with a float32 result, "" where nothing is.
+    """Describes the error of a float32 result; "" if it is correct.
 
     Its error may be twice that of torch's own float32 run, measured by the float64 run as the truth, or twice error32,
     where torch ran in several orders of adding: all round at every step, in another order, so none is the better one,
@@ -96,7 +97,7 @@ def ulp(largest: float) -> float:
 
 
 def call(name: str, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Arguments of one of `calls()` in a dtype, and torch's answers in float32 and float64."""
+    """Arguments of one of `calls()` in a dtype, and torch's results in float32 and float64."""
     found = below(arrays("functions.safetensors"), name)
     torch32, truth = found.pop("float32"), found.pop("float64")
     given = {key: array.astype(dtype) if array.dtype.kind == "f" else array for key, array in found.items()}
@@ -104,7 +105,7 @@ def call(name: str, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.n
 
 
 def wrong(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray) -> str:
-    """What is wrong with the result of a single function, "" where nothing is, in its own dtype.
+    """Describes the error of a function's result in its own dtype; "" if it is correct.
 
     float32 is held to `over_budget`. Two float64 results may differ by their order of additions: by some units of the
     last place, and more of them where terms cancel; 1e-12 of the largest entry is some thousand.

@@ -1,4 +1,4 @@
-"""Files as torch.save writes them, made by hand: for what torch itself would never write, and without torch.
+"""Writes files like torch.save's without torch, including files that torch would never write.
 
 `dump` assembles a pickle; `Global`, `Call` and `Persistent` stand for the parts of one that Python's own pickler would
 not let us choose freely.
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass
 class Persistent:
-    """What lies outside of the pickle, by BINPERSID."""
+    """Data outside the pickle, referenced by BINPERSID."""
 
     pid: Any
 

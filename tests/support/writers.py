@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {"start_id": 0, "end_ids": (0,)}
 
 
 def tokenizer() -> Any:
-    """GPT-2's: bytes as letters, joined by MERGES; nothing stands around a text."""
+    """GPT-2's: bytes as letters, joined by MERGES; no special tokens around a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     pieces = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(each.replace(" ", "") for each in MERGES)]

@@ -1,4 +1,5 @@
-"""A task declared by a test alone: what any task gets from its declaration. Datasets and the service have theirs too."""
+"""A task declared only in the tests: the features that any task gets from its declaration. Datasets and the service
+have theirs too."""
 
 from __future__ import annotations
 

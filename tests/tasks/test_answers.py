@@ -1,4 +1,4 @@
-"""question-answering and fill-mask: what each option does, beyond what the golden answers show."""
+"""question-answering and fill-mask: the options that the golden answers do not cover."""
 
 import numpy as np
 import pytest

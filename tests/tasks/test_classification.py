@@ -1,4 +1,4 @@
-"""text-, zero-shot- and token-classification: what each option does, beyond what the golden answers show."""
+"""text-, zero-shot- and token-classification: the options that the golden answers do not cover."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The bundled translator of a checkout: it loads, fits, and writes what its card says."""
+"""The bundled translator of a checkout: it loads, has the right size, and writes the texts on its card."""
 
 from __future__ import annotations
 

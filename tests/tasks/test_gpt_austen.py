@@ -1,4 +1,4 @@
-"""The bundled GPT of a checkout: it fits, knows sentences that it never saw, and writes what its card says."""
+"""The bundled GPT of a checkout: its size, its perplexity on unseen chapters, and the texts on its card."""
 
 from __future__ import annotations
 

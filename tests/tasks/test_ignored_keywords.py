@@ -1,4 +1,4 @@
-"""What transformers' users are used to: their keywords, their names of tasks, a pipeline that is told a model alone, a
+"""Habits of transformers' users: their keywords, their names of tasks, a pipeline with only a model, a
 pair without a second text, a head for a config that names none, and a bar for many texts."""
 
 import json
@@ -239,7 +239,7 @@ def test_other_names_of_tasks():
 
 
 def test_the_language_in_a_task_s_name():
-    """A model of several languages is asked for it; one of another language says so."""
+    """A model of several languages needs the option; a model of another language is an error."""
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     assert pipeline(model=MARIAN).name == "translation"
     asked = pipeline("translation_en_to_fra", MARIAN, max_length=8)("dog")
@@ -249,7 +249,7 @@ def test_the_language_in_a_task_s_name():
 
 
 def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
-    """A task reads it with its own head, `load` with the one it is told; nothing is guessed."""
+    """A task reads it with its own head, `load` with the given one; the head is never guessed."""
     folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
     expected = pipeline("fill-mask", folder)("I [MASK] ice")
     described = json.loads((folder / "config.json").read_text())
@@ -315,7 +315,7 @@ class Known:
 
 
 def test_progress_of_lists_and_generators(name, capsys):
-    """Where the pipeline is made or called; with the number of texts where it is known; answers are the same."""
+    """Set when the pipeline is made or called; with the number of texts if known; answers are the same."""
     task = pipeline(name, TASKS[name])
     texts = [given(name)] * 3
     plain = list(task(texts))

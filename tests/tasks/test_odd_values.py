@@ -64,7 +64,8 @@ HEADS = {
 
 
 def bounded(act: Any) -> bool:
-    """Acts; tells whether that ended well. Any end but an NpformerError of bounded length is a failure of the test."""
+    """Runs the action; returns whether it succeeded. Any end but an NpformerError of bounded length is a failure of the
+    test."""
     said = "-"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

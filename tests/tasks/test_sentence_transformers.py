@@ -115,7 +115,7 @@ def test_the_length_of_a_text_may_be_set(model):
     model.max_seq_length = 4
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         assert np.array_equal(model.encode("I love ice cream", prompt=""), model.encode("I love", prompt=""))
-    model.max_seq_length = 64  # of the encoder, more than the folder says
+    model.max_seq_length = 64  # the encoder's limit, above the folder's
     assert not model.encode("ice " * 40).truncated
     for length in (2, 65, "4", None):
         with pytest.raises(NpformerError, match="max_seq_length: expected a whole number from 3 to 64"):
@@ -164,7 +164,7 @@ def test_sparse_vectors_are_arrays_with_their_zeros(sparse):
 
 
 def test_decode_and_sparsity_take_vectors_alone(sparse):
-    """A weight below 0 stands after those above it, as in sentence-transformers."""
+    """Weights below 0 come after positive ones, as in sentence-transformers."""
     vector = np.zeros(sparse.width)
     vector[[3, 5, 7]] = -1, 2, 0.5
     names = [sparse.model.tokenizer.id_to_token(i) for i in (5, 7, 3)]
@@ -249,7 +249,7 @@ Sigmoid.__module__ = "torch.nn.modules.activation"
 
 def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
     raw, scores = (reranker.predict(PAIRS, function_to_apply=each) for each in ("none", "sigmoid"))
-    assert np.array_equal(reranker.predict(PAIRS), raw)  # as the folder says
+    assert np.array_equal(reranker.predict(PAIRS), raw)  # the folder's setting
     for activation in (Sigmoid, Sigmoid(), "torch.nn.Sigmoid", "torch.nn.modules.activation.Sigmoid"):
         assert np.array_equal(reranker.predict(PAIRS, activation_fn=activation), scores)
         assert np.array_equal(pipeline(model=reranker.model.folder, activation_fn=activation).predict(PAIRS), scores)
@@ -276,7 +276,7 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
 
 
 def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
-    """With one label it reranks, with several it classifies pairs, and the refusal to rerank says so."""
+    """With one label it reranks; with several it classifies pairs, and reranking is an error that explains this."""
     assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
     for field in (OLDER, NEWER):  # of earlier versions, in config.json
         for labels, task in ((("SCORE",), "text-ranking"), (("yes", "no"), "text-classification")):

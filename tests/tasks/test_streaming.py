@@ -1,4 +1,4 @@
-"""A generator goes through a pipeline a window at a time: what is pulled ahead, what stays alive, what comes out."""
+"""A generator goes through a pipeline one window at a time: read-ahead, memory and answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Item(dict):
 
 
 class Source:
-    """Pairs one after another, counting those that were asked for and those that are still held."""
+    """Yields pairs, and counts those requested and those still referenced."""
 
     def __init__(self, count: int) -> None:
         self.count = count

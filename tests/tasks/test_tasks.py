@@ -1,5 +1,5 @@
-"""What all tasks share: what goes in and comes out, long texts, options, errors, and that an answer has the same bits
-alone and in any company, order and number of threads."""
+"""Features of all tasks: inputs and outputs, long texts, options, errors, and the same bits alone, in any batch, in any
+order and on any number of threads."""
 
 import itertools
 import warnings

@@ -1,4 +1,5 @@
-"""text-generation: what follows prompts, whole and piece by piece. `tests/oracle` has it beside transformers.pipeline."""
+"""text-generation: continuations of prompts, whole and piece by piece. `tests/oracle` compares it with
+transformers.pipeline."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""summarization and text2text-generation: their settings, their inference from a folder, and what is refused.
+"""summarization and text2text-generation: settings, inference of the task from a folder, and errors.
 
-The answers beside those of transformers' pipelines are in `test_against_transformers.py`.
+`test_against_transformers.py` compares the answers with transformers' pipelines.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_one_answer_and_several(tmp_path: Path) -> None:
 
 
 def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path) -> None:
-    """Those of Transformers 4, as far as the model's 64 positions go; a translation has the defaults of `generate`."""
+    """The defaults of Transformers 4 within the model's 64 positions; a translation has those of `generate`."""
     folder = bart_folder(tmp_path / "bart")
     found = settings(npformer.pipeline("summarization", folder))
     assert (found.num_beams, found.max_new_tokens, found.do_sample) == (4, 64, False)

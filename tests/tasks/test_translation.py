@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_json(tmp_path: Path) -> Path:
-    """The same model with a tokenizer.json in place of its SentencePiece models: pieces are letters."""
+    """The same model with a tokenizer.json instead of its SentencePiece models: pieces are letters."""
     return folder_of_letters(tmp_path / "model")
 
 

@@ -1,4 +1,4 @@
-"""search: what a plain sort finds, in any blocks, on any number of threads, and alone as together."""
+"""search: the results of a plain sort, in any blocks, on any number of threads, alone and together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""feature-extraction and sentence-embedding: shapes, windows, and what a sentence-transformers folder may say."""
+"""feature-extraction and sentence-embedding: shapes, windows, and settings of sentence-transformers folders."""
 
 import json
 
@@ -135,7 +135,7 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
     assert np.array_equal(embed("ice"), embed.model(embed.model.tokenizer.encode("ice").ids).last_hidden_state[0, 0])
     assert load(outer).folder == outer / "0_Transformer"
     converted = convert(load(outer).folder, tmp_path / "converted")
-    assert (converted / "config.json").exists()  # beside modules.json, as sentence-transformers writes it today
+    assert (converted / "config.json").exists()  # next to modules.json, as sentence-transformers writes it today
     flat = pipeline(model=converted)
     assert flat.recipe == embed.recipe
     assert np.array_equal(flat("ice"), embed("ice"))

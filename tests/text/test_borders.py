@@ -233,7 +233,7 @@ def test_the_limit_is_of_every_way_to_read_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """Python's part of it; the library's is measured by hand, and is that of a block."""
+    """Python's memory; the library's was measured by hand, and is that of one block."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):

@@ -10,7 +10,7 @@ from npformer.text.tokenizer_checks import check_charsmap
 
 
 def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:
-    """A map with room for so many units; changed: units by their index, as `at_3=...`."""
+    """A map with this many units; changed: units by their index, as `at_3=...`."""
     table = np.zeros(units, "<u4")
     for name, value in changed.items():
         table[int(name.removeprefix("at_"))] = value

@@ -1,4 +1,4 @@
-"""One path from texts to token ids: whoever asks gets the same ids, and the same warning of what was cut."""
+"""One path from texts to token ids: every caller gets the same ids, and the same warning about truncation."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_shortened_text_ends_at_the_end_of_a_word(first: list[str], second: li
 
 
 def kept(model: Model, one: int, other: int, limit: int) -> tuple[int, int]:
-    """The tokens that remain of each text of a pair of as many tokens."""
+    """The numbers of tokens kept of each text of a pair with these lengths."""
     (read,) = Encoder(model).read([Pair("ice " * one, "cream " * other)], limit=limit)
     sources = read.pieces[0].sequence_ids
     return sources.count(0), sources.count(1)

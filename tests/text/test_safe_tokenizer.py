@@ -163,7 +163,7 @@ def test_a_file_that_would_hurt_is_refused(case: str, tmp_path: Path, capfd: pyt
 
 
 def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """Readers differ on which of two counts, so that a check of one says nothing of the other."""
+    """Readers differ in which of two entries they use, so checking one does not cover the other."""
     text = (write(tmp_path) / "tokenizer.json").read_text()
     for before in ('"decoder"', '"max_input_chars_per_word"'):
         twice = text.replace(before, f"{before}: 100, {before.replace('d', chr(92) + 'u0064', 1)}", 1)
@@ -285,7 +285,7 @@ def test_every_failure_of_the_library_is_an_npformer_error(method: str) -> None:
 
 
 def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
-    """An expression may fail for a text that was not tried; the next text is read all the same."""
+    """An expression may fail for an untested text; the next text is still read."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer=replaced("(b+)+$", "a", "Regex")), CONFIG)
     with pytest.raises(NpformerError, match=r"tokenizer failed: .*retry-limit"):
         tokenizer.encode("b" * 40 + "?")
@@ -337,7 +337,7 @@ def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> 
 
 
 def test_growth_by_normal_forms_is_counted(tmp_path: Path) -> None:
-    """NFKC makes 18 characters of U+FDFA. Together texts are held to the limit that holds for one."""
+    """NFKC makes 18 characters of U+FDFA. The limit for one text also holds for all texts together."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer={"type": "NFKC"}), CONFIG, Limits(characters=1000))
     assert len(tokenizer.encode_batch(["\ufdfa" * 400, "a" * 400])) == 2
     for texts in (["\ufdfa" * 500], ["\ufdfa" * 445] * 2):

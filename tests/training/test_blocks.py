@@ -1,4 +1,4 @@
-"""Training on plain texts: the blocks that a model reads, the command that trains one, and what cannot be learnt."""
+"""Training on plain texts: the blocks that a model reads, the command that trains it, and errors."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_bad_rows_are_named(tmp_path: Path, name: str, content: bytes, message: 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
 def test_a_file_without_line_ends_is_not_read_into_memory(tmp_path: Path, name: str) -> None:
     with open(tmp_path / name, "wb") as file:
-        file.truncate(2**40)  # a hole, which takes no room on the disk
+        file.truncate(2**40)  # a hole, which uses no space on the disk
     with pytest.raises(NpformerError, match=rf"{name}:1: a line of more than 16777216 bytes; expected one text or row"):
         read_labelled(tmp_path / name)
 
@@ -172,7 +172,7 @@ def test_finetune_that_makes_no_sense(
 
 @pytest.mark.filterwarnings("default")
 def test_texts_that_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said how many, and the model that is left cuts them at the same place."""
+    """Their number is reported, and the saved model truncates them at the same length."""
     tiny.folder(tmp_path / "model", head="base")
     (tmp_path / "a.tsv").write_text("label\ttext\nyes\t" + "hot " * 30 + "\nno\tcold\n", encoding="utf-8")
     files = ["--train", str(tmp_path / "a.tsv"), "--dev", str(tmp_path / "a.tsv"), "-o", str(tmp_path / "out")]
@@ -260,7 +260,7 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 
 @needs_sacrebleu
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """100 for the model's very words, less for others; sacrebleu says how it was computed."""
+    """100 for the model's own words, lower for others; sacrebleu describes its method."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
     assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
     reference.write_text(capsys.readouterr().out, encoding="utf-8")
@@ -309,7 +309,7 @@ def test_pairs_that_cannot_be_learnt(
 
 
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
-    """So a run that goes on needs no copy of it."""
+    """So a resumed run needs no copy of it."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 

@@ -1,4 +1,4 @@
-"""The folders that trainings leave: the model alone unless the state is to be kept, whenever they are killed."""
+"""The folders that trainings write: only the model unless the state is kept, even after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that is killed again and again, at any moment of a step or of a save, ends with the bits of one that was not."""
+"""A training killed repeatedly, at any moment of a step or a save, ends with the bits of an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/train_gpt.py and examples/ngrams.py: how books are read, what is learned, and what the scores count."""
+"""examples/train_gpt.py and examples/ngrams.py: reading books, training, and scores."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_training_learns_resumes_and_starts_another(scripts, books, tmp_path, 
 
 
 def test_ngrams_are_smoothed_by_the_kinds_of_their_neighbours(scripts):
-    """p of two tokens by the formula, from counts made another way; those of a context add up to 1."""
+    """p of two tokens by the formula, from independent counts; those of a context add up to 1."""
     ids = [0, 1, 2, 0, 1, 3, 0, 2, 2, 1, 0, 1, 3, 3, 4]
     model = scripts[1].KneserNey(ids, 2, 6)
     pairs = Counter(pairwise(ids))

@@ -1,4 +1,4 @@
-"""The training loop: it learns, it goes on to the same bits after any stop, it keeps what scored best."""
+"""The training loop: it learns, it resumes with the same bits after any interruption, it keeps the best weights."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert (tmp_path / "last.safetensors").exists()
-    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # what a kill in the middle of writing leaves
+    (tmp_path / ".best.safetensors.0123abcd.partial").mkdir()  # a file left by a kill during writing
     (tmp_path / ".best.safetensors.0123abcd.lock").touch()
     resumed = train(tmp_path, threads=2)
     whole = train(None)
@@ -115,7 +115,8 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_choosing_weights(tmp_path: Path) -> None:
-    """The epoch that scored highest, the later of two alike; or the mean of the last ones where it scores higher."""
+    """The epoch with the highest score (the later of two equal ones), or the mean of the last ones if its score is
+    higher."""
     trained, kept = weights(), {}
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
 
@@ -139,7 +140,7 @@ def test_choosing_weights(tmp_path: Path) -> None:
     [(1, 0, [30]), (2, 0, [20, 30]), (9, 0, [10, 20, 30]), (3, 4, [22, 26, 30]), (9, 7, [2, 9, 16, 23, 30])],
 )
 def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]) -> None:
-    """The last, and those so many steps before it, or an epoch; never the weights before the first step."""
+    """The last weights and those of earlier steps or epochs; never the weights before the first step."""
     recipe = replace(RECIPE, epochs=3, average=average, average_every=every)
     assert list(recipe.averaged(per_epoch=10)) == steps
 

@@ -221,7 +221,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
 
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
 def test_gradients_pass_dropout(family: str) -> None:
-    """With the same elements dropped, the loss changes as its gradient says, in float64."""
+    """With the same elements dropped, the loss changes as its gradient predicts, in float64."""
     trained = weights(model_type=family, dtype=np.float64)
     loss, batch, rates = HeadLoss(trained.config), examples(6), standard_rates(trained.config, 0.3)
 
@@ -241,7 +241,7 @@ def test_gradients_pass_dropout(family: str) -> None:
 
 
 def test_standard_dropout_rates() -> None:
-    """Transformers' own: 0.1 all over, but 0.2 of what DistilBERT's classifiers read."""
+    """Transformers' rates: 0.1, except 0.2 for the input of DistilBERT's classifiers."""
     for family, head, stage, rate in (
         ("distilbert", "sequence-classification", "pooled", 0.2),
         ("distilbert", "multiple-choice", "pooled", 0.2),
@@ -307,6 +307,6 @@ def test_a_bert_is_rewritten_as_a_distilbert() -> None:
 
     texts = [each.text for each in examples(4)]
     for a, b in zip(model.run(texts), Model(config, tree).run(texts), strict=True):
-        assert np.abs(a["last_hidden_state"] - b["last_hidden_state"]).max() < 1e-5  # rounding of one sum more
+        assert np.abs(a["last_hidden_state"] - b["last_hidden_state"]).max() < 1e-5  # rounding of an additional sum
     with pytest.raises(NpformerError, match="expected a bert"):
         as_distilbert(config, tree)

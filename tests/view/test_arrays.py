@@ -1,4 +1,4 @@
-"""What the views make of what they are given: tokens, weights, traces and models in, one form out, and clear errors."""
+"""Inputs of the views: tokens, weights, traces and models are converted to one form, with clear errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_titles_are_the_words_without_special_tokens() -> None:
 
 
 def unpack(block: Packed) -> np.ndarray:
-    """What the browser reads, as assets/core.js does it."""
+    """Reads the arrays as assets/core.js does in the browser."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(block.text)), np.uint8)
     kind = np.dtype("<" + block.kind)
     values = planes.reshape(kind.itemsize, -1).T.copy().view(kind).ravel()

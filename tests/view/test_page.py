@@ -1,4 +1,4 @@
-"""The page of all views: what is in it, what is left out, how large it is, and the view of logit attribution."""
+"""The page of all views: its content and size, and the view of logit attribution."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_equal_arrays_are_in_a_page_once() -> None:
     page = shown.html()
     stored = re.findall(r'data-array="(\d+)">([^<]*)<', page)
     assert sorted(text for _, text in stored) == sorted({block.text for block in blocks})
-    assert len(stored) < len(blocks)  # heads and model share theirs, neurons and stages some
+    assert len(stored) < len(blocks)  # heads and model share all arrays, neurons and stages some
     (found,) = re.findall(r'id="meta">(.*?)</script>', page)
     (views,) = json.loads(found)["texts"]
     texts = dict(stored)
@@ -124,7 +124,7 @@ def test_scores_weights_and_outputs_are_not_stored_where_they_follow(dtype: type
 
 @pytest.mark.parametrize("stage", ["scores", "weights", "context"])
 def test_independent_arrays_are_stored(stage: str) -> None:
-    """After an edit; what comes after the edited stage follows from it."""
+    """After an edit; later stages follow from the edited one."""
     with edit({f"layers.1.attention.{stage}": lambda array: array * np.float32(0.5)}):
         shown = view.neurons(tiny.model(), TEXT)
     stored = [block.name for block in shown._blocks() if block.name.split(".")[2] not in ("query", "key", "value")]

@@ -40,7 +40,7 @@ def test_the_target_is_the_models_own_translation(model: Any) -> None:
     pieces = {i: piece for piece, i in model.tokenizer.vocabulary.items()}
     t = trace(model, TEXT)
     assert t.key_tokens == [pieces[i] for i in expected["ids"]]
-    assert t.tokens[0] == pieces[model.config.decoder.start_id]  # what the decoder reads, so not the end
+    assert t.tokens[0] == pieces[model.config.decoder.start_id]  # the decoder's input, without the end token
     assert model.tokenizer.decode(t.ids.tolist()) == expected["target"]
     assert t.tokens == [pieces[i] for i in t.ids]
 
