@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npformer import view as view
     from npformer.activations import gelu, relu, silu
     from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
+    from npformer.blocks.attention import self_attention
     from npformer.blocks.ffn import feed_forward
     from npformer.checkpoint.loading import load
     from npformer.common.errors import NpformerError, NpformerWarning
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from npformer.interpret.traces import Trace, trace
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
-    from npformer.multi_head import self_attention
     from npformer.runtime.packing import Text
     from npformer.taps import scope, tap
     from npformer.tasks.typed_pipeline import pipeline
@@ -102,12 +102,12 @@ __all__ = [
 #: Module -> the public names that it defines.
 _NAMES = {
     "activations": "gelu relu silu",
+    "blocks.attention": "self_attention",
     "blocks.ffn": "feed_forward",
     "attention": "combine_heads scaled_dot_product_attention split_heads",
     "runtime.packing": "Text",
     "config": "Config",
     "decoder_layers": "decoder decoder_layer shift_right",
-    "multi_head": "self_attention",
     "interpret.edits": "edit",
     "interpret.direct_attribution": "logit_attribution",
     "interpret.patching": "ablate_heads patch",

@@ -19,7 +19,7 @@ from npformer.functions import linear
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal
 from npformer.norms import LayerNorm
-from npformer.runtime.packing import Text, pack
+from npformer.runtime.packing import places_of
 from npformer.taps import tap
 
 
@@ -184,8 +184,7 @@ def decoder_layer_of(n_heads: int, activation: Activation, norm: LayerNorm, norm
 
 
 def _rows(lengths: np.ndarray, source: np.ndarray, source_lengths: np.ndarray) -> Rows:
-    batch = pack([Text(np.zeros(length, np.int64)) for length in lengths])
-    return Rows(lengths, batch, source=source, source_lengths=source_lengths)
+    return Rows(lengths, source=source, source_lengths=source_lengths, places=(places_of(lengths),) * 2)
 
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:

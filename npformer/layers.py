@@ -19,9 +19,9 @@ from npformer.blocks.block import Backward, Block, Shared
 from npformer.blocks.rows import Rows
 from npformer.direction import Direction
 from npformer.group import Group
-from npformer.mechanisms.mechanism import Mechanism
-from npformer.mechanisms.placed import add_up
+from npformer.mechanisms.mechanism import Mechanism, add_up
 from npformer.norms import LAYER_NORM, LayerNorm
+from npformer.runtime.threads import all_gather
 from npformer.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
@@ -238,7 +238,8 @@ class Stack:
         if not self.mechanisms and embedded is None:
             return rows
         begun = {each: each.begin(weights, rows.batch) for each in self.mechanisms}
-        return rows._replace(embedded=embedded, mechanisms=begun)
+        [keys] = all_gather(rows.batch.places)  # of the whole text, where threads share its rows
+        return rows._replace(embedded=embedded, mechanisms=begun, places=(rows.batch.places, keys))
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:
         """The rows of a layer; the last layer computes the attending rows only."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import npformer
 from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
+from npformer.blocks import Attention, Rows
+from npformer.blocks.attention import self_attention
 from npformer.common.errors import NpformerError
 from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
-from npformer.mechanisms import Causal, Placed, Window
-from npformer.multi_head import multi_head_attention, self_attention
+from npformer.mechanisms import Causal, Window
 from npformer.runtime.packing import equal_runs
 from npformer.taps import listen
-from tests.support import torch_values
+from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal
 
@@ -278,11 +282,31 @@ def test_each_text_attends_to_itself(n_heads: int, is_causal: bool) -> None:
         assert np.abs(linear(combine_heads(context), **weights["output"]) - answer).max() < 1e-12
 
 
+def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
+    entered, own = set(), ("multi_head.py", "rows.py", "blocks/attention.py", "mechanism.py", "attention.py")
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.endswith(own):
+            entered.add(frame.f_code.co_qualname)
+
+    model = tiny.model("distilbert", "sequence-classification", threads=1)
+    text = npformer.Text(np.arange(5, 11))
+    model.run([text])
+    sys.setprofile(note)
+    try:
+        model.run([text])
+    finally:
+        sys.setprofile(None)
+    ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
+    names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
+    assert names == ours | {*("Attention.__call__", "Rows.attend", "Rows.whole", "attend", "split_heads")}
+
+
 def test_mechanisms_depend_on_places() -> None:
     """A window of one place on each side, in a text with a gap after its second token."""
     x, lengths, places = normal(4, 24, dtype="float64"), np.array([4]), np.array([0, 1, 5, 6])
-    weights, placed = projections(24, "float64"), Placed(places, (Window(1), Causal()))
-    y = multi_head_attention(x, lengths, x, lengths, 2, placed=placed, **weights)
+    weights, block = projections(24, "float64"), Attention(2, (Window(1), Causal()))
+    y = block(x, Rows(lengths, places=(places, places)), **weights)
     apart = [self_attention(x[half], np.array([2]), 2, is_causal=True, **weights) for half in (slice(2), slice(2, 4))]
     assert np.abs(y - np.concatenate(apart)).max() < 1e-12
 

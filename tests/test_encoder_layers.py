@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.activations import gelu, relu
+from npformer.blocks.attention import self_attention
 from npformer.blocks.ffn import feed_forward
 from npformer.checkpoint import load_folder
 from npformer.common.errors import NpformerError
 from npformer.embeddings import embeddings, sinusoidal_positions
 from npformer.encoder_layers import encoder, encoder_layer
 from npformer.functions import layer_norm, linear
-from npformer.multi_head import self_attention
 from npformer.norms import LayerNorm
 from tests.support import tiny, torch_values
 from tests.support.bits import alike

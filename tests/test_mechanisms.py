@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
+from npformer.blocks import Attention, Rows
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows
 from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Causal, Mechanism, Placed, Rotary, Window
+from npformer.mechanisms import Causal, Mechanism, Rotary, Window
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -167,14 +168,13 @@ def test_a_text_shared_by_two_threads_has_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("mechanism", [Window(1), Causal()])
 def test_some_texts_of_a_run_have_their_own_masks(mechanism: Mechanism) -> None:
     places = np.array([0, 1, 2, 0, 5, 6, 2, 1, 0])
-    q, heads = np.zeros((1, 2, 3, 4)), slice(None)
-    whole = Placed(places, (mechanism,)).in_run(slice(0, 9), places, 3, 2)
+    x, block = np.random.default_rng(0).standard_normal((9, 8)), Attention(2, (mechanism,))
+    weights = {name: {"weight": np.eye(8)} for name in ("query", "key", "value", "output")}
+    together = block(x, Rows(np.array([3, 3, 3]), places=(places, places)), **weights)
     for text in range(3):
         rows = slice(3 * text, 3 * text + 3)
-        alone = Placed(places, (mechanism,)).in_run(rows, places[rows], 1, 2)
-        _, expected = alone.of((slice(0, 1), heads), q, q, 1.0)
-        _, found = whole.of((slice(text, text + 1), heads), q, q, 1.0)
-        np.testing.assert_array_equal(*np.broadcast_arrays(found, True if expected is None else expected))
+        alone = block(x[rows], Rows(np.array([3]), places=(places[rows], places[rows])), **weights)
+        np.testing.assert_array_equal(alone, together[rows])
 
 
 @pytest.mark.parametrize("queries", [[[0, 1, 2, 3]] * 2, [[1, 2]] * 2, [[1], [3]], [[0, 2], [1, 3]]])

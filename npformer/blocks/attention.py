@@ -1,27 +1,39 @@
-"""Attention as a block of a layer: to the texts themselves, or to a source. `multi_head.py` has the formulas."""
+"""Attention as a block of a layer: to the texts themselves, or to a source. `multi_head.py` has the formulas.
+
+`_Applied` applies a layer's mechanisms to its queries, keys and scores.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from npformer.attention import attend
 from npformer.blocks import attention_mistakes, cross_attention_mistakes
-from npformer.blocks.block import Around, Backward, Block
-from npformer.blocks.rows import Rows
+from npformer.blocks.block import Around, Backward, Block, Shared
+from npformer.blocks.rows import OwnCache, Rows
 from npformer.direction import Direction
-from npformer.group import Group, linear
-from npformer.mechanisms.mechanism import Mechanism
+from npformer.functions import linear, linears
+from npformer.group import Group
+from npformer.group import linear as linear_group
+from npformer.mechanisms.causal import Causal
+from npformer.mechanisms.mechanism import Linear, Mechanism, Sums, add_up
 from npformer.multi_head import (
-    attending,
+    Formula,
     multi_head_attention,
     multi_head_attention_backward,
-    self_attention_backward,
+    packed_attention,
+    packed_attention_backward,
 )
+from npformer.runtime.packing import places_of
 from npformer.stage import INPUT, SOURCE, Stage
 from npformer.tape import Stages
+from npformer.taps import tap
 
 PROJECTIONS = ("query", "key", "value", "output")
 EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a row may attend to its whole source
@@ -44,19 +56,29 @@ class Attention(Block):
     mistakes = attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        own, lengths = attending(x, rows.lengths, rows.attending)
-        placed, cache = rows.placed(self.mechanisms), rows.cache and rows.cache.own
-        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, placed=placed, cache=cache, **weights)
+        own, lengths = rows.attend(x)
+        if self.mechanisms:
+            applied = _applied(self.mechanisms, rows, weights)
+            weights = {name: weights[name] for name in PROJECTIONS}
+            weights["attention"] = applied.attention
+        return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, **weights)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
-        placed = rows.placed(self.mechanisms)
-        dx, grads = self_attention_backward(
-            grad, stages, x, rows.lengths, self.n_heads, rows.attending, placed, **weights
+        own, lengths = rows.attend(x)
+        applied = _applied(self.mechanisms, rows, weights).in_layer() if self.mechanisms else None
+        if applied is not None:
+            weights = {
+                **{name: weights[name] for name in PROJECTIONS},
+                "attention_backward": applied.attention_backward,
+            }
+        drows, dx, grads = multi_head_attention_backward(
+            grad, stages, own, lengths, x, rows.lengths, self.n_heads, **weights
         )
-        return dx, grads, grads.pop("mechanisms", {})
+        dx[slice(None) if rows.attending is None else rows.attending] += drows
+        return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        found = dict.fromkeys(PROJECTIONS, linear(d_model, d_model))
+        found = dict.fromkeys(PROJECTIONS, linear_group(d_model, d_model))
         for each in self.mechanisms:
             found |= each.projections(d_model)
         return found
@@ -84,10 +106,21 @@ class CrossAttention(Block):
     mistakes = cross_attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        cache = rows.cache and rows.cache.source
-        return multi_head_attention(
-            x, rows.lengths, *self._source(rows), self.n_heads, mask=EVERY_KEY, cache=cache, **weights
-        )
+        if rows.cache is None or rows.cache.source is None:
+            return multi_head_attention(
+                x,
+                rows.lengths,
+                *self._source(rows),
+                self.n_heads,
+                **weights,
+                attention=partial(packed_attention, formulas=_in_order),
+            )
+        cache = rows.cache.source
+        q = tap("query", linear(x, **weights["query"]))
+        if not cache.complete:
+            k, v = linears(self._source(rows)[0], weights["key"], weights["value"])
+            cache.keep_source(tap("key", k), tap("value", v), self.n_heads)
+        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads)), **weights["output"]))
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, dsource, grads = multi_head_attention_backward(
@@ -96,7 +129,7 @@ class CrossAttention(Block):
         return dx, grads, {SOURCE: {"rows": dsource}}
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return dict.fromkeys(PROJECTIONS, linear(d_model, d_model))
+        return dict.fromkeys(PROJECTIONS, linear_group(d_model, d_model))
 
     @property
     def stages(self) -> list[Stage]:
@@ -112,19 +145,193 @@ class CrossAttention(Block):
         return rows.source, rows.source_lengths
 
 
+def _in_order(rows: slice, source_rows: slice, count: int) -> Formula:
+    """Each row attends to its whole source, with sums in an order that a step of a decoder has too."""
+    return lambda some, q, k, v: attend(q, k, v, 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
+
+
+def self_attention(
+    x: np.ndarray,
+    lengths: np.ndarray,
+    n_heads: int,
+    is_causal: bool = False,
+    row_indices: np.ndarray | None = None,
+    *,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+) -> np.ndarray:
+    """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
+
+    Parameters
+    ----------
+    x : (T, D) array, the tokens of the texts one after another
+    lengths : (B,) integer array, tokens of each text
+    n_heads : int
+    is_causal : bool, a token sees itself and earlier tokens only
+    row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
+    query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
+
+    Returns
+    -------
+    (T, D) array, or a row for each of row_indices
+
+    Examples
+    --------
+    >>> model = npformer.load("distilbert-sst2")
+    >>> x = np.ones((5, model.config.d_model), np.float32)  # a text of 3 tokens and one of 2
+    >>> npformer.self_attention(x, np.array([3, 2]), 12, **model.weights["layers"][0]["attention"]).shape
+    (5, 384)
+    """
+    block = Attention(n_heads, (Causal(),) if is_causal else ())
+    rows = Rows(lengths, attending=row_indices, places=(places_of(lengths),) * 2 if is_causal else None)
+    return block(x, rows, query=query, key=key, value=value, output=output)
+
+
+# --- mechanisms -------------------------------------------------------------------------------------------------------
+
+
+class _Applied(NamedTuple):
+    """The mechanisms of a layer, applied to its rows.
+
+    Parameters
+    ----------
+    mechanisms : after `Mechanism.begin`
+    weights : of the layer's attention
+    places : (T,) and (S,) integer arrays, as in `Rows`
+    attending : the index of the rows that attend
+    cache : of the texts' earlier rows, optional
+    sums : gradients of the mechanisms' arrays, added up by the backward pass
+    """
+
+    mechanisms: tuple[Mechanism, ...]
+    weights: Mapping[str, Linear]
+    places: tuple[np.ndarray, np.ndarray]
+    attending: Any
+    cache: OwnCache | None
+    sums: dict[Mechanism, Sums]
+
+    @property
+    def products(self) -> int:
+        """Products that a score is the sum of."""
+        return max(each.products for each in self.mechanisms)
+
+    def in_layer(self) -> _Applied:
+        return self._replace(mechanisms=tuple([each.in_layer(self.weights) for each in self.mechanisms]))
+
+    def in_layer_backward(self, grads: dict[str, Any]) -> Shared:
+        found = [each for each in self.mechanisms if each in self.sums]
+        return {each: each.in_layer_backward(self.sums[each], self.weights, grads) for each in found}
+
+    def attention(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        lengths: np.ndarray,
+        source_lengths: np.ndarray,
+        n_heads: int,
+    ) -> np.ndarray:
+        """`packed_attention`, with queries and keys turned, scores added to, and keys hidden."""
+        for each in self.mechanisms:
+            q, k = each.turn(q, k, self.attending)
+        if self.cache is not None and (cached := self.cache.attend(q, k, v, n_heads)) is not None:
+            return cached
+        applied = self.in_layer()
+        return packed_attention(q, k, v, lengths, source_lengths, n_heads, partial(applied._formula, n_heads))
+
+    def attention_backward(
+        self, grad: np.ndarray, stages: Stages, lengths: np.ndarray, source_lengths: np.ndarray, n_heads: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        adds = any(type(each).add is not Mechanism.add for each in self.mechanisms)
+        dq, dk, dv = packed_attention_backward(
+            *(grad, stages, lengths, source_lengths, n_heads, self.products), self._add_backward if adds else None
+        )
+        for each in reversed(self.mechanisms):
+            dq, dk = each.turn_backward(dq, dk, self.attending, stages)
+        return dq, dk, dv
+
+    def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The places of queries (N, L) and keys (N, S) of N texts of equal lengths."""
+        queries, keys = self.places
+        return queries[self.attending][rows].reshape(count, -1), keys[source_rows].reshape(count, -1)
+
+    def _formula(self, n_heads: int, rows: slice, source_rows: slice, count: int) -> Formula:
+        places = self._places_of(rows, source_rows, count)
+        added = [(each, each.terms(*places, n_heads)) for each in self.mechanisms]
+        masks = [mask for each in self.mechanisms if (mask := each.mask(*places)) is not None]
+        in_order = any(each.in_order for each in self.mechanisms)
+        mask = reduce(np.logical_and, masks) if masks else None
+
+        def formula(some: tuple[slice, slice], q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+            scale = 1 / math.sqrt(q.shape[-1] * self.products)
+            steps = [
+                (each, {name: _part(array, some) for name, array in terms.items()})
+                for each, terms in added
+                if terms is not None
+            ]
+
+            def add(scores: np.ndarray) -> np.ndarray:
+                for each, terms in steps:
+                    scores = each.add(scores, q, k, scale, **terms)
+                return scores
+
+            admitted = None if mask is None else _part(mask, some)
+            return attend(q, k, v, scale, admitted, add if steps else None, in_order)
+
+        return formula
+
+    def _add_backward(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        scale: float,
+        rows: slice,
+        source_rows: slice,
+        stages: Stages,
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        """Backward of all `add`, from the gradient of the scores (N, H, L, S): adds to sums; returns dq and dk."""
+        places = self._places_of(rows, source_rows, len(grad))
+        dq: np.ndarray | float = 0.0
+        dk: np.ndarray | float = 0.0
+        for each in reversed(self.mechanisms):
+            more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
+            dq, dk = dq + more_q, dk + more_k
+            add_up(self.sums.setdefault(each, {}), own)
+        return dq, dk
+
+
+def _applied(mechanisms: Sequence[Mechanism], rows: Rows, weights: Mapping[str, Linear]) -> _Applied:
+    assert rows.places is not None
+    begun = tuple([rows.mechanisms.get(each, each) for each in mechanisms])
+    attending = slice(None) if rows.attending is None else rows.attending
+    return _Applied(begun, weights, rows.places, attending, rows.cache and rows.cache.own, {})
+
+
+def _part(array: np.ndarray, some: tuple[slice, slice]) -> np.ndarray:
+    """The part of (N or 1, H or 1, ...) for some of the texts and heads."""
+    texts, heads = some
+    return array[texts if len(array) > 1 else slice(None), heads if array.shape[1] > 1 else slice(None)]
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
 def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage]:
     """The stages of multi-head attention to the rows of INPUT or SOURCE."""
     rows = "{x}" if source == INPUT else "X"
-    linear, split = "functions.linear", "attention.split_heads"
+    made_by, split = "functions.linear", "attention.split_heads"
     attend = "attention.scaled_dot_product_attention"
     turned = [stage for each in mechanisms for stage in each.turned]
     added = [stage for each in mechanisms for stage in each.added]
     query, key = [each.name for each in turned[-2:]] or ("query", "key")
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
-        Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", linear, parents=(INPUT,), kept=False),
-        Stage("key", "(T, D)", f"K = {rows} W_K + b_K", linear, parents=(source,), kept=False),
-        Stage("value", "(T, D)", f"V = {rows} W_V + b_V", linear, parents=(source,), kept=False),
+        Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", made_by, parents=(INPUT,), kept=False),
+        Stage("key", "(T, D)", f"K = {rows} W_K + b_K", made_by, parents=(source,), kept=False),
+        Stage("value", "(T, D)", f"V = {rows} W_V + b_V", made_by, parents=(source,), kept=False),
         *turned,
         Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
         Stage("key_heads", "(H, T, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
@@ -138,7 +345,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
         Stage("weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern", ("scores",)),
         Stage("context", "(H, T, K)", "W_h V_h", attend, "attn.hook_z", ("weights", "value_heads"), kept=False),
         Stage("combined", "(T, D)", "Concat(context)", "attention.combine_heads", parents=("context",)),
-        Stage("output", "(T, D)", "A = combined W_O + b_O", linear, "hook_attn_out", ("combined",), kept=False),
+        Stage("output", "(T, D)", "A = combined W_O + b_O", made_by, "hook_attn_out", ("combined",), kept=False),
     ]
 
 

@@ -99,14 +99,11 @@ class SelfAttentionCache:
     """Keys (B, H, K, room) and values (B, H, room, K) of the texts' rows, with beams interleaved."""
 
     ancestry: BeamAncestry
-    complete: bool = False
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
-    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int) -> np.ndarray:
         """Caches one row of each beam (T, D); returns its attention over the beam's rows (T, D)."""
-        assert k is not None
-        assert v is not None
         line = self.ancestry
         new_keys, new_values = _heads(k, n_heads, line.n_beams), _heads(v, n_heads, line.n_beams)
         if self.values.shape[-2] < line.room:
@@ -164,10 +161,8 @@ class CrossAttentionCache:
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
-    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> np.ndarray:
-        """Caches the sources' rows (S, D) at the first call; returns q's attention over its text's source (T, D)."""
-        if k is not None and v is not None:
-            self._fill(_heads(k, n_heads, len(k))[0], _heads(v, n_heads, len(v))[0])
+    def attend(self, q: np.ndarray, n_heads: int) -> np.ndarray:
+        """The attention of q over its text's source, (T, D) -> (T, D)."""
         blocks, first = [], 0
         for keys, values in zip(self.keys, self.values, strict=True):
             lengths = self.lengths[first : first + len(keys)]
@@ -178,9 +173,10 @@ class CrossAttentionCache:
             first += len(keys)
         return _attend(q, blocks, n_heads, self.n_beams)
 
-    def _fill(self, k: np.ndarray, v: np.ndarray) -> None:
-        """Fills the blocks from all sources' heads (H, S, K), with zeros after each source."""
-        n_heads, _, width = k.shape
+    def keep_source(self, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
+        """Fills the blocks from the rows of all sources (S, D), with zeros after each source."""
+        k, v = (_heads(rows, n_heads, len(rows))[0] for rows in (k, v))
+        width = k.shape[-1]
         ends = np.cumsum(self.lengths)
         room = self.lengths + -self.lengths % VECTOR
         edges = [0, *(np.flatnonzero(np.diff(room)) + 1).tolist(), len(room)]
@@ -207,14 +203,11 @@ class CrossAttentionCache:
 class PromptRows:
     """Collects the keys and values of whole prompts in one layer, (T, D) each; attention runs as without a cache."""
 
-    complete: bool = False
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def attend(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray | None, n_heads: int) -> None:
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
         """Stores k and v (T, D)."""
-        assert k is not None
-        assert v is not None
         self.keys, self.values = k, v
 
 

@@ -116,3 +116,9 @@ class Mechanism:
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
         """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to all."""
         return None
+
+
+def add_up(sums: Sums, more: Mapping[str, np.ndarray]) -> None:
+    """Adds gradients to sums, by name."""
+    for name, array in more.items():
+        sums[name] = sums[name] + array if name in sums else array
