@@ -7,22 +7,25 @@ shows where information could flow, not its effect on a label. `integrated_gradi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
 from npformer.functions import softmax
 from npformer.interpret.metric import asked_label
 from npformer.interpret.stacks import Stack
 from npformer.taps import listening
-from npformer.text.words import text_words, word_spans, word_text
+from npformer.text.words import Span, text_words, word_spans, word_text
 
-TOKENS = 16_384  # tokens between two steps of a progress bar: enough for all cores
+TOKENS = 4096  # tokens between two steps of a progress bar: enough for all cores
 BATCH = 1024  # tokens of an edited forward
+MOST = 16_384  # tokens to read in all, from which words are left out together: 15 s with BERT-base on two cores
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # words of a text with their numbers, and the parts between (None)
 
@@ -49,31 +52,38 @@ class Target:
     """The number that an attribution explains: the log-odds of a label or of the next word, log p / (1 - p).
 
     Log-odds do not saturate near probability 1. With two labels they are the difference of the logits, with independent
-    labels the logit itself. A regression has its output instead.
+    labels the logit itself. A regression has its output instead, several words of a translation the mean of their
+    log-odds.
     """
 
     what: str  # part of a sentence: "the log-odds of POSITIVE"
-    label: int
+    labels: tuple[int, ...]
     alone: bool  # whether the target is the logit itself, independent of the other labels
-    is_next: bool = False  # whether the label is the word after the text, which the logits of its last token answer
+    first: int | None = None  # the row of a text's logits that has the first label, -1 the last; None: one row a text
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
-        """The rows of the packed logits of texts of these lengths that hold the target."""
-        return np.cumsum(lengths) - 1 if self.is_next else slice(None)
+        """The rows of the packed logits of texts of these lengths that hold the labels, those of each text in turn."""
+        if self.first is None:
+            return slice(None)
+        start = np.cumsum(lengths) - (lengths if self.first >= 0 else 0) + self.first
+        return (start[:, None] + np.arange(len(self.labels))).ravel()
 
     def of(self, logits: np.ndarray) -> np.ndarray:
-        """Computes the target of each text from the logits, (B, C) -> (B,), in float64."""
-        logits = logits.astype(np.float64)
-        return logits[:, self.label] if self.alone else log_odds(logits, self.label)
+        """Computes the target of each text from its rows of the logits, (B * labels, C) -> (B,), in float64."""
+        logits, at = logits.astype(np.float64), self._labels(logits)
+        values = logits[at] if self.alone else logits[at] - np.logaddexp.reduce(_without(logits, at), axis=1)
+        return values.reshape(-1, len(self.labels)).mean(axis=1)
 
     def gradient(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the derivative of `of` by the logits, (B, C): 1 for the label, -softmax over the others."""
-        grad = np.zeros(logits.shape)
-        if not self.alone:
-            others = [i for i in range(logits.shape[1]) if i != self.label]
-            grad[:, others] = -softmax(logits[:, others].astype(np.float64))
-        grad[:, self.label] = 1
-        return grad.astype(logits.dtype)
+        """Returns the derivative of `of` by the logits: 1 for the label, -softmax over the others."""
+        at = self._labels(logits)
+        grad = np.zeros(logits.shape) if self.alone else -softmax(_without(logits.astype(np.float64), at))
+        grad[at] = 1
+        return (grad / len(self.labels)).astype(logits.dtype)
+
+    def _labels(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The place of the label in each row of the logits."""
+        return np.arange(len(logits)), np.resize(self.labels, len(logits))
 
     @property
     def is_odds(self) -> bool:
@@ -88,69 +98,99 @@ def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
     config = model.config
     if config.head == "causal-lm":
         word, name = asked_label(model, int(logits.argmax()) if label is None else label, len(logits), "attribution")
-        return Target(f"{ODDS} '{name}' as the next word", word, False, is_next=True)
+        return Target(f"{ODDS} '{name}' as the next word", (word,), False, first=-1)
     names = list(config.labels) if len(config.labels) == len(logits) else [f"label {i}" for i in range(len(logits))]
     wanted = int(logits.argmax()) if label is None else label
     number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted
     if not isinstance(number, int) or not 0 <= number < len(names):
         raise NpformerError(f"attribution: label={label!r}: expected one of {', '.join(names)}")
     if config.problem_type == "regression":
-        return Target("the model's output", number, True)
+        return Target("the model's output", (number,), True)
     independent = config.problem_type == "multi_label_classification" or len(logits) == 1
-    return Target(f"{ODDS} {names[number]}", number, independent)
+    return Target(f"{ODDS} {names[number]}", (number,), independent)
 
 
-def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
-    """log p / (1 - p) of one label, with p = softmax(logits): its logit minus the log-sum-exp of the others."""
-    return logits[:, label] - np.logaddexp.reduce(np.delete(logits, label, axis=1), axis=1)
+def _without(logits: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The logits with -inf for those at these places: log-sum-exp and softmax are then those of the others."""
+    others = logits.copy()
+    others[at] = -np.inf
+    return others
 
 
-def leave_one_out(model: Any, given: Any, label: str | int | None, progress: bool = False) -> Method:
+def leave_one_out(
+    model: Any, given: Any, label: str | int | None, progress: bool = False, group: int | None = None
+) -> Method:
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
-    `label` is by default the model's answer. Raises NpformerError for a text without a word.
+    `label` is by default the model's answer. `group` adjacent words are left out together; by default one, or more if
+    the runs would read over MOST tokens. Raises NpformerError for a text without a word.
     """
-    from npformer.text.inputs import Pair, as_text_or_pair  # only a model needs texts
+    from npformer.interpret.study_inputs import texts_of  # only a model needs texts
+    from npformer.text.inputs import Pair, as_text_or_pair
 
     part = as_text_or_pair(given)
     texts = (part,) if isinstance(part, str) else part
-    spans = [(i, first, end) for i, text in enumerate(texts) for first, end in text_words(text)]
-    if not spans:
+    words = [text_words(text) for text in texts]
+    count = sum(map(len, words))
+    if not count:
         raise NpformerError(f"attribution: expected a text with at least one word, got {given!r:.80}")
-    without = [[t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, a, b in spans]
-    logits = _logits(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)], progress)
-    explained = target(model, label, logits[0])
-    odds = explained.of(logits)
+    size = words_together(count, len(texts_of(model, given)[0][0]), group)
+    parts = [together(spans, size) for spans in words]
+    without = [
+        [t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, spans in enumerate(parts) for a, b in spans
+    ]
+    inputs = texts_of(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)])[0]
+    logits = logits_of(model, inputs, progress)
+    is_next = model.config.head == "causal-lm"
+    rows = np.stack([each[-1 if is_next else ...] for each in logits]).astype(np.float64)
+    explained = target(model, label, rows[0])
+    return left_out(explained, explained.of(rows), _cut(texts, parts), size, is_long=group is None)
+
+
+def words_together(count: int, tokens: int, asked: int | None) -> int:
+    """The number of adjacent words to leave out together, for a text of `count` words: 1, more in long texts."""
+    return math.ceil(count * tokens / MOST) if asked is None else whole("attribution: group", asked, 1)
+
+
+def together(spans: Sequence[Span], size: int) -> list[Span]:
+    """Joins the spans of `size` adjacent words."""
+    return [(spans[i][0], spans[min(i + size, len(spans)) - 1][1]) for i in range(0, len(spans), size)]
+
+
+def logits_of(model: Any, inputs: Sequence[Any], progress: bool) -> Iterator[np.ndarray]:
+    """Yields the logits of each input, which run in packed batches; `progress` shows a bar."""
+    words = model.config.head in ("causal-lm", "translation")  # whose logits need the memory of a vocabulary per token
+    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # an edited forward runs in one piece
+    size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
+    batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
+    yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)
+
+
+def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], size: int, is_long: bool) -> Method:
+    """Makes the measure of leaving out words, from the target of the whole text and of those without a part."""
+    part = "word" if size == 1 else "words"
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}) minus {'those' if explained.is_odds else 'that'}"
-    about = f"{about[0].upper()}{about[1:]} without the word."
+    about = f"{about[0].upper()}{about[1:]} without the {part}."
+    if size > 1:
+        about += (
+            f" {size} adjacent words are left out together, because the text is long; group=1 leaves out each alone."
+        )
     beside = None
-    if explained.is_odds:
+    if explained.is_odds and len(explained.labels) == 1:
         probabilities = 0.5 + 0.5 * np.tanh(odds / 2)  # the sigmoid, without its overflow
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
-        beside = ("probability without it", probabilities[1:])
-    return Method("Leave one word out", about, _cut(texts), odds[0] - odds[1:], True, beside)
+        beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
+    name = "Leave one word out" if size == 1 else f"Leave {size} words out"
+    return Method(name, about, texts, odds[0] - odds[1:], True, beside)
 
 
-def _logits(model: Any, texts: Sequence[Any], progress: bool) -> np.ndarray:
-    """Computes the logits of each text in float64, those of the next word for a model that has them for each token."""
-    from npformer.interpret.traces import texts_of
-
-    inputs, _, _ = texts_of(model, list(texts))
-    tokens = BATCH if listening() else TOKENS  # an edited forward runs in one piece
-    size = max(1, tokens // len(inputs[0]))
-    batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
-    is_next = model.config.head == "causal-lm"
-    logits = (answers["logits"][-1 if is_next else ...] for batch in batches for answers in batch)
-    return np.stack(list(with_bar(logits, len(inputs), shown=progress))).astype(np.float64)
-
-
-def _cut(texts: Sequence[str]) -> tuple[Pieces, ...]:
-    """Splits each text into its words, numbered over all texts, and the parts between them."""
+def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces, ...]:
+    """Splits each text into its parts that are left out, numbered over all texts, and the text between them."""
     cut, number = [], 0
-    for text in texts:
+    for text, spans in zip(texts, parts, strict=True):
         pieces: list[tuple[str, int | None]] = []
         at = 0
-        for first, end in text_words(text):
+        for first, end in spans:
             pieces += [(text[at:first], None), (text[first:end], number)]
             at, number = end, number + 1
         cut.append(tuple(piece for piece in [*pieces, (text[at:], None)] if piece[0]))

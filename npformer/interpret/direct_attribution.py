@@ -38,9 +38,9 @@ from npformer.base_model import check_model
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.direction import Direction
-from npformer.embeddings import Embeddings, embeddings_pull
-from npformer.families import parts_of
+from npformer.embeddings import embeddings_pull
 from npformer.interpret.effects import Effects
+from npformer.interpret.logit_lens import hidden_logits, streams
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
@@ -167,13 +167,13 @@ def logit_attribution(
 
     Parameters
     ----------
-    model : Model with a head
-    text : str, Pair or token ids
+    model : Model with a head, or Seq2Seq
+    text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
     label : str or int, optional
         The label or word to explain; by default the model's answer. For spans "start" (the default) or "end".
     position : int, optional
         For a head on tokens, the token of the logit; by default the masked word, if there is one, and for
-        causal-lm the last token, after which the next word comes.
+        causal-lm the last token, after which the next word comes. A translation needs the token of the decoder.
     against : str or int, optional
         Another label, whose logit is subtracted: with two labels the difference is the log-odds.
 
@@ -200,7 +200,7 @@ def logit_attribution(
     >>> bool(abs(found.total - found.logit) < 1e-4)
     True
     """
-    check_model("logit_attribution", model, Model)
+    check_model("logit_attribution", model)
     recorded = trace(model, text)
     if isinstance(recorded.ids, list):
         raise NpformerError("logit_attribution: expected one text; call it once per text")
@@ -256,8 +256,7 @@ class _Walk:
         ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads the text a token later
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
         self.stack, self.at, self.weights = head_stack(config, self.model.weights)
-        #: The stages that each layer reads, and the one that the last norm or the head reads.
-        self.streams = [self.at + each for each in self.stack.read(Embeddings.output(self.weights), self.weights)]
+        self.streams = streams(self.model)
 
     def result(self) -> LogitAttribution:
         config, tokens = self.model.config, self.tokens()
@@ -267,11 +266,13 @@ class _Walk:
         count, of_source = len(parts), config.decoder.n_heads if config.decoder else 0
         heads = np.zeros((count, of_source + (of_source or config.n_heads), len(tokens)))
         own = heads.shape[1] - of_source
+        first_source = len(tokens) - len(self.stages.key_tokens or ())
         for i, part in enumerate(parts):
             heads[i, :own, : len(self.stages.ids)] = part["attention"]
             if of_source:
-                heads[i, own:, 1:] = part["cross_attention"]
-        lens = np.stack([self.lens(name) for name in self.streams])
+                heads[i, own:, first_source:] = part["cross_attention"]
+        rows = np.stack([self.stages[name][self.row] for name in self.streams])
+        lens = hidden_logits(self.model, rows, self.logit.answer)
         at = [each.place[-1] if lens.shape[1] > 1 else 0 for each in (self.logit, *self.against)]
         value = float(self.answers[self.logit.answer][self.logit.place])
         seen = lens[:, at[0]].astype(np.float64)
@@ -289,9 +290,11 @@ class _Walk:
         )
 
     def tokens(self) -> tuple[str, ...]:
-        """The tokens of the stack, and the last token, read by the encoder only."""
+        """The tokens of the stack; of a decoder that reads a text again, its first token and the text's; of one that
+        translates, its tokens and the source's."""
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
-        return (*own[:1], *(self.stages.key_tokens or ())) if self.at else tuple(own)
+        again = 1 if self.model.config.head != "translation" else None
+        return (*own[:again], *(self.stages.key_tokens or ())) if self.at else tuple(own)
 
     def head(self) -> Direction:
         """The direction of the logit in the row that the head reads: through its last layer and those below it."""
@@ -314,10 +317,3 @@ class _Walk:
             direction.gate("head.hidden", "head.activation")
             direction.linear("head.hidden", weights["head"]["hidden"])
         return direction
-
-    def lens(self, stream: str) -> np.ndarray:
-        """The logits that the head, with the last norm, gives for the row of a stage that a layer reads."""
-        rows = self.stages[stream][self.row : self.row + 1]
-        if "norm" in self.weights:
-            rows = self.stack.norm(rows, **self.weights["norm"])
-        return parts_of(self.model.config).head(rows, rows, self.model.weights)[self.logit.answer].reshape(-1)

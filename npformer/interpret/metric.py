@@ -107,7 +107,7 @@ def logits_asked(
     if head == "replaced-token":
         if label is not None:
             raise NpformerError(f"{caller}: {label!r:.80}: leave it out; a {head} model has one logit per token")
-        places = range(len(logits)) if position is None else [_position(position, len(logits), caller)]
+        places = range(len(logits)) if position is None else [position_of(position, len(logits), caller)]
         return [Logit(f"the replaced-token logit of token {at}", "logits", (at,)) for at in places]
     if position is None:
         if head == "causal-lm":  # the next word
@@ -119,7 +119,7 @@ def logits_asked(
         if not len(positions):
             raise NpformerError(f"{caller}: the text has no masked word; give position=, the token of the logit")
     else:
-        positions = [_position(position, len(logits), caller)]
+        positions = [position_of(position, len(logits), caller)]
     found = []
     for at in positions:
         if label is None:
@@ -139,7 +139,7 @@ def _span(label: str | int | None, position: int | None, answers: Answers, calle
     found = []
     for side in ("start", "end") if label is None else (str(label),):
         logits = answers[f"{side}_logits"]
-        at = int(logits.argmax()) if position is None else _position(position, len(logits), caller)
+        at = int(logits.argmax()) if position is None else position_of(position, len(logits), caller)
         found.append(Logit(f"the answer-{side} logit of token {at}", f"{side}_logits", (at,)))
     return found
 
@@ -185,7 +185,8 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
     return int(number), label_name(model, int(number), count)
 
 
-def _position(position: Any, count: int, caller: str) -> int:
+def position_of(position: Any, count: int, caller: str) -> int:
+    """Returns a token's number from 0. Raises NpformerError for a position outside the text."""
     if type(position) is not int or not -count <= position < count:
         raise NpformerError(f"{caller}: position: expected a token's number, 0 to {count - 1}, got {position!r:.80}")
     return position % count

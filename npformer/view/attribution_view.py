@@ -32,7 +32,8 @@ def attribution(
     *,
     label: str | int | None = None,
     token: int | None = None,
-    steps: int = 50,
+    steps: int | None = None,
+    group: int | None = None,
     scores: Mapping[str, Any] | None = None,
     tokens: Sequence[str] | None = None,
     methods: str | Sequence[str] | None = None,
@@ -55,8 +56,10 @@ def attribution(
     token : int, optional
         The token whose output is explained by the roll-out, and by the logit attribution for a head on tokens. By
         default the first, or the last for causal models such as GPT-2.
-    steps : int
-        Number of points at which integrated gradients take the gradient.
+    steps : int, optional
+        Number of points at which integrated gradients take the gradient; by default 50, fewer for a long text.
+    group : int, optional
+        Number of adjacent words that are left out together; by default 1, more for a long text.
     scores : mapping, optional
         Your own measures: name -> one number per token.
     tokens : list of str, for weights
@@ -95,7 +98,7 @@ def attribution(
     found: list[Method] = []
     if not is_arrays(source):
         if _classifies(source):
-            found += _asked(source, text, label, steps, asked, progress)
+            found += _asked(source, text, label, steps, group, asked, progress)
         if "logit" in asked:
             from npformer.interpret.direct_attribution import logit_attribution  # only a model needs it
 
@@ -132,7 +135,13 @@ def _classifies(model: Any) -> bool:
 
 
 def _asked(
-    model: Any, given: Any, label: str | int | None, steps: int, asked: Sequence[str], progress: bool
+    model: Any,
+    given: Any,
+    label: str | int | None,
+    steps: int | None,
+    group: int | None,
+    asked: Sequence[str],
+    progress: bool,
 ) -> list[Method]:
     """Computes the measures that run a model: leaving out words, and gradients."""
     from npformer.interpret.integrated_gradients import (
@@ -144,7 +153,7 @@ def _asked(
 
     found = []
     if "leave-one-out" in asked and not isinstance(given, IDS):
-        found.append(leave_one_out(model, given, label, progress))
+        found.append(leave_one_out(model, given, label, progress, group))
     if {"gradient", "integrated"} & set(asked):
         (text,), (tokens,), _ = texts_of(model, given)
         with suppress(UnknownDerivative):

@@ -17,6 +17,7 @@ from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.direct_attribution import LogitAttribution, head_results
 from npformer.interpret.edits import from_trace
+from npformer.interpret.study_inputs import pair_of
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -306,3 +307,20 @@ def test_one_text_and_an_encoder() -> None:
         logit_attribution(tiny.model(), [TEXT, "no"])
     with pytest.raises(NpformerError, match="logit_attribution: expected a Model, got 'distilbert-sst2'"):
         logit_attribution("distilbert-sst2", TEXT)  # type: ignore[arg-type]
+
+
+# --- translations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_the_parts_of_a_translations_logit_add_up_to_it(position: int) -> None:
+    model = load("en-de-multi30k", dtype="float64")
+    pair = pair_of(model, "A man rides a bike.")[0]
+    found, recorded = logit_attribution(model, pair, position=position), trace(model, pair)
+    assert found.total == pytest.approx(found.logit, abs=1e-10)
+    assert found.logit == recorded["logits"][position].max()
+    assert list(found.tokens) == [*recorded.tokens, *recorded.key_tokens]
+    own = found.heads.shape[1] - found.source_heads
+    assert not found.heads[:, own:, : len(recorded.tokens)].any()
+    assert not found.heads[:, :own, position + 1 :].any()
+    assert found.heads[:, own:, len(recorded.tokens) :].all()

@@ -13,7 +13,7 @@ import pytest
 
 from npformer import view
 from npformer.common.errors import NpformerError
-from npformer.interpret.attribution import log_odds
+from npformer.interpret.attribution import Target
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from npformer.view import colour, terminal
@@ -312,7 +312,7 @@ def test_a_pair_leaves_words_of_both_texts_out() -> None:
 def test_log_odds_of_three_labels() -> None:
     logits = np.array([[1.0, 2.0, -1.0]])
     share = np.exp(2.0) / np.exp(logits).sum()
-    np.testing.assert_allclose(log_odds(logits, 1), np.log(share / (1 - share)), rtol=1e-14)
+    np.testing.assert_allclose(Target("", (1,), False).of(logits), np.log(share / (1 - share)), rtol=1e-14)
 
 
 @pytest.mark.parametrize(

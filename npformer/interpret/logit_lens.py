@@ -1,0 +1,137 @@
+"""The logit lens: the logits of the head for the hidden states of each layer, not only for those of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.base_model import BaseModel, check_model
+from npformer.common.errors import NpformerError
+from npformer.config import POOLED_HEADS
+from npformer.embeddings import Embeddings
+from npformer.families import parts_of
+from npformer.interpret.metric import label_name, masked, position_of
+from npformer.interpret.study_inputs import row_read
+from npformer.interpret.traces import Trace, trace
+from npformer.runtime.packing import Text
+from npformer.transformer import head_stack
+
+
+@dataclass(frozen=True, eq=False)
+class LogitLens:
+    """The result of `logit_lens`: the largest logits after the embeddings and after each layer.
+
+    `rows` names the embeddings and the layers; `tokens` and `positions` are the tokens whose rows were read. `numbers`,
+    `logits` and `probabilities` (rows, positions, most) have the outputs with the largest logits, the largest first.
+    """
+
+    rows: tuple[str, ...]
+    tokens: tuple[str, ...]
+    positions: tuple[int, ...]
+    words: tuple[tuple[tuple[str, ...], ...], ...]  # by row and position, the names of `numbers`
+    numbers: np.ndarray
+    logits: np.ndarray
+    probabilities: np.ndarray
+
+
+def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = None, most: int = 5) -> LogitLens:
+    """Computes the logits that the head, with the last norm, gives for the hidden states of each layer.
+
+    logits_l = head(Normalize(x_l)), x_l the output of layer l. Layers of a translation model are the decoder's.
+
+    Parameters
+    ----------
+    model : Model or Seq2Seq, with labels or words
+    text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
+    positions : tokens whose rows are read, optional
+        By default the last token for causal-lm, the masked words for masked-lm, otherwise every token that the decoder
+        or encoder reads. A classifier of texts has one row, which its head chooses.
+    most : int
+        The number of labels or words of each row.
+
+    Returns
+    -------
+    LogitLens
+
+    Raises
+    ------
+    NpformerError
+        If the head has no labels or words, a position is outside the text, or the text has no masked word.
+
+    References
+    ----------
+    nostalgebraist, 2020, "interpreting GPT: the logit lens".
+
+    Examples
+    --------
+    >>> found = logit_lens(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> found.rows[-1], found.words[-1][0]
+    ('layer 5', ('POSITIVE', 'NEGATIVE'))
+    """
+    check_model("logit_lens", model)
+    config = model.config
+    if config.head in ("base", "question-answering", "replaced-token", "multiple-choice") or config.scoring == "none":
+        raise NpformerError(f"logit_lens: expected a model with labels or words, got a {config.head} model")
+    if config.head in POOLED_HEADS and config.pooling == "mean":
+        raise NpformerError("logit_lens: unsupported: a head that reads the mean of all rows")
+    stages = streams(model)
+    recorded = trace(model, text, stages)
+    if isinstance(recorded.ids, list):
+        raise NpformerError("logit_lens: expected one text; call it once per text")
+    at = _positions(model, recorded, positions)
+    found = [_largest(model, hidden_logits(model, recorded[name][at], "logits"), most) for name in stages]
+    count = model.weights["head"]["output"]["weight"].shape[-1]
+    numbers, logits, probabilities = (np.stack(each) for each in zip(*found, strict=True))
+    names = {int(each): label_name(model, int(each), count) for each in np.unique(numbers)}
+    tokens = recorded.tokens or [str(each) for each in recorded.ids]
+    return LogitLens(
+        ("embeddings", *(f"layer {i}" for i in range(len(stages) - 1))),
+        tuple(tokens[i] for i in at),
+        tuple(at),
+        tuple(tuple(tuple(names[each] for each in cell) for cell in row) for row in numbers.tolist()),
+        *(numbers, logits, probabilities),
+    )
+
+
+def streams(model: BaseModel) -> list[str]:
+    """Returns the inputs of each layer of the stack below the head, and the input of the last norm or the head."""
+    stack, at, weights = head_stack(model.config, model.weights)
+    return [at + each for each in stack.read(Embeddings.output(weights), weights)]
+
+
+def hidden_logits(model: BaseModel, rows: np.ndarray, answer: str) -> np.ndarray:
+    """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer; with the last norm, if there is one."""
+    stack, _, weights = head_stack(model.config, model.weights)
+    if "norm" in weights:
+        rows = stack.norm(rows, **weights["norm"])
+    return parts_of(model.config).head(rows, rows, model.weights)[answer].reshape(len(rows), -1)
+
+
+def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -> list[int]:
+    config, count = model.config, len(recorded.ids)
+    if config.head in POOLED_HEADS:
+        if asked is not None:
+            raise NpformerError(
+                f"logit_lens: positions: leave it out; a {config.head} model answers for the whole text"
+            )
+        return [row_read(config, Text(recorded.ids if recorded.key_ids is None else recorded.key_ids))]
+    if asked is not None:
+        return [position_of(each, count, "logit_lens") for each in asked]
+    if config.head != "masked-lm":
+        return [count - 1] if config.head == "causal-lm" else list(range(count))
+    if not (at := masked(model, Text(recorded.ids))):
+        raise NpformerError("logit_lens: the text has no masked word; give positions=, the tokens to read")
+    return at
+
+
+def _largest(model: BaseModel, logits: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the numbers, logits and probabilities of the `most` largest logits of each row."""
+    from npformer.tasks.task import probabilities
+
+    wide = logits.astype(np.float64)
+    numbers = np.argsort(-wide, axis=-1, kind="stable")[:, :most]
+    shares = probabilities(wide, model.config.scoring)
+    return numbers, np.take_along_axis(wide, numbers, axis=-1), np.take_along_axis(shares, numbers, axis=-1)

@@ -1,0 +1,70 @@
+"""Leaving words out: the log-odds by hand, batches, and long texts, of which several words are left out together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer.common.errors import NpformerError
+from npformer.interpret import attribution
+from npformer.interpret.attribution import leave_one_out
+from npformer.interpret.integrated_gradients import by_gradients
+from npformer.interpret.study_inputs import texts_of
+from npformer.text.inputs import Pair
+from tests.support import tiny
+
+TEXT = "I love good ice cream"
+
+
+def odds(model: npformer.Model, text: str) -> float:
+    logits = model.run(texts_of(model, text)[0])[0]["logits"].astype(np.float64)
+    return float(logits[1] - logits[0])
+
+
+def test_scores_are_those_of_one_text_at_a_time() -> None:
+    model = tiny.model()
+    texts = ["love good ice cream", "I good ice cream", "I love ice cream", "I love good cream", "I love good ice"]
+    expected = [odds(model, TEXT) - odds(model, text) for text in texts]
+    assert leave_one_out(model, TEXT, "POSITIVE").scores.tolist() == expected
+
+
+def test_words_of_a_group_are_left_out_together() -> None:
+    model = tiny.model()
+    found = leave_one_out(model, TEXT, "POSITIVE", group=2)
+    expected = [odds(model, TEXT) - odds(model, text) for text in ("good ice cream", "I love cream", "I love good ice")]
+    assert found.scores.tolist() == expected
+    assert found.words == ["I love", "good ice", "cream"]
+    assert found.name == "Leave 2 words out"
+    assert "2 adjacent words are left out together" in found.about
+
+
+def test_groups_do_not_join_the_texts_of_a_pair() -> None:
+    found = leave_one_out(tiny.model("bert"), Pair("I love ice", "so hot"), 0, group=2)
+    assert found.words == ["I love", "ice", "so hot"]
+
+
+def test_a_long_text_has_groups_unless_each_word_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution, "MOST", 14)  # two runs of seven tokens, for five words
+    model = tiny.model()
+    found = leave_one_out(model, TEXT, 0)
+    assert found.words == ["I love good", "ice cream"]
+    assert "because the text is long; group=1 leaves out each alone" in found.about
+    assert len(leave_one_out(model, TEXT, 0, group=1).words) == 5
+
+
+def test_integrated_gradients_of_a_long_text_have_fewer_steps() -> None:
+    model = tiny.model(max_length=1024)
+    (text,), (tokens,), _ = texts_of(model, " ".join(["ice"] * 510))
+    by_default = by_gradients(model, text, tokens, 0, methods=["integrated"])[0]
+    assert "averaged over 20 points" in by_default.about
+    assert by_default.about.endswith("The text is long: steps=50 is closer.")
+    asked = by_gradients(model, text, tokens, 0, 12, ["integrated"])[0]
+    assert "averaged over 12 points" in asked.about
+    assert "long" not in asked.about
+
+
+@pytest.mark.parametrize("group", [0, 1.5, True])
+def test_a_group_is_a_whole_number(group: object) -> None:
+    with pytest.raises(NpformerError, match="attribution: group: expected a whole number of at least 1"):
+        leave_one_out(tiny.model(), TEXT, 0, group=group)  # type: ignore[arg-type]
