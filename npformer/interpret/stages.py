@@ -11,11 +11,13 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from npformer import heads, transformer
+from npformer import heads, mechanisms, transformer
 from npformer.activations import gelu
 from npformer.blocks import Attention, Convolution, Gated
 from npformer.checkpoint.tree import module_path, parameters, unflatten
@@ -26,17 +28,21 @@ from npformer.embeddings import embeddings_stages
 from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.layers import Layer
-from npformer.mechanisms import Disentangled, Rotary
 from npformer.norms import LAYER_NORM, LayerNorm
 from npformer.stage import Stage, within
 
-#: A layer with every block and mechanism that has stages, for look-ups without a model.
-_LAYER = Layer(
-    (
-        ("attention", Attention(1, (Rotary(1.0, 2), Disentangled(2, 0, 1.0)))),
-        ("ffn", Gated(gelu)),
-    )
-)
+
+def layer_with(kinds: Iterable[type[Any]]) -> Layer:
+    """A layer with all of these subclasses of `Mechanism`, for look-ups without a model.
+
+    All their sizes are 2, because no name or formula of a stage depends on one.
+    """
+    sizes = {kind: [each for each in fields(kind) if each.default is each.default_factory is MISSING] for kind in kinds}
+    made = tuple([kind(*[2] * len(of_kind)) for kind, of_kind in sizes.items()])
+    return Layer((("attention", Attention(1, made)), ("ffn", Gated(gelu))))
+
+
+_LAYER = layer_with(getattr(mechanisms, name) for name in mechanisms.__all__ if name != "Mechanism")
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
 

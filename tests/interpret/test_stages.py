@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from npformer import mechanisms
 from npformer.checkpoint import load_folder
 from npformer.families import FAMILIES, encoders
 from npformer.interpret import stages
 from npformer.interpret.edits import edit
 from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import post_process, trace
+from npformer.mechanisms import Causal, Mechanism
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text, pack
+from npformer.stage import Stage
 from npformer.tape import Recording, Stages
 from npformer.taps import listen
 from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
@@ -120,3 +124,26 @@ def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
     assert unread(weights, config) == {each for each in recording.arrays if not is_input(each)} - kept
     head = {each for each in kept if each.startswith(("pool", "head."))}
     assert kept - head <= arrays.names <= kept
+
+
+@dataclass(frozen=True)
+class Sloped(Mechanism):
+    """A mechanism with a size and a stage."""
+
+    slopes: int
+
+    @property
+    def added(self) -> tuple[Stage, ...]:
+        return (Stage("sloped", "(H, T, T)", "S", "functions.linear", parents=("query_heads",)),)
+
+
+def test_stages_of_a_mechanism_come_from_its_class() -> None:
+    names = [stage.name for stage in stages.layer_with([Sloped, Causal]).stages({})]
+    assert names.index("attention.sloped") == names.index("attention.scores") - 1
+
+
+def test_the_table_has_the_stages_of_every_exported_mechanism() -> None:
+    exported = [getattr(mechanisms, name) for name in mechanisms.__all__ if name != "Mechanism"]
+    for kind in exported:
+        for stage in stages.layer_with([kind]).stages({}):
+            assert stages.find(f"layers.0.{stage.name}") is not None
