@@ -1,7 +1,7 @@
-"""How attention uses the positions of tokens, one mechanism per file. A list of mechanisms combines them.
+"""How attention uses the places of tokens, one mechanism per file. A list of mechanisms combines them.
 
 `mechanism.py` defines the steps of a mechanism; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
-GPT-2 (Causal,), MPNet (RelativeBias,), DeBERTa (Disentangled,). The block of attention
+GPT-2 (Causal,), MPNet (RelativeBias,), DeBERTa (Disentangled,). `blocks/attention.py`
 applies them.
 """
 

@@ -14,7 +14,7 @@ from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text, positions
 
-Place = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its number) -> other positions
+Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its number) -> other positions
 
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
@@ -27,27 +27,27 @@ def types(text: Text) -> np.ndarray:
     return np.zeros(len(text), np.int64) if text.token_type_ids is None else text.token_type_ids
 
 
-def _placed(port: Port, place: Place) -> Port | None:
-    """Returns the port with the positions place(positions, text, i); None if they exceed the table."""
-    placed = port.reading(lambda text, i: replace(text, positions=place(positions_of(port, text), text, i)))
-    places = [text.positions for text in (*placed.texts, *placed.sources) if text.positions is not None]
+def _at_positions(port: Port, change: Change) -> Port | None:
+    """Returns the port with the positions change(positions, text, i); None if they exceed the table."""
+    changed = port.reading(lambda text, i: replace(text, positions=change(positions_of(port, text), text, i)))
+    rows = [text.positions for text in (*changed.texts, *changed.sources) if text.positions is not None]
     first, count = -port.config.first_position, port.config.max_length
-    return placed if all(first <= each.min() <= each.max() < count for each in places) else None
+    return changed if all(first <= each.min() <= each.max() < count for each in rows) else None
 
 
 def positions_off(port: Port) -> Ways:
     begin = port.config.first_position
     for row in (begin + 1, begin + 2):
-        if shifted := _placed(port, lambda at, text, i, row=row: at + row - begin):
+        if shifted := _at_positions(port, lambda at, text, i, row=row: at + row - begin):
             yield f"from {row}", shifted
     for row in range(begin):  # without an offset, no row is left for padding
-        if shifted := _placed(port, lambda at, text, i, row=row: np.arange(len(at)) + row - begin):
+        if shifted := _at_positions(port, lambda at, text, i, row=row: np.arange(len(at)) + row - begin):
             yield f"from {row}", shifted
 
 
 def wrong_positions(port: Port) -> Ways:
     begins = np.cumsum([0, *map(len, port.texts)])
-    places: dict[str, Place] = {
+    others: dict[str, Change] = {
         "0 for every token": lambda at, text, i: at * 0,
         "from the end": lambda at, text, i: at[::-1],
         "restarting at the second segment": lambda at, text, i: (
@@ -61,10 +61,10 @@ def wrong_positions(port: Port) -> Ways:
         "the token types": lambda at, text, i: types(text),
     }
     if port.config.uncounted is not None:
-        places["padding inside of a text counted"] = lambda at, text, i: np.arange(len(at))
-    for way, place in places.items():
-        if placed := _placed(port, place):
-            yield way, placed
+        others["padding inside of a text counted"] = lambda at, text, i: np.arange(len(at))
+    for way, change in others.items():
+        if changed := _at_positions(port, change):
+            yield way, changed
 
 
 def sinusoids(port: Port) -> Ways:
