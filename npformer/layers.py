@@ -149,9 +149,10 @@ class Stack:
         blocks = [block for layer in self.layers for _, block in layer.blocks if isinstance(block, Attention)]
         return list(dict.fromkeys(each for block in blocks for each in block.mechanisms))
 
-    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
+    def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
+        """The last layer, (T, D). first: the number of the layer that reads x; those below it are not computed."""
         rows = self._begun(x, rows, weights)
-        for i, (layer, of_layer) in enumerate(zip(self.layers, weights["layers"], strict=False)):
+        for i, (layer, of_layer) in list(enumerate(zip(self.layers, weights["layers"], strict=False)))[first:]:
             at = self._at(i, rows, last=i + 1 == len(weights["layers"]))
             with scope(f"layers.{i}"):
                 x = layer(x, at, of_layer)

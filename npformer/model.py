@@ -115,18 +115,27 @@ class Model(GeneratingModel):
         expect_finite(answers)
         return answers
 
+    def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
+        """Each text's answers as `run` does, from the packed rows (T, D) that a layer reads, without those below it."""
+        with self.cores(1):
+            answers = self._forward(texts, resumed=(layer, rows))
+        expect_finite(answers)
+        return answers
+
     def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Text]) -> dict[str, Any]:
         return backward(grads, stages, self.weights, self.config, packed(self.config, inputs))
 
-    def _forward(self, texts: Sequence[Text], threads: int = 1) -> list[dict[str, np.ndarray]]:
+    def _forward(
+        self, texts: Sequence[Text], threads: int = 1, resumed: tuple[int, np.ndarray] | None = None
+    ) -> list[dict[str, np.ndarray]]:
         """Each text's answers; several threads share the rows of one long text."""
         batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
             found = run_row_parallel([partial(forward, self.weights, self.config, piece) for piece in pieces])
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        elif listening():
-            answers = forward(self.weights, self.config, batch, all_rows=True)
+        elif resumed or listening():
+            answers = forward(self.weights, self.config, batch, all_rows=True, resumed=resumed)
         else:  # with rows added once for the whole batch, so that no product has to add its own
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)

@@ -30,16 +30,23 @@ def packed(config: Config, texts: Sequence[Text]) -> Batch:
     return pack(texts, config.uncounted, last=config.pooling == "last", padding=config.pad_id)
 
 
-def forward(weights: Mapping[str, Any], config: Config, batch: Batch, all_rows: bool = False) -> dict[str, np.ndarray]:
+def forward(
+    weights: Mapping[str, Any],
+    config: Config,
+    batch: Batch,
+    all_rows: bool = False,
+    resumed: tuple[int, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
     """The head's answers from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
-    all_rows: compute every row of the last layer, even where the head reads only one row of each text.
+    all_rows: compute every row of the last layer, even where the head reads only one row of each text. resumed: the
+    number of a layer and the rows (T, D) that it reads; without a decoder, the layers below it are then not computed.
     """
     if config.decoder:
         return reread(weights, config, batch)
     head = parts_of(config).head
     pooled_only = head.of_texts and not all_rows and not head.means
-    x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None)
+    x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None, resumed=resumed)
     rows = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
         [whole] = all_gather(x)  # where threads share the rows of a text, the first one answers
@@ -84,14 +91,15 @@ def encode(
     batch: Batch,
     row_indices: np.ndarray | None = None,
     caches: Sequence[Caches] | None = None,
+    resumed: tuple[int, np.ndarray] | None = None,
 ) -> np.ndarray:
     """The encoder's last layer, packed token ids -> (T, D), or (B, D) with row_indices, one row of each text.
 
-    caches: each layer's keys and values of the texts' earlier rows.
+    caches: each layer's keys and values of the texts' earlier rows. resumed: as in `forward`.
     """
     parts, ids, lengths = parts_of(config), tap("ids", batch.ids), tap("lengths", batch.lengths)
-    x = parts.embeddings(ids, batch, weights)
-    return parts.stack(x, Rows(lengths, batch, row_indices, caches=caches), weights)
+    first, x = resumed or (0, parts.embeddings(ids, batch, weights))
+    return parts.stack(x, Rows(lengths, batch, row_indices, caches=caches), weights, first)
 
 
 def encode_backward(

@@ -82,7 +82,7 @@ class Edits(Edit):
         parts, pullbacks = cut(array), []
         for change in self._of[name]:
             pullbacks.append([_pullback(name, change, part) for part in parts])
-            parts = [_changed(name, change, first + i, part) for i, part in enumerate(parts)]
+            parts = [changed(name, change, first + i, part) for i, part in enumerate(parts)]
 
         def pullback(grad: np.ndarray) -> np.ndarray:
             grads = cut(grad)
@@ -123,7 +123,7 @@ def _told_the_name(change: Change, name: str) -> Change:
     return (lambda array: change(array, name)) if len(needed) == 2 else change
 
 
-def _changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:
+def changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:
     """Applies a change to the array of text `number`, and keeps the array's dtype."""
     if callable(change):
         returned = change(array.copy())  # a user's function may work in place

@@ -1,6 +1,6 @@
 """Measures the effect of parts of a forward on a metric: ablated heads, and stages patched from another text's run.
 
-`metric.py` defines metrics. `ablate_heads` and `patch` run the model once for each part;
+`metric.py` defines metrics. `ablate_heads` and `patch` run a copy of the text for each part (`copies.py`);
 `attribution_patching` estimates what `patch` measures from the gradients of one run.
 """
 
@@ -15,7 +15,8 @@ import numpy as np
 from npformer.base_model import BaseModel, check_model
 from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
-from npformer.interpret.edits import edit, from_trace, place, without_head
+from npformer.interpret.copies import run_copies
+from npformer.interpret.edits import from_trace, place, without_head
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Metric, metric_of
 from npformer.interpret.study_inputs import read_inputs, texts_of, tokens_read
@@ -27,7 +28,9 @@ BY = ("position", "head", "layer")
 BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of a layer's stages, in order
 
 
-def ablate_heads(model: BaseModel, texts: Any, metric: Any = None, *, position: int | None = None) -> Effects:
+def ablate_heads(
+    model: BaseModel, texts: Any, metric: Any = None, *, position: int | None = None, progress: bool | None = None
+) -> Effects:
     """Measures the effect of each attention head on a metric, by ablating one head at a time.
 
     Parameters
@@ -41,6 +44,8 @@ def ablate_heads(model: BaseModel, texts: Any, metric: Any = None, *, position: 
         mean of start and end, for translations the mean log-probability of the tokens.
     position : int, optional
         With a label, the token of the logit, for a head on tokens.
+    progress : bool, optional
+        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
 
     Returns
     -------
@@ -70,13 +75,14 @@ def ablate_heads(model: BaseModel, texts: Any, metric: Any = None, *, position: 
     metrics = [metric_of(model, metric, position, answers, text, "ablate_heads") for text, answers in pairs]
     names = _contexts(model)
     values = np.full((len(names), max(count for _, count in names.values())), np.nan)
-    for row, (name, (_, count)) in enumerate(names.items()):
-        for head in range(count):
-            with edit(without_head(name, head)):
-                after = model.run(inputs)
-            values[row, head] = np.mean(
-                [each.of(now) - each.of(then) for each, now, then in zip(metrics, after, before, strict=True)]
-            )
+    cells = [(row, name, head) for row, (name, (_, count)) in enumerate(names.items()) for head in range(count)]
+    changes = [(name, without_head(name, head)[name]) for _, name, head in cells]
+    effects = [
+        [each.of(after) - each.of(then) for after in run_copies(model, text, changes, progress)]
+        for text, each, then in zip(inputs, metrics, before, strict=True)
+    ]
+    for (row, _, head), of_texts in zip(cells, np.transpose(effects), strict=True):
+        values[row, head] = np.mean(of_texts)
     rows = tuple(title for title, _ in names.values())
     return Effects(
         values, rows, tuple(f"head {head}" for head in range(values.shape[1])), f"change of {metrics[0].what}"
@@ -107,6 +113,7 @@ def patch(
     *,
     position: int | None = None,
     by: str = "position",
+    progress: bool | None = None,
 ) -> Effects:
     """Measures the contribution of parts of stages to a metric, by activation patching.
 
@@ -124,6 +131,7 @@ def patch(
         By default the logit of the clean text's answer.
     by : "position", "head" or "layer"
         The parts: the row of one token (in scores and weights that of a query), one head, or the whole stage.
+    progress : as in `ablate_heads`, optional
 
     Returns
     -------
@@ -149,12 +157,12 @@ def patch(
     """
     study = _study(model, clean, corrupted, stages, metric, position, by)
 
-    def effect(part: _Part) -> float:
-        with edit(from_trace(study.clean, part.stage, part.positions, part.heads)):
-            (after,) = model.run(study.inputs)
-        return study.metric.of(after) - study.before
-
-    return study.table(effect)
+    changes = [
+        (part.stage, from_trace(study.clean, part.stage, part.positions, part.heads)[part.stage])
+        for part in study.parts
+    ]
+    ran = run_copies(model, study.inputs[0], changes, progress)
+    return study.table([study.metric.of(after) - study.before for after in ran])
 
 
 def attribution_patching(
@@ -184,7 +192,7 @@ def attribution_patching(
         here = place(part.stage, before.shape, part.positions, part.heads)
         return float(((after - before) * slope)[here].sum(dtype=np.float64))
 
-    return study.table(effect)
+    return study.table(map(effect, study.parts))
 
 
 @dataclass(frozen=True)
@@ -209,14 +217,14 @@ class _Study:
     before: float
     parts: Sequence[_Part]
 
-    def table(self, effect: Any) -> Effects:
-        """Fills the table of all parts; cells without a part are empty."""
+    def table(self, effects: Iterable[float]) -> Effects:
+        """Fills the table with the effect of each part; cells without a part are empty."""
         rows = list(dict.fromkeys(part.row for part in self.parts))
         found = dict.fromkeys((part.place, part.column) for part in self.parts)  # words may repeat
         columns = sorted(found, key=lambda column: column[0])
         values = np.full((len(rows), len(columns)), np.nan)
-        for part in self.parts:
-            values[rows.index(part.row), columns.index((part.place, part.column))] = effect(part)
+        for part, effect in zip(self.parts, effects, strict=True):
+            values[rows.index(part.row), columns.index((part.place, part.column))] = effect
         return Effects(values, tuple(rows), tuple(name for _, name in columns), f"change of {self.metric.what}")
 
 

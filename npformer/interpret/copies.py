@@ -1,0 +1,108 @@
+"""Runs copies of one input, each with a change of one stage, in packed batches. Layers below a change run once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npformer.base_model import BaseModel
+from npformer.common.progress import with_bar
+from npformer.interpret import stages as table
+from npformer.interpret.edits import Change, changed
+from npformer.interpret.logit_lens import streams
+from npformer.interpret.text_parts import TextParts, is_input
+from npformer.interpret.traces import Trace
+from npformer.model import Model
+from npformer.runtime.threads import run_tasks, single_blas_thread
+from npformer.taps import listen, listening
+
+TOKENS = 1024  # tokens of a batch
+_LAYER = re.compile(r"layers\.(\d+)\.")
+Answers = dict[str, np.ndarray]
+
+
+def run_copies(
+    model: BaseModel, given: Any, changes: Sequence[tuple[str, Change]], progress: bool | None = None
+) -> list[Answers]:
+    """Returns the answers of one input under each change alone, a stage and what it becomes, as in `edit`.
+
+    The answers have the same bits as with one run for each change. A copy runs from the layer of its change on; with an
+    encoder-decoder it runs whole. progress: as `shown` of `progress.bar`, on a terminal by default.
+    Raises NpformerError for a stage that does not fire.
+    """
+    recorded = Trace([])
+    if isinstance(model, Model) and not model.config.decoder:
+        recorded = Trace(streams(model), model.config)
+        with recorded:
+            model.run([given])
+    batches, threads = list(_batches(given, changes, recorded)), 1 if listening() else model.threads
+    tasks = [partial(_run, model, given, recorded, layer, [changes[i] for i in at]) for layer, at in batches]
+    with single_blas_thread():
+        groups = (run_tasks(tasks[i : i + threads], threads) for i in range(0, len(tasks), threads))
+        ran = (answers for group in groups for batch in group for answers in batch)
+        found = list(with_bar(ran, len(changes), "runs", shown=progress))
+    order = [i for _, at in batches for i in at]
+    return [found[place] for place in np.argsort(order)]
+
+
+def _batches(
+    given: Any, changes: Sequence[tuple[str, Change]], recorded: Trace
+) -> Iterator[tuple[int | None, list[int]]]:
+    """Yields the layer from which copies run, None for a whole run, and the numbers of their changes."""
+    size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
+    of_layer: dict[int | None, list[int]] = {}
+    for number, (stage, _) in enumerate(changes):
+        found = _LAYER.match(stage) if recorded else None
+        of_layer.setdefault(int(found[1]) if found else None, []).append(number)
+    for layer, numbers in of_layer.items():
+        yield from ((layer, numbers[i : i + size]) for i in range(0, len(numbers), size))
+
+
+def _run(
+    model: Any, given: Any, recorded: Trace, layer: int | None, changes: Sequence[tuple[str, Change]]
+) -> list[Answers]:
+    copies = [given] * len(changes)
+    try:
+        edits = _Changes(changes)
+        with listen(edits, first=True):
+            if layer is None:
+                answers = model.run(copies)
+            else:
+                rows = np.concatenate([recorded[streams(model)[layer]]] * len(changes))
+                answers = model.resume(copies, layer, rows)
+        table.matching([stage for stage, _ in changes], list(edits.fired))
+        return list(answers)
+    except _OfAllTexts:
+        return [answers for each in changes for answers in _run(model, given, recorded, layer, [each])]
+
+
+class _OfAllTexts(Exception):
+    """A stage that texts share, such as a table of distances, cannot differ between copies of a batch."""
+
+
+class _Changes:
+    """A listener that changes one stage of each text, number i by change number i."""
+
+    def __init__(self, changes: Sequence[tuple[str, Change]]) -> None:
+        self._changes = changes
+        self._stages = {stage for stage, _ in changes}
+        self._texts = TextParts()
+        self.fired: dict[str, None] = {}
+
+    def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
+        self._texts.hear(name, array)
+        if is_input(name):
+            return array
+        self.fired[name] = None
+        if name not in self._stages:
+            return array
+        _, cut, join = self._texts.split(name, array)
+        parts = cut(array)
+        if len(parts) != len(self._changes):
+            raise _OfAllTexts
+        pairs = zip(self._changes, parts, strict=True)
+        return join([changed(name, change, 0, part) if stage == name else part for (stage, change), part in pairs])
