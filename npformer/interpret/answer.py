@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -13,10 +12,9 @@ from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax
 from npformer.interpret.gradients import differentiate
 from npformer.interpret.metric import Metric, label_name, masked, metric_of
-from npformer.interpret.study_inputs import pair_of, texts_of
+from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
 from npformer.tape import UnknownDerivative
-from npformer.text.words import word_text
 
 MOST = 5  # outcomes
 CONTEXT = ".context"  # the stage of a head's output
@@ -58,43 +56,46 @@ def answer_of(model: Any, given: Any) -> Answer | None:
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
     Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.
     """
-    text: Any = pair_of(model, given)[0] if model.config.head == "translation" else texts_of(model, given)[0][0]
+    text = read_inputs(model, given).inputs[0]
     (answers,) = model.run([text])
-    outcomes = list(_outcomes(model, text, answers))[:MOST]
-    if not outcomes:
+    shares = probabilities_of(model, text, answers)
+    if shares is None:
         return None
     about = {"causal-lm": "next word", "masked-lm": "masked word", "translation": "translation"}
-    found = Answer(about.get(model.config.head, "answer"), tuple(outcomes))
+    found = Answer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
     with suppress(UnknownDerivative, NpformerError):  # inside an edit, or without a number to explain
         metric = metric_of(model, None, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found
 
 
-def _outcomes(model: Any, text: Any, answers: dict[str, np.ndarray]) -> Iterator[tuple[str, float]]:
-    """Yields the outcomes of a model with labels or words, the most probable first."""
+def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, float]]:
+    """Returns the outcomes with these probabilities, at most MOST, the most probable first."""
+    config = model.config
+    if config.head == "translation":
+        return [(model.tokenizer.decode(text[1].ids[1:].tolist()), float(shares[0]))]
+    numbers = np.argsort(-shares, kind="stable")[:MOST].tolist()
+    return [(label_name(model, number, len(shares)), float(shares[number])) for number in numbers]
+
+
+def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Returns the probability of each label or word, (C,), of a translation the mean of its words' as (1,).
+
+    None where there is no one answer for the text.
+    """
     from npformer.tasks.task import probabilities
 
-    config = model.config
-    if "logits" not in answers or config.scoring == "none":
-        return
-    logits = answers["logits"].astype(np.float64)
-    if config.head == "translation":
+    head, logits = model.config.head, answers.get("logits", np.zeros(0)).astype(np.float64)
+    if head == "translation":
         ids = text[1].ids[1:]
-        words = model.tokenizer.decode(ids.tolist())
-        yield words, float(np.exp(log_softmax(logits[: len(ids)])[np.arange(len(ids)), ids].mean()))
-        return
-    if config.head == "masked-lm":
-        logits = logits[masked(model, text)[:1]].reshape(-1, logits.shape[-1])
-    if config.head == "causal-lm":
+        return np.exp(log_softmax(logits[: len(ids)])[np.arange(len(ids)), ids].mean(keepdims=True))
+    if head == "masked-lm":
+        logits = logits[masked(model, text)[:1]]
+    elif head == "causal-lm":
         logits = logits[-1:]
-    if logits.ndim == 2 and config.head not in ("masked-lm", "causal-lm"):
-        return  # an answer for each token, which the views show
-    for each in logits.reshape(-1, logits.shape[-1]):
-        shares = probabilities(each, config.scoring)
-        for number in np.argsort(-shares, kind="stable")[:MOST].tolist():
-            name = label_name(model, number, len(shares))
-            yield word_text([name]) if config.head in ("masked-lm", "causal-lm") else name, float(shares[number])
+    elif head not in ("sequence-classification", "next-sentence") or model.config.scoring == "none":
+        return None
+    return probabilities(logits.reshape(-1), model.config.scoring) if logits.size else None
 
 
 def _effects(model: Any, text: Any, metric: Metric) -> list[Effect]:

@@ -73,7 +73,7 @@ def ablate_heads(
     before = model.run(inputs)
     pairs = zip(inputs, before, strict=True)
     metrics = [metric_of(model, metric, position, answers, text, "ablate_heads") for text, answers in pairs]
-    names = _contexts(model)
+    names = contexts(model)
     values = np.full((len(names), max(count for _, count in names.values())), np.nan)
     cells = [(row, name, head) for row, (name, (_, count)) in enumerate(names.items()) for head in range(count)]
     changes = [(name, without_head(name, head)[name]) for _, name, head in cells]
@@ -89,7 +89,7 @@ def ablate_heads(
     )
 
 
-def _contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
+def contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
     """Returns the stage of the heads' outputs in each layer -> a title, and the number of heads."""
     config = model.config
     if not config.decoder:

@@ -12,6 +12,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import Answer, Effect, answer_of
 from npformer.interpret.stacks import Sides, is_arrays, stack_title, traced
+from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import shortened
 from npformer.view.attribution_view import attribution
 from npformer.view.document import View
@@ -72,10 +73,16 @@ def page(
     """
     several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
-    texts = text if several else [text]
+    texts = [_read(source, each) for each in (text if several else [text])]
     answers = tuple(None if is_arrays(source) else answer_of(source, each) for each in texts)
     views = (_views(source, each, found, **asked) for each, found in zip(texts, answers, strict=True))
     return PageView(tuple(views), answers)
+
+
+def _read(source: Any, text: Any) -> Any:
+    """Translates a text of a translation model, once for all views; returns other texts as they are."""
+    translates = not is_arrays(source) and source.config.head == "translation" and text is not None
+    return read_inputs(source, text).inputs[0] if translates else text
 
 
 def _views(

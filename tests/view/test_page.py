@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer import view
+from npformer import load, view
 from npformer.common.errors import NpformerError
+from npformer.generation import generate
+from npformer.interpret import study_inputs
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
@@ -187,3 +189,17 @@ def test_a_page_opens_on_the_head_that_the_answer_depends_on_most() -> None:
 def test_a_trace_and_a_base_model_have_no_answer() -> None:
     assert view.page(trace(tiny.model(), TEXT)).answers == (None,)
     assert view.page(tiny.model("bert", "base"), TEXT, methods="roll-out").answers == (None,)
+
+
+def test_a_page_translates_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    translations = []
+
+    def counted(*given: Any, **settings: Any) -> Any:
+        translations.append(given)
+        return generate(*given, **settings)
+
+    monkeypatch.setattr(study_inputs, "generate", counted)
+    shown = view.page(load("en-de-multi30k"), "A man rides a bike.")
+    assert len(translations) == 1
+    assert shown.answers[0] is not None
+    assert shown.answers[0].outcomes[0][0] == "Ein Mann fährt Fahrrad."
