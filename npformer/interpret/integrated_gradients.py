@@ -10,8 +10,10 @@ forward. An encoder-decoder reads each token twice, one position later in the de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +25,11 @@ from npformer.functions import constant_weights
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.interpret.study_inputs import tokens_read
 from npformer.model import Model
-from npformer.runtime.packing import Batch, Text
+from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit, Pullback, Recording, Stages
 from npformer.taps import listen, listening
-from npformer.transformer import backward, forward, packed, unread
+from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of an integral
@@ -87,16 +89,33 @@ def by_gradients(
 ) -> list[Method]:
     """Computes gradient times input, integrated gradients or both, for a text (L,) with these `tokens`.
 
-    `label` is as in `attribution.target`; the integral is a sum over `steps` points, by default STEPS, fewer for a long
-    text.
+    `label` is as in `attribution.target`; `steps` as in `explained_by_gradients`.
     """
-    fewer = max(LEAST, min(STEPS, MOST // len(text)))
-    points = fewer if steps is None else whole("attribution: steps", steps, 1)
     with single_blas_thread():
         logits = forward(model.weights, model.config, packed(model.config, [text]), listening())["logits"]
-        explained = target(model, label, logits[-1])
+    explained, columns = target(model, label, logits[-1]), tokens_read(model, list(tokens))
+    return explained_by_gradients(model, text, explained, tokens, columns, steps, methods, progress)
+
+
+def explained_by_gradients(
+    model: Any,
+    text: Any,
+    explained: Target,
+    tokens: Sequence[str],
+    columns: Sequence[str],
+    steps: int | None = None,
+    methods: Sequence[str] = METHODS,
+    progress: bool = False,
+) -> list[Method]:
+    """As `by_gradients` for a target; a translation model has a pair of source and target, of which the source counts.
+
+    The integral is a sum over `steps` points, by default STEPS, fewer for a long text. columns: the tokens as they are
+    read.
+    """
+    fewer = max(LEAST, min(STEPS, MOST // _length(text)))
+    points = fewer if steps is None else whole("attribution: steps", steps, 1)
+    with single_blas_thread():
         here, found = slope(model, [text], explained), []
-        columns = tokens_read(model, list(tokens))
         if "gradient" in methods:
             found.append(gradient_times_input(here, explained, columns))
         if "integrated" in methods:
@@ -106,31 +125,46 @@ def by_gradients(
         return found
 
 
-def slope(model: Model, texts: Sequence[Text], explained: Target, rows: np.ndarray | None = None) -> Slope:
+def _length(text: Any) -> int:
+    return sum(map(len, text)) if isinstance(text, tuple) else len(text)
+
+
+def slope(model: Any, texts: Sequence[Any], explained: Target, rows: np.ndarray | None = None) -> Slope:
     """Computes the target of `texts` and its gradient at their embeddings, or at `rows` instead."""
-    inputs, batch = Inputs(_stages(model), rows), packed(model.config, texts)
-    logits, stages = _recorded(model, batch, inputs)
-    asked = explained.rows(batch.lengths)
+    inputs, batches = Inputs(_stages(model), rows), _batches(model, texts)
+    logits, stages = _recorded(model, batches, inputs)
+    asked = explained.rows(batches[-1].lengths)
     grad = np.zeros_like(logits)
     grad[asked] = explained.gradient(logits[asked])
+    back: Any = transformer_backward if len(batches) > 1 else backward
     with constant_weights():
-        backward({"logits": grad}, stages, model.weights, model.config, batch)
+        back({"logits": grad}, stages, model.weights, model.config, *batches)
     return Slope(_embeddings(stages, inputs), explained.of(logits[asked]), inputs.grad)
 
 
-def _recorded(model: Model, batch: Batch, inputs: Inputs) -> tuple[np.ndarray, Stages]:
+def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
+    """The batch of some texts; of pairs those of the sources and targets."""
+    if model.config.head == "translation":
+        return [pack(side) for side in zip(*texts, strict=True)]
+    return [packed(model.config, texts)]
+
+
+def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.ndarray, Stages]:
     """Runs a forward: its logits and stages. Another listener, such as an edit, gets every stage whole."""
     recording, whole = Recording(unread(model.weights, model.config)), listening()
     with listen(inputs), listen(recording):
-        logits = forward(model.weights, model.config, batch, whole)["logits"]
+        if len(batches) > 1:
+            return transformer(model.weights, model.config, *batches)["logits"], recording.stages
+        logits = forward(model.weights, model.config, batches[0], all_rows=whole)["logits"]
     return logits, recording.stages
 
 
-def _stages(model: Model) -> list[str]:
-    """Returns the names of the embeddings' outputs: the encoder's, and that of a decoder."""
+def _stages(model: Any) -> list[str]:
+    """Returns the names of the embeddings' outputs: the encoder's, and that of a decoder that reads the same text."""
     if not model.config.decoder:
         return [Embeddings.output(model.weights)]
-    return [f"{stack}.{Embeddings.output(model.weights[stack])}" for stack in ("encoder", "decoder")]
+    stacks = ("encoder",) if model.config.head == "translation" else ("encoder", "decoder")
+    return [f"{stack}.{Embeddings.output(model.weights[stack])}" for stack in stacks]
 
 
 def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:
@@ -163,8 +197,8 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
 
 
 def integrated(
-    model: Model,
-    text: Text,
+    model: Any,
+    text: Any,
     here: Slope,
     explained: Target,
     tokens: Sequence[str],
@@ -182,7 +216,7 @@ def integrated(
     baseline, named = _baseline(model, text, here, tokens)
     way = here.rows - baseline
     places = [baseline + (step + 0.5) / steps * way for step in range(steps)]
-    size = max(1, TOKENS // len(text))
+    size = max(1, TOKENS // _length(text))
     cuts = [places[first : first + size] for first in range(0, steps, size)]
     threads = 1 if listening() else model.threads
     tasks = [partial(slope, model, [text] * len(cut), explained, np.concatenate(cut, axis=-2)) for cut in cuts]
@@ -203,7 +237,7 @@ def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
     return np.moveaxis(apart, -3, 0).astype(np.float64)
 
 
-def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
+def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tuple[np.ndarray, str]:
     """Returns the embeddings of a text without information, (L, D), and a name for it.
 
     The text has [MASK] for all tokens except [CLS] and [SEP], with the same positions and token types. The model was
@@ -211,14 +245,18 @@ def _baseline(model: Model, text: Text, here: Slope, tokens: Sequence[str]) -> t
     tokenizer without [MASK] gives [PAD], GPT-2's <|endoftext|>; without these, the embeddings are zeros, as the paper
     suggests for texts.
     """
-    try:
-        numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}
-    except NpformerError:  # models of token ids have no tokenizer
-        numbers = {}
+    translates = isinstance(text, tuple)
+    read, numbers = text[0] if translates else text, dict[str, Any]()
+    if translates:
+        numbers = {"<pad>": model.config.pad_id}
+    else:
+        with suppress(NpformerError):  # models of token ids have no tokenizer
+            numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:
         return np.zeros_like(here.rows), "zeros"
-    kept = np.isin(tokens, FRAME) | np.isin(text.ids, model.config.decoder.end_ids)  # for a decoder's head
-    ids, inputs = np.where(kept, text.ids, numbers[name]), Inputs(_stages(model))
-    _, stages = _recorded(model, packed(model.config, [Text(ids, text.token_type_ids, text.positions)]), inputs)
+    kept = np.isin(tokens, FRAME) | np.isin(read.ids, model.config.decoder.end_ids)  # for a decoder's head
+    blank = Text(np.where(kept, read.ids, numbers[name]), read.token_type_ids, read.positions)
+    inputs = Inputs(_stages(model))
+    _, stages = _recorded(model, _batches(model, [(blank, text[1]) if translates else blank]), inputs)
     return _embeddings(stages, inputs), f"a text of {name}"
