@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
@@ -26,9 +27,9 @@ LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Position tables: learned; the 2017 paper's sinusoids; Marian's, with all sines before all cosines; no table, if only
-#: attention uses relative positions.
-POSITIONS = ("learned", "sinusoidal", "sinusoidal-halves", "none")
+#: Tables of positions: learned; the 2017 paper's sinusoids; Marian's, with all sines before all cosines; no table, if
+#: only attention uses positions.
+TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
 
@@ -62,6 +63,57 @@ class Decoder:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """The table of absolute positions."""
+
+    table: str = "learned"  # one of TABLES
+    first: int = 0  # row for a text's first token
+    skips_padding: bool = False  # the padding token is not counted, and has the row before the first position's
+
+    def __post_init__(self) -> None:
+        checks.one_of("positions", self.table, TABLES)
+        checks.whole("positions.first", self.first, 0, MOST)
+        checks.boolean("positions.skips_padding", self.skips_padding)
+
+
+@dataclass(frozen=True)
+class Local:
+    """The layers whose attention has other mechanisms than the rest: a window of the text, for example."""
+
+    layers: tuple[int, ...]  # in ascending order
+    mechanisms: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        last = -1
+        for number in self.layers:
+            last = checks.whole("local.layers", number, last + 1, MOST)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Groups of layers that share weights, as in ALBERT (Lan et al., 2020, section 3.1)."""
+
+    groups: int = 1
+    layers: int = 1  # consecutive layers of a group, each with its own weights
+
+    def __post_init__(self) -> None:
+        checks.whole("sharing.groups", self.groups, 1, MOST)
+        checks.whole("sharing.layers", self.layers, 1, MOST)
+
+
+@dataclass(frozen=True)
+class InputConvolution:
+    """A convolution of the embeddings, which is added to the first layer."""
+
+    width: int
+    activation: str = "tanh"  # one of ACTIVATIONS
+
+    def __post_init__(self) -> None:
+        checks.whole("convolution.width", self.width, 1, MOST)
+        checks.one_of("convolution.activation", self.activation, ACTIVATIONS)
+
+
+@dataclass(frozen=True)
 class Config(Answering):
     """The sizes and options of a model.
 
@@ -74,23 +126,11 @@ class Config(Answering):
     max_length : maximum number of tokens of a text
     n_token_types : rows of the token type table; 0: no table
     d_embedding : width of the tables if a projection follows; 0: d_model
-    layer_groups : number of groups of layers that share weights; 0: every layer has its own weights
-    group_layers : number of consecutive layers in a group, each with its own weights
-    first_position : row of the position table for a text's first token
-    skips_padding : the padding token is not counted in positions, and has the row before the first position's
-    positions : one of POSITIONS
-    relative_buckets : rows of the table of relative biases; 0: no table
-    rotary_theta : base of the rotary embeddings; 0: no rotary embeddings
-    local_layers : numbers of the layers that attend to a window of the text, in ascending order
-    local_theta : base of the rotary embeddings in local layers
-    window : number of tokens that a query in a local layer attends to, itself and half of the rest on each side
-    n_distances : rows of the table of distances, for disentangled attention; 0: no table
-    max_distance : start of the last bucket of distances; 0: each distance has its own row
-    distance_forms : uses of that table in the scores: "key", content to distance, and "query", distance to content
-    own_distances : layers project the table of distances with separate weights, not with those of query and key
-    norm_distances : the table of distances has a norm
-    convolution : width of a convolution of the embeddings, which is added to the first layer; 0: no convolution
-    convolution_activation : one of ACTIVATIONS
+    positions : `Positions`, the table of absolute positions
+    mechanisms : how attention depends on places, instances of `npformer.mechanisms`, such as `Rotary(10_000.0)`
+    local : `Local`, the layers with other mechanisms
+    sharing : `Sharing`, groups of layers that share weights; None: every layer has its own weights
+    convolution : `InputConvolution` of the embeddings; None: no convolution
     scale_embedding : multiply token rows by sqrt(d_model)
     activation : activation of the feed-forward network, one of ACTIVATIONS
     head_activation : activation of the layer below a head's norm; "": as in the feed-forward network
@@ -137,23 +177,11 @@ class Config(Answering):
     max_length: int
     n_token_types: int = 0
     d_embedding: int = 0
-    layer_groups: int = 0
-    group_layers: int = 1
-    first_position: int = 0
-    skips_padding: bool = False
-    positions: str = "learned"
-    relative_buckets: int = 0
-    rotary_theta: float = 0.0
-    local_layers: tuple[int, ...] = ()
-    local_theta: float = 0.0
-    window: int = 0
-    n_distances: int = 0
-    max_distance: int = 0
-    distance_forms: tuple[str, ...] = ("key", "query")
-    own_distances: bool = False
-    norm_distances: bool = False
-    convolution: int = 0
-    convolution_activation: str = "tanh"
+    positions: Positions = Positions()
+    mechanisms: tuple[Any, ...] = ()
+    local: Local | None = None
+    sharing: Sharing | None = None
+    convolution: InputConvolution | None = None
     scale_embedding: bool = False
     activation: str = "gelu"
     head_activation: str = ""
@@ -181,62 +209,29 @@ class Config(Answering):
         checks.one_of("activation", self.activation, ACTIVATIONS)
         checks.one_of("head_activation", self.head_activation or self.activation, ACTIVATIONS)
         checks.one_of("pooler", self.pooler, ACTIVATIONS)
-        checks.one_of("convolution_activation", self.convolution_activation, ACTIVATIONS)
         checks.one_of("pooling", self.pooling, POOLINGS)
-        checks.one_of("positions", self.positions, POSITIONS)
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
-        tables = ("vocab_size", "n_token_types", "d_embedding", "layer_groups", "first_position", "relative_buckets")
-        for name in (*tables, "convolution", "window", "n_distances", "max_distance"):
+        for name in ("vocab_size", "n_token_types", "d_embedding"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
-        last = -1
-        for number in self.local_layers:
-            last = checks.whole("local_layers", number, last + 1, self.n_layers - 1)
-        if self.layer_groups:
-            checks.whole("layer_groups", self.layer_groups, 1, self.n_layers)
-            checks.whole("group_layers", self.group_layers, 1, self.n_layers // self.layer_groups)
-            if self.n_layers % self.group_layers:
-                raise NpformerError(f"n_layers: {self.n_layers} is not a multiple of group_layers {self.group_layers}")
-        if self.distance_forms not in ((), ("key",), ("query",), ("key", "query")):
-            raise NpformerError(
-                f"distance_forms: expected key, query, both or neither, got {self.distance_forms!r:.200}"
-            )
-        choices = ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied")
-        for name in (*choices, "own_distances", "norm_distances", "skips_padding"):
+        if self.local and self.local.layers:
+            checks.whole("local.layers", self.local.layers[-1], 0, self.n_layers - 1)
+        if self.sharing:
+            checks.whole("sharing.groups", self.sharing.groups, 1, self.n_layers)
+            layers = checks.whole("sharing.layers", self.sharing.layers, 1, self.n_layers // self.sharing.groups)
+            if self.n_layers % layers:
+                raise NpformerError(f"n_layers: {self.n_layers} is not a multiple of sharing.layers {layers}")
+        for name in ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
-        for name in ("rotary_theta", "local_theta"):
-            if getattr(self, name) != 0:
-                checks.positive(name, getattr(self, name))
         for n_heads in (self.n_heads, self.decoder.n_heads):
             if self.d_model % n_heads:
                 raise NpformerError(f"n_heads: {n_heads} does not divide the model's width of {self.d_model}")
-        self._check_windows()
-        self._check_needed()
         self._check_head()
-
-    def _check_windows(self) -> None:
-        """Refuses fields of local layers that have no effect without another field."""
-        if self.local_theta and not self.rotary_theta:
-            raise NpformerError(f"local_theta={self.local_theta}: needs rotary_theta, the base for the other layers")
-        if self.local_layers and self.rotary_theta and not self.local_theta:
-            raise NpformerError(f"local_layers={self.local_layers}: needs local_theta if rotary_theta is given")
-        if self.local_layers and not (self.window or self.rotary_theta):
-            raise NpformerError(
-                f"local_layers={self.local_layers}: needs window, the number of tokens that they attend to"
-            )
-        if self.window and not (self.local_layers or self.rotary_theta):
-            raise NpformerError(f"window={self.window}: needs local_layers, the layers with a window")
-
-    def _check_needed(self) -> None:
-        """Refuses fields of an absent table or convolution."""
-        of_distances = ("max_distance", "distance_forms", "own_distances", "norm_distances")
-        needed = dict.fromkeys(of_distances, "n_distances") | {"convolution_activation": "convolution"}
-        for name, other in needed.items():
-            if not getattr(self, other) and (value := getattr(self, name)) != getattr(Config, name):
-                raise NpformerError(f"{name}={value!r}: needs {other}")
+        for each in (*self.mechanisms, *(self.local.mechanisms if self.local else ())):
+            each.check(self)
 
     def __repr__(self) -> str:
         return checks.brief(self)
@@ -273,9 +268,9 @@ class Config(Answering):
     def d_head(self) -> int:
         return self.d_model // self.n_heads
 
-    def is_local(self, layer: int) -> bool:
-        """Whether a layer attends only to a window."""
-        return layer in self.local_layers
+    def mechanisms_of(self, layer: int) -> tuple[Any, ...]:
+        """The mechanisms of a layer's attention, without the causal mask."""
+        return self.local.mechanisms if self.local and layer in self.local.layers else self.mechanisms
 
     @property
     def below_head(self) -> str:
@@ -290,21 +285,22 @@ class Config(Answering):
     def group_of(self, layer: int) -> tuple[int, int]:
         """The group of a layer's weights, and the layer's index in it.
 
-        Of R = n_layers / group_layers runs, run r belongs to group floor(r / (R / layer_groups)), as in Hugging Face if
-        R is not a multiple of layer_groups. Lan et al., 2020, section 3.1.
+        Of R = n_layers / sharing.layers runs, run r belongs to group floor(r / (R / sharing.groups)), as in Hugging
+        Face if R is not a multiple of sharing.groups. Lan et al., 2020, section 3.1.
         """
-        run, place = divmod(layer, self.group_layers)
-        return int(run / (self.n_layers // self.group_layers / self.layer_groups)), place
+        sharing = self.sharing or Sharing()
+        run, place = divmod(layer, sharing.layers)
+        return int(run / (self.n_layers // sharing.layers / sharing.groups)), place
 
     @property
     def uncounted(self) -> int | None:
         """The token that is not counted in positions: RoBERTa's padding, with the row before the first position's."""
-        return self.pad_id if self.skips_padding else None
+        return self.pad_id if self.positions.skips_padding else None
 
     @property
     def n_positions(self) -> int:
         """Rows of the position table."""
-        return self.first_position + self.max_length
+        return self.positions.first + self.max_length
 
     @property
     def reads_token_types(self) -> bool:

@@ -108,7 +108,7 @@ class Model(GeneratingModel):
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
         """Each text's answers without padding. Their bits do not depend on other texts, their order or the threads."""
         c = self.config
-        check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.first_position)
+        check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
         lengths = [len(text) for text in texts]
         some, rows_shared = lambda at: self._forward([texts[i] for i in at]), partial(self._forward, texts)
         answers = self.in_shards(lengths, some, None if c.decoder else rows_shared)
@@ -248,9 +248,9 @@ class Seq2Seq(GeneratingModel):
         bits.
         """
         c, (sources, targets) = self.config, ([pair[side] for pair in pairs] for side in (0, 1))
-        check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)
+        check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)
         check_texts(
-            targets, c.max_length, c.decoder.vocab_size, name="decoder_input_ids", first_position=-c.first_position
+            targets, c.max_length, c.decoder.vocab_size, name="decoder_input_ids", first_position=-c.positions.first
         )
 
         def work(indices: list[int]) -> list[dict[str, np.ndarray]]:

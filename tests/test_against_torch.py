@@ -177,7 +177,7 @@ def test_every_family_head_and_option_has_a_case() -> None:
     for name, family in {**distinct_encoders(), "bart": BART}.items():
         heads = {config.head for config in configs if config.model_type == name}
         assert heads == (FEW_HEADS.get(name) or set(family.architectures.values()))
-    assert {config.convolution for config in configs} == {0, 3}
+    assert {config.convolution and config.convolution.width for config in configs} == {None, 3}
     assert {config.activation for config in configs} == {"gelu", "gelu_tanh", "relu", "silu"}
     for head in ("masked-lm", "causal-lm"):
         assert {config.tied for config in configs if config.head == head} == {True, False}

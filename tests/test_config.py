@@ -3,16 +3,19 @@
 import dataclasses
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import npformer
 from npformer.common.errors import NpformerError
 from npformer.common.limits import Limits
-from npformer.config import Config, Decoder
+from npformer.config import Config, Decoder, InputConvolution, Local, Positions, Sharing
 from npformer.families import FAMILIES, encoders, family_of, ignored, read_config, write_config
 from npformer.families.unsupported import MISSING
+from npformer.mechanisms import Disentangled, RelativeBias, Rotary, Window
 
 ARCHITECTURES = json.loads((Path(__file__).parent / "golden/checkpoints/architectures.json").read_text())
 DISTILBERT = ARCHITECTURES["DistilBertForSequenceClassification"]["config"]
@@ -222,27 +225,40 @@ SIZES = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ffn": 16
 
 
 @pytest.mark.parametrize(
-    ("fields", "more", "message"),
+    ("fields", "message"),
     [
-        ({"window": 3}, {"local_layers": (1,)}, "^window=3: needs local_layers"),
-        ({"local_layers": (1,)}, {"window": 3}, r"^local_layers=\(1,\): needs window"),
-        ({"local_theta": 1e3}, {"rotary_theta": 1e4}, r"^local_theta=1000\.0: needs rotary_theta"),
+        ({"mechanisms": (Rotary(0.0),)}, "^rotary.theta: expected a number above 0, got 0.0"),
         (
-            {"local_layers": (0, 1), "rotary_theta": 1e4, "window": 3},
-            {"local_theta": 1e3},
-            r"^local_layers=\(0, 1\): needs local_theta if rotary_theta",
+            {"mechanisms": (Rotary(100.0),), "n_heads": 8},
+            "^d_head: expected an even number for rotary embeddings, got 1",
         ),
-        ({"max_distance": 5}, {"n_distances": 8}, "^max_distance=5: needs n_distances"),
-        ({"distance_forms": ("key",)}, {"n_distances": 8}, r"^distance_forms=\('key',\): needs n_distances"),
-        ({"own_distances": True}, {"n_distances": 8}, "^own_distances=True: needs n_distances"),
-        ({"norm_distances": True}, {"n_distances": 8}, "^norm_distances=True: needs n_distances"),
-        ({"convolution_activation": "gelu"}, {"convolution": 3}, "^convolution_activation='gelu': needs convolution"),
+        ({"local": Local((1,), (Window(-1),))}, "^window.reach: expected a whole number of at least 0, got -1"),
+        ({"local": Local((2,), (Window(3),))}, "^local.layers: expected a whole number from 0 to 1, got 2"),
+        ({"mechanisms": (RelativeBias(2),)}, "^relative_bias.n_buckets: expected a whole number of at least 4, got 2"),
+        ({"mechanisms": (Disentangled(0),)}, "^disentangled.n_rows: expected a whole number of at least 1, got 0"),
+        ({"mechanisms": (Disentangled(8, forms=("query", "key")),)}, "^disentangled.forms: expected key, query, both"),
+        ({"sharing": Sharing(3)}, "^sharing.groups: expected a whole number from 1 to 2, got 3"),
+        ({"sharing": Sharing(1, 3)}, "^sharing.layers: expected a whole number from 1 to 2, got 3"),
     ],
 )
-def test_a_field_that_changes_nothing_without_another_is_refused(fields, more, message):
+def test_a_choice_that_a_model_of_this_size_cannot_have_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
-        Config("bert", "base", **SIZES, **fields)
-    Config("bert", "base", **SIZES, **fields, **more)
+        Config("bert", "base", **{**SIZES, **fields})
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Positions("rotary"), "^positions: expected one of learned.*got 'rotary'"),
+        (lambda: Positions(first=-1), "^positions.first: expected a whole number"),
+        (lambda: Local((1, 1), ()), "^local.layers: expected a whole number from 2"),
+        (lambda: InputConvolution(0), "^convolution.width: expected a whole number from 1"),
+        (lambda: InputConvolution(3, "nonsense"), "^convolution.activation: expected one of"),
+    ],
+)
+def test_a_group_of_fields_checks_its_own(made: Callable[[], object], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        made()
 
 
 def test_an_activation_that_no_layer_reads_is_checked_too():
@@ -253,8 +269,9 @@ def test_an_activation_that_no_layer_reads_is_checked_too():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_config_shows_the_fields_that_differ_from_their_defaults(name):
     config = read_config(ARCHITECTURES[name]["config"])
-    assert eval(repr(config), {"Config": Config, "Decoder": Decoder}) == config
-    assert "window=0" not in repr(config)
+    kinds = (Config, Decoder, Positions, Local, Sharing, InputConvolution, Rotary, Window, RelativeBias, Disentangled)
+    assert eval(repr(config), {each.__name__: each for each in kinds}) == config
+    assert "sharing=None" not in repr(config)
 
 
 def test_the_repr_of_limits_is_short():

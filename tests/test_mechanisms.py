@@ -10,11 +10,12 @@ import pytest
 from npformer import NpformerError
 from npformer.blocks import Attention, Rows
 from npformer.checkpoint.tree import flatten, unflatten
+from npformer.config import InputConvolution, Local
 from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows
 from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Causal, Mechanism, Rotary, Window
+from npformer.mechanisms import Causal, Disentangled, Mechanism, RelativeBias, Rotary, Window
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -33,7 +34,11 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "bias-causal": ("mpnet", lambda config, i: (Causal(),), {}),
     "bias-rotary": ("mpnet", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "bias-window": ("mpnet", lambda config, i: (Window(3),) * i, {}),
-    "distances-and-a-convolution": ("deberta-v2", lambda config, i: (), {"convolution": 3, "n_layers": 1}),
+    "distances-and-a-convolution": (
+        "deberta-v2",
+        lambda config, i: (),
+        {"convolution": InputConvolution(3), "n_layers": 1},
+    ),
     "distances-causal": ("deberta-v2", lambda config, i: (Causal(),), {}),
     "distances-rotary": ("deberta-v2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "rotary-causal": ("gpt2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
@@ -77,12 +82,12 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
             for stage, heads in (("query", q), ("key", k)):
                 turned = rotate(recorded[f"{at}.{stage}"], *angles)
                 np.testing.assert_array_equal(turned.reshape(12, 4, -1).swapaxes(0, 1), heads)
-        products = 3 if config.n_distances else 1
+        products = 3 if Disentangled in mechanisms else 1
         expected = q @ k.mT / np.sqrt(products * config.d_head)
-        if config.relative_buckets:
+        if RelativeBias in mechanisms:
             bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
             expected = expected + bias[:, bias.shape[-1] // 2 + distance]
-        if config.n_distances:
+        if Disentangled in mechanisms:
             expected = expected + recorded[f"{at}.distance_scores"]
         np.testing.assert_allclose(recorded[f"{at}.scores"], expected, rtol=0, atol=1e-13)
         seen = np.ones((12, 12), bool)
@@ -211,18 +216,17 @@ def test_layers_with_equal_choices_share_their_tables() -> None:
 @pytest.mark.parametrize(
     ("family", "chosen"),
     [
-        ("bert", {"rotary_theta": 100.0}),
-        ("bert", {"relative_buckets": 32}),
-        ("bert", {"convolution": 3}),
-        ("gpt2", {"n_distances": 16}),
-        ("mpnet", {"local_layers": (1,), "window": 6}),
+        ("bert", {"mechanisms": (Rotary(100.0),)}),
+        ("bert", {"mechanisms": (RelativeBias(32),)}),
+        ("bert", {"convolution": InputConvolution(3)}),
+        ("gpt2", {"mechanisms": (tiny.distances(),)}),
+        ("mpnet", {"local": Local((1,), (Window(3),))}),
         ("deberta-v2", {"causal": True}),
         ("modernbert", {"causal": True}),
     ],
 )
 def test_a_choice_that_no_part_of_the_family_computes_is_an_error(family: str, chosen: dict[str, Any]) -> None:
-    [name, *_] = chosen
-    with pytest.raises(NpformerError, match=rf"{name}=.*: a {family} model has no"):
+    with pytest.raises(NpformerError, match=rf"^(mechanisms|causal|convolution): a {family} model has no"):
         parts_of(tiny.config(family, "base", **chosen))
 
 

@@ -69,7 +69,7 @@ def _replaced(port: Any, name: str, formula: Formula) -> Rules:
     used = {
         "*.ffn.activation": config.activation,
         "head.activation": config.below_head,
-        "convolution.activation": config.convolution_activation,
+        "convolution.activation": config.convolution.activation if config.convolution else "",
         "pooled": config.pooler,
     }
     return {stage: from_source(formula) for stage, own in used.items() if own == name}

@@ -160,7 +160,7 @@ def convolved(at: Any, x: np.ndarray) -> np.ndarray:
 
 def _kernel(port: Any) -> Ways:
     """Takes the weights W_1, ..., W_K of the neighbours in another order."""
-    count, width = port.config.convolution, port.config.d_model
+    count, width = port.config.convolution.width, port.config.d_model
     rows = port.weights[KERNEL].reshape(count, width, width)
     orders = {
         "reversed: a convolution, not a correlation": rows[::-1],
@@ -192,7 +192,7 @@ def _padding_counted(port: Any) -> Ways:
 
 
 def _other_activation(port: Any) -> Ways:
-    yield from other_activations(port.config.convolution_activation, ACTIVATION)
+    yield from other_activations(port.config.convolution.activation, ACTIVATION)
     yield "left out", {ACTIVATION: lambda y, at: at.source}
 
 
@@ -205,7 +205,7 @@ PLACES: dict[str, Rules] = {
     "not added": {SUM: lambda y, at: at(LAYER)},
     "put in the layer's place": {SUM: lambda y, at: at(ACTIVATION)},
     "added before the activation": {
-        SUM: lambda y, at: ACTIVATIONS[at.config.convolution_activation](at(LAYER) + at(HIDDEN))
+        SUM: lambda y, at: ACTIVATIONS[at.config.convolution.activation](at(LAYER) + at(HIDDEN))
     },
     "added before the first layer's norm": {SUM: lambda y, at: at("layers.0.ffn_residual") + at(ACTIVATION)},
     "normalized before it is added": {

@@ -69,7 +69,7 @@ def ties(config: Config) -> dict[str, str]:
 def _shared_layers(config: Config) -> dict[str, str]:
     """The arrays of layers that share an earlier layer's weights -> that layer's arrays."""
     first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
-    for name in parameters(config) if config.layer_groups else []:
+    for name in parameters(config) if config.sharing else []:
         if name.startswith("layers."):
             _, layer, rest = name.split(".", 2)
             earlier = first.setdefault((*config.group_of(int(layer)), rest), name)
@@ -86,7 +86,7 @@ def drawn(config: Config) -> dict[str, Parameter]:
 
 def _computed(name: str, config: Config) -> bool:
     """Returns whether an array is a table of sinusoids, which a file may omit."""
-    return config.positions != "learned" and name.endswith("embeddings.position.weight")
+    return config.positions.table != "learned" and name.endswith("embeddings.position.weight")
 
 
 # --- from a file -----------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
 
 def _sinusoids(config: Config, dtype: Any) -> Array:
     """The position table as in checkpoints: computed in float32 regardless of the model's dtype."""
-    halves = config.positions == "sinusoidal-halves"
+    halves = config.positions.table == "sinusoidal-halves"
     table = sinusoidal_positions(config.n_positions, config.table_width, halves=halves).astype(
         dtype or np.float32, copy=False
     )

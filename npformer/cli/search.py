@@ -141,7 +141,7 @@ def _digest(task: Any) -> str:
     parts = {
         "weights": checksum(stored(dict(model.weights), model.config), {}),
         "modules": task.module_sums,
-        "config": asdict(model.config),
+        "config": repr(model.config),
         "recipe": asdict(task.recipe),
         "options": asdict(task.options),
         "tokenizer": model.tokenizer.to_str(),

@@ -54,7 +54,7 @@ def identity(task: Task) -> dict[str, Any]:
     return {
         "task": task.name,
         "options": options,
-        "config": asdict(model.config),
+        "config": repr(model.config),
         "weights": checksum(arrays, own_metadata(arrays)),
         "tokenizer": _tokenizer(task),
         "same bits": model.same_bits,

@@ -45,15 +45,6 @@ __all__ = [
     "write_config",
 ]
 
-#: A field of a config -> the mechanism that computes with it.
-MECHANISMS = {
-    "relative_buckets": "RelativeBias",
-    "rotary_theta": "Rotary",
-    "n_distances": "Disentangled",
-    "local_layers": "Window",
-    "causal": "Causal",
-}
-
 #: model_type -> family.
 FAMILIES: dict[str, Family] = {
     each.model_type: each
@@ -89,13 +80,15 @@ def parts_of(config: Config) -> Parts:
 
     Raises NpformerError for a mechanism that the config asks for and the family does not have.
     """
-    parts = family_of(config).build(config, config.head)
-    found = {type(each).__name__ for each in parts.stack.mechanisms}
-    for name, mechanism in MECHANISMS.items():
-        if (value := getattr(config, name)) and mechanism not in found:
-            raise NpformerError(f"{name}={value!r:.80}: a {config.model_type} model has no {mechanism} attention")
+    family = family_of(config)
+    for each in (*config.mechanisms, *(config.local.mechanisms if config.local else ())):
+        if type(each) not in family.mechanisms:
+            raise NpformerError(f"mechanisms: a {config.model_type} model has no {type(each).__name__} attention")
+    if config.causal and not (family.constants.get("causal") or "causal-lm" in family.all_heads):
+        raise NpformerError(f"causal: a {config.model_type} model has no causal attention")
+    parts = family.build(config, config.head)
     if config.convolution and parts.stack.after_first is None:
-        raise NpformerError(f"convolution={config.convolution}: a {config.model_type} model has no convolution")
+        raise NpformerError(f"convolution: a {config.model_type} model has no convolution")
     return parts
 
 
@@ -110,7 +103,7 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     limits.check("layers", family.layer_count(data), "layers")
     config = family.read_config(data, head)
     limits.check("layers", config.n_layers + config.decoder.n_layers, "layers")
-    if config.positions != "learned":
+    if config.positions.table.startswith("sinusoidal"):
         limits.check("positions", config.n_positions * config.table_width, "numbers in the table of positions")
     return config
 

@@ -7,13 +7,14 @@ reads the sentence-order head (0: in order, 1: swapped), for which transformers 
 
 from __future__ import annotations
 
+from npformer.config import Sharing
 from npformer.families.table import EncoderTable
 
 LAYER = "albert.encoder.albert_layer_groups.*.albert_layers.*"
 
 ALBERT = EncoderTable(
     model_type="albert",
-    constants={"layer_groups": 1},
+    constants={"sharing": Sharing()},
     special_tokens={
         "unk_token": "<unk>",
         "sep_token": "[SEP]",

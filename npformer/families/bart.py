@@ -12,7 +12,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.config import MOST, Config
+from npformer.config import MOST, Config, Positions
 from npformer.families.base import (
     Source,
     read_activation,
@@ -124,7 +124,7 @@ BART = Bart(
     prefix="model.",
     special_tokens=SPECIAL_TOKENS,
     pair="cls $A sep sep $B sep",
-    constants={"eps": 1e-5, "first_position": 2, "shared": True},
+    constants={"eps": 1e-5, "positions": Positions(first=2), "shared": True},
     ids={"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2},
     always={
         "normalize_before": False,

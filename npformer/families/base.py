@@ -163,6 +163,14 @@ class Family:
             raise NpformerError(f"architectures: expected a list, got {checks.shown(architectures)}")
         return self.architectures[checks.one_of("architectures", architectures[0], self.architectures)]
 
+    @property
+    def mechanisms(self) -> tuple[type, ...]:
+        """The kinds of mechanisms of this family's attention, apart from a causal mask."""
+        local = self.constants.get("local")
+        return tuple(
+            type(each) for each in (*self.constants.get("mechanisms", ()), *(local.mechanisms if local else ()))
+        )
+
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def build(self, config: Config, head: str) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import replace
 
 from npformer.activations import ACTIVATIONS
@@ -26,25 +26,20 @@ def embeddings_of(config: Config) -> Embeddings:
     """The embeddings of an encoder."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     rows = (config.vocab_size, config.n_positions, config.n_token_types)
-    return Embeddings(norm_of(config), scale, config.first_position, config.padding_idx, *rows, config.table_width)
+    return Embeddings(norm_of(config), scale, config.positions.first, config.padding_idx, *rows, config.table_width)
 
 
-def stack_of(
-    config: Config,
-    mechanisms: Sequence[tuple[Mechanism, ...]] | None = None,
-    gated: bool = False,
-    after_first: Layer | None = None,
-) -> Stack:
-    """The layers of an encoder, or of a decoder on its own.
-
-    mechanisms: those of each layer's attention; by default causal masks if the config has them. gated: the feed-forward
-    networks have a gate.
-    """
+def stack_of(config: Config, gated: bool = False, after_first: Layer | None = None) -> Stack:
+    """The layers of an encoder, or of a decoder on its own. gated: the feed-forward networks have a gate."""
     norm, activation = norm_of(config), ACTIVATIONS[config.activation]
-    each = mechanisms or [(Causal(),) if config.causal else ()] * config.n_layers
     choices = config.n_heads, activation, gated, norm, config.norm_first
-    layers = [layer_of(*choices, of_layer, config.d_ffn) for of_layer in each]
+    layers = [layer_of(*choices, _mechanisms(config, i), config.d_ffn) for i in range(config.n_layers)]
     return Stack(tuple(layers), norm, after_first)
+
+
+def _mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
+    own = tuple(each.for_model(config) for each in config.mechanisms_of(layer))
+    return (*own, Causal()) if config.causal else own
 
 
 def decoder_of(config: Config) -> tuple[Embeddings, Stack]:

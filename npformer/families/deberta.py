@@ -14,7 +14,7 @@ from npformer.activations import ACTIVATIONS
 from npformer.blocks import Convolution
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.config import MOST, Config
+from npformer.config import MOST, Config, InputConvolution, Positions
 from npformer.families import base
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
@@ -46,54 +46,58 @@ class Deberta(EncoderTable):
         buckets = _whole(data, "position_buckets", 0)
         if buckets > 0 and not 4 <= buckets < farthest:
             raise NpformerError(f"position_buckets: expected 4 to {farthest}, max_relative_positions, got {buckets}")
+        distances = Disentangled(
+            2 * (buckets or farthest),
+            farthest if buckets else 0,
+            _forms(data),
+            own=not _boolean(data, "share_att_key", False),
+            norm=norms == "layer_norm",
+        )
         return replace(
             config,
-            n_distances=2 * (buckets or farthest),
-            max_distance=farthest if buckets else 0,
-            own_distances=not _boolean(data, "share_att_key", False),
-            norm_distances=norms == "layer_norm",
-            distance_forms=_forms(data),
-            positions="learned" if _boolean(data, "position_biased_input", True) else "none",
+            mechanisms=(distances,),
+            positions=Positions("learned" if _boolean(data, "position_biased_input", True) else "none"),
             n_token_types=checks.whole("type_vocab_size", data.get("type_vocab_size", 0), 0, MOST),
-            **_convolution(data),
+            convolution=_convolution(data),
         )
 
     def write_config(self, config: Config) -> dict[str, Any]:
+        [distances] = config.mechanisms
         return {
             **super().write_config(config),
             **EXPECTED,
-            "pos_att_type": [theirs for theirs, ours in FORMS.items() if ours in config.distance_forms],
-            "position_biased_input": config.positions == "learned",
+            "pos_att_type": [theirs for theirs, ours in FORMS.items() if ours in distances.forms],
+            "position_biased_input": config.positions.table == "learned",
             "type_vocab_size": config.n_token_types,
-            "norm_rel_ebd": "layer_norm" if config.norm_distances else "none",
-            "max_relative_positions": config.max_distance or config.n_distances // 2,
-            "position_buckets": config.n_distances // 2 if config.max_distance else -1,
-            "share_att_key": not config.own_distances,
-            "conv_kernel_size": config.convolution,
-            **({"conv_act": CONVOLUTIONS[config.convolution_activation]} if config.convolution else {}),
+            "norm_rel_ebd": "layer_norm" if distances.norm else "none",
+            "max_relative_positions": distances.max_distance or distances.n_buckets,
+            "position_buckets": distances.n_buckets if distances.max_distance else -1,
+            "share_att_key": not distances.own,
+            "conv_kernel_size": config.convolution.width if config.convolution else 0,
+            **({"conv_act": CONVOLUTIONS[config.convolution.activation]} if config.convolution else {}),
         }
 
     def stack(self, config: Config) -> Stack:
-        distances = Disentangled(config.n_distances, config.max_distance, config.eps, config.distance_forms)
         convolution = None
         if config.convolution:
-            block = Convolution(ACTIVATIONS[config.convolution_activation], config.convolution)
+            block = Convolution(ACTIVATIONS[config.convolution.activation], config.convolution.width)
             convolution = Layer((("convolution", block),), LayerNorm(config.eps))
-        return stack_of(config, [(distances,)] * config.n_layers, after_first=convolution)
+        return stack_of(config, after_first=convolution)
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
         modules = super()._modules(config, head)
-        own = [f"distance_{form}" for form in config.distance_forms if config.own_distances]
-        absent = [each for each in OWN if each not in own] + ([] if config.norm_distances else ["distances_norm"])
+        [distances] = config.mechanisms
+        own = [f"distance_{form}" for form in distances.forms if distances.own]
+        absent = [each for each in OWN if each not in own] + ([] if distances.norm else ["distances_norm"])
         absent += [] if config.convolution else ["convolution", "convolution_norm"]
-        absent += [] if config.positions == "learned" else ["embeddings.position"]
+        absent += [] if config.positions.table == "learned" else ["embeddings.position"]
         absent += [] if config.n_token_types else ["embeddings.segment"]
         return {group: module for group, module in modules.items() if not group.endswith(tuple(absent))}
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         found = super().sources(config, arrays, head)
-        if "convolution.weight" in found:
-            found["convolution.weight"] = found["convolution.weight"]._replace(kernel=config.convolution)
+        if config.convolution:
+            found["convolution.weight"] = found["convolution.weight"]._replace(kernel=config.convolution.width)
         return found
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
@@ -101,16 +105,16 @@ class Deberta(EncoderTable):
         return super().dropout(config, rate, attention, head) | more
 
 
-def _convolution(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the convolution in the largest models."""
+def _convolution(data: Mapping[str, Any]) -> InputConvolution | None:
+    """The convolution of the largest models."""
     width = checks.whole("conv_kernel_size", data.get("conv_kernel_size", 0), 0, MOST)
     if not width:
-        return {}
+        return None
     if width % 2 == 0:
         raise NpformerError(f"conv_kernel_size: expected an odd number, got {width}")
     reject_other(data, {"conv_groups": 1})
     named = checks.one_of("conv_act", data.get("conv_act", "tanh"), THEIRS)
-    return {"convolution": width, "convolution_activation": THEIRS[named]}
+    return InputConvolution(width, THEIRS[named])
 
 
 def _forms(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -137,12 +141,10 @@ DEBERTA = Deberta(
     model_type="deberta-v2",
     constants={
         "pooler": "gelu",
-        "positions": "none",
+        "positions": Positions("none"),
         "pad_id": 0,
         "padding_idx": 0,
-        "n_distances": 512,
-        "max_distance": 512,
-        "norm_distances": True,  # for version 3, unless config.json differs
+        "mechanisms": (Disentangled(512, 512, norm=True),),  # for version 3, unless config.json differs
     },
     settings={"z_steps": 0, "legacy": True},
     sizes={

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npformer.config import LABELLED, Config, Decoder
+from npformer.config import LABELLED, Config, Decoder, Positions
 from npformer.families.base import (
     ACTIVATIONS,
     Source,
@@ -132,7 +132,7 @@ class Marian(Transformer):
 MARIAN = Marian(
     model_type="marian",
     architectures={"MarianMTModel": "translation"},
-    constants={"eps": 1e-5, "positions": "sinusoidal-halves"},
+    constants={"eps": 1e-5, "positions": Positions("sinusoidal-halves")},
     ids={"pad_token_id": 58100, "decoder_start_token_id": 58100, "eos_token_id": 0},
     always={"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     ends_sources=True,

@@ -7,11 +7,12 @@ blocks; the first layer has no attention norm, because the embeddings end with a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.config import MOST, Config
+from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import ACTIVATIONS, first, read_activation
 from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
@@ -28,7 +29,8 @@ class ModernBert(EncoderTable):
 
     def config(self, head: str, **fields: Any) -> Config:
         """Every third layer is global by default."""
-        return super().config(head, **{"local_layers": between(3, fields["n_layers"]), **fields})
+        local = replace(self.constants["local"], layers=between(3, fields["n_layers"]))
+        return super().config(head, **{"local": local, **fields})
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         below = read_activation("classifier_activation", data)
@@ -41,37 +43,35 @@ class ModernBert(EncoderTable):
         pad = data.get("pad_token_id")
         if pad is not None:
             checks.whole("pad_token_id", pad, 0, MOST)
-        theta = _theta(data, GLOBAL, "global_rope_theta", 160_000.0)
+        wide = _theta(data, GLOBAL, "global_rope_theta", 160_000.0)
+        near = _theta(data, LOCAL, "local_rope_theta", 10_000.0) or wide
         return {
             "pad_id": pad,
             "padding_idx": pad,
-            "rotary_theta": theta,
-            "local_theta": _theta(data, LOCAL, "local_rope_theta", 10_000.0) or theta,
-            "local_layers": _local_layers(data, n_layers),
-            "window": window,
+            "mechanisms": _rotary(wide),
+            "local": Local(_local_layers(data, n_layers), (*_rotary(near), Window(window // 2))),
             "head_activation": "" if below == read_activation(self.activation, data) else below,
             "pooling": POOLINGS[pooling],
         }
 
     def stack(self, config: Config) -> Stack:
-        thetas = config.rotary_theta, config.local_theta  # 0 for null in older files: no rotation
-        wide, near = (tuple([Rotary(theta, config.d_head)] if theta else []) for theta in thetas)
-        window = (Window(config.window // 2),) if config.window else ()
-        layers = [(*near, *window) if config.is_local(i) else wide for i in range(config.n_layers)]
-        return stack_of(config, layers, gated=True)
+        return stack_of(config, gated=True)
 
     def write_config(self, config: Config) -> dict[str, Any]:
-        kinds = [LOCAL if config.is_local(i) else GLOBAL for i in range(config.n_layers)]
-        thetas = {GLOBAL: config.rotary_theta, LOCAL: config.local_theta}
+        local: Local = config.local or self.constants["local"]
+        kinds = [LOCAL if i in local.layers else GLOBAL for i in range(config.n_layers)]
+        both = {GLOBAL: config.mechanisms, LOCAL: local.mechanisms}
+        thetas = {kind: sum(each.theta for each in of if isinstance(each, Rotary)) for kind, of in both.items()}
+        window = next(each for each in local.mechanisms if isinstance(each, Window))
         return super().write_config(config) | {
             "pad_token_id": config.pad_id,
             "classifier_activation": first(ACTIVATIONS, config.below_head),
             "classifier_pooling": next(theirs for theirs, ours in POOLINGS.items() if ours == config.pooling),
-            "local_attention": config.window,
-            **_steps(config),
+            "local_attention": 2 * window.reach,
+            **_steps(local.layers, config.n_layers),
             "layer_types": kinds,
-            "global_rope_theta": config.rotary_theta,
-            "local_rope_theta": config.local_theta,
+            "global_rope_theta": thetas[GLOBAL],
+            "local_rope_theta": thetas[LOCAL],
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": each} for kind, each in thetas.items()},
         }
 
@@ -108,10 +108,14 @@ def between(every: int, n_layers: int) -> tuple[int, ...]:
     return tuple(i for i in range(n_layers) if i % every)
 
 
-def _steps(config: Config) -> dict[str, int]:
+def _rotary(theta: float) -> tuple[Rotary, ...]:
+    """Rotary embeddings; none for 0, which is null in an older config.json."""
+    return (Rotary(theta),) if theta else ()
+
+
+def _steps(local: tuple[int, ...], n_layers: int) -> dict[str, int]:
     """The spacing of global layers, for versions of Transformers without layer_types; {} if it is irregular."""
-    steps = range(1, config.n_layers + 1)
-    every = next((each for each in steps if between(each, config.n_layers) == config.local_layers), None)
+    every = next((each for each in range(1, n_layers + 1) if between(each, n_layers) == local), None)
     return {} if every is None else {"global_attn_every_n_layers": every}
 
 
@@ -119,8 +123,8 @@ MODERNBERT = ModernBert(
     model_type="modernbert",
     reads=frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
     constants={
-        "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "window": 128,
-        "rotary_theta": 160_000.0, "local_theta": 10_000.0,
+        "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "positions": Positions("none"),
+        "mechanisms": (Rotary(160_000.0),), "local": Local((), (Rotary(10_000.0), Window(64))),
     },
     pair="cls $A sep $B sep",
     sizes={

@@ -5,31 +5,19 @@ Positions are counted as in RoBERTa, always with padding token 1. There are no t
 
 from __future__ import annotations
 
-from npformer.config import Config
-from npformer.families.building import stack_of
+from npformer.config import Positions
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.table import EncoderTable
-from npformer.layers import Stack
 from npformer.mechanisms import RelativeBias
 
-
-class Mpnet(EncoderTable):
-    """The table, with relative biases."""
-
-    def stack(self, config: Config) -> Stack:
-        bias = RelativeBias(config.max_length, config.relative_buckets, config.n_heads)
-        return stack_of(config, [(bias,)] * config.n_layers)
-
-
-MPNET = Mpnet(
+MPNET = EncoderTable(
     model_type="mpnet",
     # Transformers always uses 32 buckets, and ignores pad_token_id when counting positions.
     constants={
         "pad_id": 1,
         "padding_idx": 1,
-        "first_position": 2,
-        "skips_padding": True,
-        "relative_buckets": 32,
+        "positions": Positions(first=2, skips_padding=True),
+        "mechanisms": (RelativeBias(32),),
         "head_activation": "gelu",
     },
     special_tokens={**SPECIAL_TOKENS, "unk_token": "[UNK]"},

@@ -11,7 +11,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.config import MOST, Config
+from npformer.config import MOST, Config, Positions
 from npformer.families.base import reject_other
 from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
@@ -82,17 +82,16 @@ class NomicBert(EncoderTable):
         pad = data.get("pad_token_id", 0)
         if pad is not None:
             checks.whole("pad_token_id", pad, 0, MOST)
-        return {"pad_id": pad, "padding_idx": pad, "rotary_theta": _theta(data)}
+        return {"pad_id": pad, "padding_idx": pad, "mechanisms": (Rotary(_theta(data)),)}
 
     def write_config(self, config: Config) -> dict[str, Any]:
         return super().write_config(config) | {
             "pad_token_id": config.pad_id,
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_theta},
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.mechanisms[0].theta},
         }
 
     def stack(self, config: Config) -> Stack:
-        rotary = Rotary(config.rotary_theta, config.d_head)
-        return stack_of(config, [(rotary,)] * config.n_layers, gated=True)
+        return stack_of(config, gated=True)
 
     def head_of(self, data: Mapping[str, Any]) -> str:
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
@@ -135,7 +134,13 @@ LAYER, TRANSFORMERS = "nomic_bert.encoder.layers.*", "nomic_bert.layers.*"
 NOMIC_BERT = NomicBert(
     model_type="nomic_bert",
     reads=frozenset({"auto_map", "rope_parameters"}),
-    constants={"positions": "none", "bias": False, "rotary_theta": 1000.0, "pad_id": 0, "padding_idx": 0},
+    constants={
+        "positions": Positions("none"),
+        "mechanisms": (Rotary(1000.0),),
+        "bias": False,
+        "pad_id": 0,
+        "padding_idx": 0,
+    },
     sizes={
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",

@@ -6,6 +6,7 @@ the special tokens are `<s>` and `</s>`, and the classifier has its own dense la
 
 from __future__ import annotations
 
+from npformer.config import Positions
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
 from npformer.families.table import EncoderTable
 
@@ -46,8 +47,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         constants={
             "pad_id": 1,
             "padding_idx": 1,
-            "first_position": 2,
-            "skips_padding": True,
+            "positions": Positions(first=2, skips_padding=True),
             "head_activation": "gelu",
         },
         padding="pad_token_id",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.config import MOST, Config
+from npformer.config import MOST, Config, Positions, Sharing
 from npformer.families.base import (
     ACTIVATIONS,
     Family,
@@ -85,18 +85,20 @@ class EncoderTable(Family):
         fields: dict[str, Any] = {}
         if self.padding:
             pad = checks.whole(self.padding, data.get(self.padding, self.constants["pad_id"]), 0, MOST)
-            fields = {"pad_id": pad, "padding_idx": pad, "first_position": pad + 1}
+            positions = replace(self.constants["positions"], first=pad + 1)
+            fields = {"pad_id": pad, "padding_idx": pad, "positions": positions}
         required = {ours: (theirs, ...) for ours, theirs in self.sizes.items()}
         for ours, value in read_fields(required, data, self.model_type).items():
-            least = 1 + {**self.constants, **fields}.get("first_position", 0) if ours == "max_length" else 1
+            least = 1 + {"positions": Positions(), **self.constants, **fields}["positions"].first
+            least = least if ours == "max_length" else 1
             fields[ours] = checks.whole(self.sizes[ours], value, least, MOST) - (least - 1)
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
             runs = fields["n_layers"]  # number of runs of a group
-            fields["layer_groups"] = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
-            fields["group_layers"] = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
-            fields["n_layers"] = runs * fields["group_layers"]
+            groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
+            layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
+            fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}
         if self.eps:
             fields["eps"] = checks.positive(self.eps, data.get(self.eps, self.constants.get("eps", 1e-12)))
         if self.token_types:
@@ -139,9 +141,9 @@ class EncoderTable(Family):
         data: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture(config)]}
         data |= self.settings
         sizes = {"max_length": config.n_positions, "d_embedding": config.table_width}
-        if self.layer_groups:
-            sizes["n_layers"] = config.n_layers // config.group_layers
-            data |= {self.layer_groups: config.layer_groups, self.group_layers: config.group_layers}
+        if config.sharing:
+            sizes["n_layers"] = config.n_layers // config.sharing.layers
+            data |= {self.layer_groups: config.sharing.groups, self.group_layers: config.sharing.layers}
         for ours, theirs in self.sizes.items():
             data[theirs] = sizes.get(ours) or getattr(config, ours)
         data[self.activation] = first(ACTIVATIONS, config.activation)

@@ -12,7 +12,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.config import Config, Decoder
+from npformer.config import Config, Decoder, Positions
 from npformer.families.base import Source, read_fields, read_ids, read_labels, write_labels
 from npformer.families.vaswani import Transformer
 
@@ -41,7 +41,6 @@ FIELDS = {
     "norm_first": ("norm_first", False),
     "bias": ("bias", True),
     "final_norm": ("final_norm", False),
-    "positions": ("positions", "sinusoidal"),
     "scale_embedding": ("scale_embedding", False),
     "shared": ("share_embeddings", False),
     "tied": ("tie_word_embeddings", False),
@@ -54,7 +53,17 @@ DECODER_FIELDS = {
     "vocab_size": ("target_vocab_size", None),
     "start_id": ("decoder_start_token_id", 0),
 }
-OTHERS = ("model_type", "architectures", "eos_token_id", "head", "id2label", "label2id", "modules", "dtype")
+OTHERS = (
+    "model_type",
+    "architectures",
+    "positions",
+    "eos_token_id",
+    "head",
+    "id2label",
+    "label2id",
+    "modules",
+    "dtype",
+)
 
 #: The last part of a group -> its name in torch's enclosing module ("": not a separate module).
 NAMES = {
@@ -116,6 +125,7 @@ class TorchModules(Transformer):
         return self.config(
             head,
             **settings,
+            positions=Positions(data.get("positions", "sinusoidal")),
             labels=read_labels(head, data),
             decoder=_decoder(decoder, data, torch_class),
             torch_class=torch_class,
@@ -126,6 +136,7 @@ class TorchModules(Transformer):
         data: dict[str, Any] = {"model_type": self.model_type, "architectures": [config.torch_class]}
         data |= {theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()}
         data |= {theirs: getattr(config.decoder, ours) for ours, (theirs, _) in DECODER_FIELDS.items()}
+        data["positions"] = config.positions.table
         data["eos_token_id"] = list(config.decoder.end_ids)
         return {**data, "head": config.head, "modules": dict(config.modules), **write_labels(config)}
 
@@ -179,6 +190,6 @@ def _join(*parts: str) -> str:
 TORCH_MODULES = TorchModules(
     model_type="transformer",
     architectures=dict.fromkeys(CLASSES, "base"),
-    constants={"positions": "sinusoidal", "torch_class": "nn.Transformer"},
+    constants={"positions": Positions("sinusoidal"), "torch_class": "nn.Transformer"},
     strict=True,
 )

@@ -46,7 +46,7 @@ class Transformer(Family):
 
     def optional(self, config: Config) -> frozenset[str]:
         computed = {f"{side}.embeddings.position" for side in ("encoder", "decoder")} | {"embeddings.position"}
-        return frozenset({"head.output.bias"} | (computed if config.positions != "learned" else set()))
+        return frozenset({"head.output.bias"} | (computed if config.positions.table != "learned" else set()))
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
         return {**residual_rates(rate), "*ffn.activation": rate, "*attention.weights": attention}

@@ -177,7 +177,7 @@ def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
 def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
     """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
     c = model.config
-    check_texts(sources, c.max_length, c.vocab_size, first_position=-c.first_position)
+    check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)
 
     def work(indices: list[int]) -> list[np.ndarray]:
         batch = pack([sources[i] for i in indices])

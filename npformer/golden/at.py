@@ -147,9 +147,10 @@ class At:
     def uncovered(self) -> np.ndarray:
         """The scores without a causal mask."""
         scores, config = self("attention.scores"), self.config
-        if config.is_local(self.layer):
-            places = np.arange(scores.shape[-1])
-            scores = np.where(np.abs(places[:, None] - places) <= config.window // 2, scores, -np.inf)
+        places = np.arange(scores.shape[-1])[None]
+        for mechanism in () if self.stack == "decoder." else config.mechanisms_of(self.layer):
+            if (mask := mechanism.mask(places, places)) is not None:
+                scores = np.where(mask[0, 0], scores, -np.inf)
         return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
 
     def causal(self, scores: np.ndarray) -> np.ndarray:

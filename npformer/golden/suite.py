@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +23,7 @@ from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, read_json
 from npformer.common.progress import with_bar
-from npformer.config import HEADS, LABELLED, REREADING_HEADS, Config, Decoder
+from npformer.config import HEADS, LABELLED, REREADING_HEADS, Config, Decoder, InputConvolution, Positions, Sharing
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
 from npformer.golden.format import Golden
 from npformer.golden.tiny import write_case
@@ -200,7 +200,8 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.token_types:
         yield Case(f"{name}-one-segment", "a table of one token type, which is added", replace(plain, n_token_types=1))
     if family.padding:
-        other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, first_position=4)
+        positions = replace(plain.positions, first=4)
+        other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, positions=positions)
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
     if plain.pooling == "last":
         about = "texts that end in padding, whose classifier reads the token before"
@@ -210,15 +211,16 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         about = f"tables as wide as the layers, {about} a projection"
         yield Case(f"{name}-wide", about, replace(plain, d_embedding=width))
     if family.layer_groups:
-        groups = replace(plain, n_layers=6, layer_groups=2, group_layers=2)
+        groups = replace(plain, n_layers=6, sharing=Sharing(2, 2))
         yield Case(f"{name}-groups", "groups of two layers, of which one runs twice and the other once", groups)
     if "convolution" in family.encoder:
         about = "a convolution of the embeddings, added to the first layer's output"
-        convolved = replace(plain, convolution=3, convolution_activation="gelu")
+        convolved = replace(plain, convolution=InputConvolution(3, "gelu"))
         yield Case(f"{name}-convolution", about, convolved)
     if "distances" in family.encoder:
         about = "one product of contents and distances, and tables of positions and token types"
-        one = replace(plain, distance_forms=("key",), positions="learned", n_token_types=2)
+        of_keys = tuple(replace(each, forms=("key",)) for each in plain.mechanisms)
+        one = replace(plain, mechanisms=of_keys, positions=Positions(), n_token_types=2)
         yield Case(f"{name}-one-form", about, one)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
     untied = encoder_config(family, words, n_layers=1, tied=False)
@@ -262,7 +264,10 @@ def _options(family: str, title: str, head: str, plain: Mapping[str, Any], optio
 
 
 def _listed(fields: Mapping[str, Any]) -> str:
-    words = {"decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}"}
+    words: dict[str, Callable[[Any], str]] = {
+        "decoder": lambda decoder: f"a decoder's vocabulary of {decoder.vocab_size}",
+        "positions": lambda positions: f"positions {positions.table}",
+    }
     return ", ".join(words[name](value) if name in words else f"{name} {value}" for name, value in fields.items())
 
 
@@ -272,7 +277,7 @@ def _decoder(vocab_size: int) -> Decoder:
 
 
 ENCODER_OPTIONS: Options = {
-    "learned": {"positions": "learned"},
+    "learned": {"positions": Positions()},
     "scaled": {"scale_embedding": True},
     "pre-norm": {"norm_first": True, "final_norm": True},
     "no-bias": {"bias": False},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from npformer.families import FAMILIES, EncoderTable, Family, write_config
 from npformer.golden.format import Golden
 from npformer.golden.mistakes.precision import half
 from npformer.golden.record import record
+from npformer.mechanisms import Window
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 
@@ -64,10 +66,18 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     known = {name: each for name, each in FAMILIES.items() if HEAD in each.architectures.values()}
     if family not in known:
         raise NpformerError(f"tiny: expected a family with a classifier ({', '.join(known)}), got {family!r}")
-    config = known[family].config(HEAD, **SIZES, **_more(known[family]), labels=("NEGATIVE", "POSITIVE"))
+    config = narrowed(known[family].config(HEAD, **SIZES, **_more(known[family]), labels=("NEGATIVE", "POSITIVE")), 2)
     with new_folder(Path(path)) as folder:
         write_case(folder, f"tiny-{family}", config, seed)
     return Path(path)
+
+
+def narrowed(config: Config, reach: int) -> Config:
+    """The config with windows narrower than a text."""
+    if config.local is None:
+        return config
+    near = tuple(replace(each, reach=reach) if isinstance(each, Window) else each for each in config.local.mechanisms)
+    return replace(config, local=replace(config.local, mechanisms=near))
 
 
 def _more(family: Family) -> dict[str, Any]:
@@ -76,7 +86,6 @@ def _more(family: Family) -> dict[str, Any]:
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,
             "n_token_types": 2 if family.token_types else 0,
-            "window": 4 if family.constants.get("window") else 0,  # shorter than a text
         }
     decoder = Decoder(n_layers=2, n_heads=2, d_ffn=48, vocab_size=SIZES["vocab_size"], start_id=2, end_ids=(2,))
     return {"pad_id": 1, "padding_idx": 1, "decoder": decoder}

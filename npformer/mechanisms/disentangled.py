@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from npformer import group
+from npformer.common import checks
+from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
 from npformer.functions import embedding_backward, layer_norm, layer_norm_backward, linear, linear_backward
 from npformer.group import Group
@@ -35,20 +37,35 @@ class Disentangled(Mechanism):
     ----------
     n_rows : int, rows of the table of distances
     max_distance : int, as in `log_buckets`; 0 where each distance has a row of its own
-    eps : float, of the table's norm where it has one
     forms : the table's forms in the scores, of "key" and "query": content to distance, and distance to content
+    own : bool, layers project the table with separate weights, not with those of query and key
+    norm : bool, the table has a norm
+    eps : float, of that norm
     table : (R, D) array, the rows of the table that the batch needs, normalised
     first : int, their first in the whole table
     projected : (R, D) arrays by form, the table as keys and as queries, in one layer
     """
 
     n_rows: int
-    max_distance: int
-    eps: float
+    max_distance: int = 0
     forms: tuple[str, ...] = ("key", "query")
-    table: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
-    first: int = field(default=0, compare=False)
-    projected: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
+    own: bool = False
+    norm: bool = False
+    eps: float = 0.0
+    table: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False, repr=False)
+    first: int = field(default=0, compare=False, repr=False)
+    projected: dict[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+
+    def check(self, config: Any) -> None:
+        checks.whole("disentangled.n_rows", self.n_rows, 1)
+        checks.whole("disentangled.max_distance", self.max_distance, 0)
+        checks.boolean("disentangled.own", self.own)
+        checks.boolean("disentangled.norm", self.norm)
+        if self.forms not in ((), ("key",), ("query",), ("key", "query")):
+            raise NpformerError(f"disentangled.forms: expected key, query, both or neither, got {self.forms!r:.200}")
+
+    def for_model(self, config: Any) -> Disentangled:
+        return replace(self, eps=config.eps)
 
     @property
     def products(self) -> int:
@@ -60,10 +77,11 @@ class Disentangled(Mechanism):
         return self.n_rows // 2
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {"distances": group.table(self.n_rows, d_model), "distances_norm": group.norm(d_model)}
+        found = {"distances": group.table(self.n_rows, d_model)}
+        return found | {"distances_norm": group.norm(d_model)} if self.norm else found
 
     def projections(self, d_model: int) -> dict[str, Group]:
-        return {f"distance_{form}": group.linear(d_model, d_model) for form in self.forms}
+        return {f"distance_{form}": group.linear(d_model, d_model) for form in self.forms if self.own}
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Disentangled:
         farthest = batch.farthest
@@ -277,15 +295,15 @@ def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
 
 def _reversed_distances(port: Any) -> Ways:
     """Looks up key - query, not query - key: the table from its end, around the row of distance 0."""
-    if port.config.distance_forms:
+    if any(each.forms for each in port.config.mechanisms if isinstance(each, Disentangled)):
         reverse = np.roll(port.weights["distances.weight"][::-1], 1, axis=0)
         yield "", port.weighing({"distances.weight": reverse}).with_config("*.attention.distance_scores")
 
 
 def _without_buckets(port: Any) -> Ways:
     """Takes the distance itself for its bucket."""
-    if port.config.max_distance and port.config.distance_forms:
-        yield "", port.with_config("*.attention.distance_scores", max_distance=0)
+    if any(each.forms and each.max_distance for each in port.config.mechanisms if isinstance(each, Disentangled)):
+        yield "", port.with_mechanism(Disentangled, "*.attention.distance_scores", max_distance=0)
 
 
 Disentangled.mistakes = (

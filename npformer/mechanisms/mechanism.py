@@ -24,8 +24,8 @@ Sums = dict[str, np.ndarray]  # gradients by name, added up over the texts and l
 class Mechanism:
     """Attention that ignores places. A subclass overrides what it changes; each step has its backward directly below.
 
-    Subclasses are frozen dataclasses: their fields are a model's choices, and those with `compare=False` are filled by
-    `begin` and `in_layer` for one batch and layer.
+    Subclasses are frozen dataclasses, which a `Config` lists: their fields are a model's choices. `for_model` fills in
+    sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for one batch and layer.
     """
 
     cached: ClassVar[bool] = False  # it needs no more than the keys and values that a step finds in a cache
@@ -36,6 +36,15 @@ class Mechanism:
     def products(self) -> int:
         """Products that a score is the sum of; it is divided by sqrt(products * K)."""
         return 1
+
+    # --- config ---
+
+    def check(self, config: Any) -> None:
+        """Raises NpformerError for an invalid choice, or one that a model with this `Config` cannot have."""
+
+    def for_model(self, config: Any) -> Self:
+        """The mechanism with the sizes that it takes from a model's `Config`."""
+        return self
 
     # --- weights ---
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Rules
 from npformer.functions import SparseRows, embedding, embedding_backward
@@ -30,15 +31,21 @@ class RelativeBias(Mechanism):
 
     Parameters
     ----------
-    max_length : int, tokens of the longest text
     n_buckets, n_heads : int, rows and columns of the table
+    max_length : int, tokens of the longest text
     bias : (H, 2 M - 1) array, in column M - 1 + d the term of a score with a key at distance d
     """
 
-    max_length: int
     n_buckets: int
-    n_heads: int
-    bias: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False)
+    n_heads: int = 0
+    max_length: int = 0
+    bias: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False, repr=False)
+
+    def check(self, config: Any) -> None:
+        checks.whole("relative_bias.n_buckets", self.n_buckets, 4)
+
+    def for_model(self, config: Any) -> RelativeBias:
+        return replace(self, n_heads=config.n_heads, max_length=config.max_length)
 
     def groups(self, d_model: int) -> dict[str, Group]:
         return {"relative_bias": table(self.n_buckets, self.n_heads)}

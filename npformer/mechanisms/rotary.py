@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Mechanism
@@ -27,15 +28,23 @@ class Rotary(Mechanism):
     Parameters
     ----------
     theta : float, the base of the frequencies
-    d_head : int, K
+    d_head : int, K, which must be even
     angles : cosines and sines of `rotary_angles` for a batch, (T, K / 2) each
     """
 
     theta: float
-    d_head: int
-    angles: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    d_head: int = 0
+    angles: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
 
     cached = True
+
+    def check(self, config: Any) -> None:
+        checks.positive("rotary.theta", self.theta)
+        if config.d_head % 2:
+            raise NpformerError(f"d_head: expected an even number for rotary embeddings, got {config.d_head}")
+
+    def for_model(self, config: Any) -> Rotary:
+        return replace(self, d_head=config.d_head)
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Rotary:
         dtype = weights["embeddings"]["token"]["weight"].dtype
@@ -125,8 +134,8 @@ def _rotated(formula: Callable[..., np.ndarray]) -> Rules:
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
         config, x = at.config, at.source
-        theta = config.local_theta if config.is_local(at.layer) else config.rotary_theta
-        return formula(x, *rotary_angles(np.arange(len(x)), config.d_head, theta, x.dtype))
+        rotary = next(each for each in config.mechanisms_of(at.layer) if isinstance(each, Rotary))
+        return formula(x, *rotary_angles(np.arange(len(x)), config.d_head, rotary.theta, x.dtype))
 
     return dict.fromkeys(ROTATED, rule)
 
@@ -140,14 +149,20 @@ def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def _other_thetas(port: Any) -> Ways:
-    wide, near = port.config.rotary_theta, port.config.local_theta
-    if port.config.local_layers:
-        exchanged = port.with_config(*ROTATED, rotary_theta=near, local_theta=wide)
-        yield "those of global and local layers exchanged", exchanged
-        yield "the global layers' in all", port.with_config(*ROTATED, local_theta=wide)
-        yield "the local layers' in all", port.with_config(*ROTATED, rotary_theta=near)
+    """Other bases: those of another kind of layer, or the usual one."""
+
+    def based(wide: float, near: float) -> Any:
+        everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
+        return everywhere.with_mechanism(Rotary, *ROTATED, local=True, theta=near)
+
+    thetas = [next((each.theta for each in of_layers if isinstance(each, Rotary)), 0.0) for of_layers in port.kinds]
+    wide, near = thetas[0], thetas[-1]
+    if len(thetas) > 1:
+        yield "those of global and local layers exchanged", based(near, wide)
+        yield "the global layers' in all", based(wide, wide)
+        yield "the local layers' in all", based(near, near)
     if wide != 10_000:
-        yield "10000", port.with_config(*ROTATED, rotary_theta=10_000.0, local_theta=10_000.0)
+        yield "10000", based(10_000.0, 10_000.0)
 
 
 Rotary.mistakes = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from npformer.common import checks
 from npformer.common.mistake import Mistake, Ways
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.mechanism import Mechanism
@@ -23,6 +24,9 @@ class Window(Mechanism):
 
     reach: int
 
+    def check(self, config: Any) -> None:
+        checks.whole("window.reach", self.reach, 0)
+
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
         if not queries.size:
             return None
@@ -34,16 +38,16 @@ class Window(Mechanism):
 
 
 def _other_windows(port: Any) -> Ways:
-    window = port.config.window
-    windows = {
-        "a token more on each side": window + 2,
-        "a token less on each side": window - 2,
-        "the whole window on each side": 2 * window,
-        "no window": 2 * port.config.max_length,
+    reach = next(each.reach for of_layers in port.kinds for each in of_layers if isinstance(each, Window))
+    reaches = {
+        "a token more on each side": reach + 1,
+        "a token less on each side": reach - 1,
+        "the whole window on each side": 2 * reach,
+        "no window": port.config.max_length,
     }
-    for way, other in windows.items():
-        if other > 1:
-            yield way, port.with_config("*.attention.weights", window=other)
+    for way, other in reaches.items():
+        if other > 0:
+            yield way, port.with_mechanism(Window, "*.attention.weights", reach=other)
 
 
 Window.mistakes = (

@@ -138,7 +138,7 @@ def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence
         digest.update(part)
     described: dict[str, Any] = {"recipe": asdict(recipe), "objective": type(objective).__name__}
     if is_dataclass(objective) and not isinstance(objective, type):
-        described["settings"] = asdict(objective)
+        described["settings"] = {each.name: repr(getattr(objective, each.name)) for each in fields(objective)}
     return json.dumps({**described, "start and data": digest.hexdigest()})
 
 

@@ -53,7 +53,7 @@ class Trainable:
         self.tree = layout.unflatten(arrays)
 
     def _computed(self, name: str) -> bool:
-        return name.endswith("embeddings.position.weight") and getattr(self.config, "positions", "learned") != "learned"
+        return name.endswith("embeddings.position.weight") and self.config.positions.table != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
         """Flattens a tree of gradients to the names of `flat`, adding the gradients of tied arrays."""

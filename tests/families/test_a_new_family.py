@@ -20,7 +20,7 @@ from npformer import families, golden
 from npformer.checkpoint import convert, load_folder, module_path
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.config import Config
+from npformer.config import Config, Positions
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.training import Dropout, Example, HeadLoss, Trainable, gradients, standard_rates
@@ -29,7 +29,7 @@ from tests.support import tiny
 
 NEWCOMER = families.EncoderTable(
     model_type="newcomer",
-    constants={"first_position": 2, "pooler": "relu"},
+    constants={"positions": Positions(first=2), "pooler": "relu"},
     special_tokens={"unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"},
     pair="cls $A sep sep $B sep",
     sizes={
@@ -103,7 +103,7 @@ def twin(model: Model) -> Model:
     """The DistilBERT with the same weights, its position table without the first two rows."""
     flat = layout.stored(dict(model.weights), model.config)
     flat["embeddings.position.weight"] = flat["embeddings.position.weight"][2:]
-    settings = replace(model.config, model_type="distilbert", first_position=0)
+    settings = replace(model.config, model_type="distilbert", positions=Positions())
     return Model(settings, layout.own_to_tree(flat, settings))
 
 

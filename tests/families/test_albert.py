@@ -16,6 +16,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
+from npformer.config import Sharing
 from npformer.families import read_config, write_config
 from npformer.model import Model
 from npformer.training import Trainable, standard_rates
@@ -38,14 +39,14 @@ def places(**fields: int) -> list[tuple[int, int]]:
 def test_a_layer_is_that_of_its_group() -> None:
     """Twelve layers in one group, as in the published models; and groups that do not divide their number."""
     assert places(n_layers=12) == [(0, 0)] * 12
-    assert places(n_layers=5, layer_groups=3) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
-    assert places(n_layers=6, layer_groups=2, group_layers=2) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
-    assert places(n_layers=2, layer_groups=2) == [(0, 0), (1, 0)]
+    assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
+    assert places(n_layers=6, sharing=Sharing(2, 2)) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert places(n_layers=2, sharing=Sharing(2)) == [(0, 0), (1, 0)]
 
 
 def test_the_config_is_read_and_written() -> None:
     read = read_config(described(num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2))
-    assert (read.n_layers, read.layer_groups, read.group_layers) == (6, 2, 2)
+    assert (read.n_layers, read.sharing) == (6, Sharing(2, 2))
     written = write_config(read)
     assert [written[name] for name in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")] == [3, 2, 2]
     assert read_config(written) == read
@@ -53,7 +54,7 @@ def test_the_config_is_read_and_written() -> None:
     for name in ("num_hidden_groups", "inner_group_num", "hidden_act"):
         del data[name]
     read = read_config(data)
-    assert (read.layer_groups, read.group_layers, read.activation, read.pooler) == (1, 1, "gelu_tanh", "tanh")
+    assert (read.sharing, read.activation, read.pooler) == (Sharing(), "gelu_tanh", "tanh")
     for change, message in (
         ({"num_hidden_groups": 3}, "num_hidden_groups: expected a whole number from 1 to 2"),
         ({"num_hidden_groups": 0}, "num_hidden_groups: expected a whole number from 1"),
@@ -62,13 +63,13 @@ def test_the_config_is_read_and_written() -> None:
     ):
         with pytest.raises(NpformerError, match=message):
             read_config(described(**change))
-    with pytest.raises(NpformerError, match=r"^n_layers: 5 is not a multiple of group_layers 2"):
-        tiny.config("albert", n_layers=5, group_layers=2)
+    with pytest.raises(NpformerError, match=r"^n_layers: 5 is not a multiple of sharing.layers 2"):
+        tiny.config("albert", n_layers=5, sharing=Sharing(1, 2))
 
 
 def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
     """In memory, in both kinds of files, and among what is trained."""
-    fields = {"n_layers": 6, "layer_groups": 2, "group_layers": 2}
+    fields = {"n_layers": 6, "sharing": Sharing(2, 2)}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
     own = convert(folder, tmp_path / "own")
     stored, theirs = read_tensors(own / OWN_WEIGHTS)[0], read_tensors(folder / "model.safetensors")[0]

@@ -15,6 +15,7 @@ from npformer.blocks import Convolution, Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
+from npformer.config import InputConvolution, Positions
 from npformer.families import read_config, write_config
 from npformer.interpret.traces import trace
 from npformer.mechanisms.disentangled import distance_rows, distance_scores, distance_scores_backward, log_buckets
@@ -85,7 +86,7 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 @pytest.mark.parametrize("forms", FORMS)
 def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
     """Alone it needs fewer rows of the table than in a batch with a longer text. A gap between its tokens is seen."""
-    fields = {"labels": tuple("abc"), "distance_forms": forms}
+    fields = {"labels": tuple("abc"), "mechanisms": (tiny.distances(forms=forms),)}
     same_bits("deberta-v2", "token-classification", **fields)
     model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)
     texts = [Text(ids), Text(ids, places=np.array([0, 1, 2, 40, 41, 42, 43]))]
@@ -105,18 +106,18 @@ def test_a_classifier_computes_only_first_rows_with_the_bits_of_all() -> None:
     "fields",
     [
         {},
-        {"n_distances": 12, "max_distance": 0},
-        {"own_distances": True, "norm_distances": False},
-        *({"distance_forms": forms, "own_distances": own} for forms in FORMS for own in (False, True)),
-        {"positions": "learned", "n_token_types": 2},
-        {"positions": "learned", "n_token_types": 1, "distance_forms": ()},
+        {"mechanisms": (tiny.distances(12, 0),)},
+        {"mechanisms": (tiny.distances(own=True, norm=False),)},
+        *({"mechanisms": (tiny.distances(forms=forms, own=own),)} for forms in FORMS for own in (False, True)),
+        {"positions": Positions(), "n_token_types": 2},
+        {"positions": Positions(), "n_token_types": 1, "mechanisms": (tiny.distances(forms=()),)},
     ],
 )
 def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, Any]) -> None:
     config = tiny.config("deberta-v2", **fields)
     data = write_config(config)
     assert read_config(data) == config
-    if len(config.distance_forms) == 2:
+    if len(config.mechanisms[0].forms) == 2:
         assert read_config({**data, "pos_att_type": "c2p|p2c"}) == config
     assert read_config({**data, "pos_att_type": " | ".join(data["pos_att_type"]).upper()}) == config
 
@@ -148,7 +149,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
     data = write_config(tiny.config("deberta-v2"))
     absent = {name: value for name, value in data.items() if name not in OPTIONAL}
     config = read_config(absent)
-    assert (config.positions, config.distance_forms, config.n_token_types) == ("learned", (), 0)
+    assert (config.positions, config.mechanisms[0].forms, config.n_token_types) == (Positions(), (), 0)
     del absent["relative_attention"]
     with pytest.raises(NpformerError, match="relative_attention: None is not supported; supported: True"):
         read_config(absent)
@@ -157,7 +158,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
     """A score is divided by the root of the number of products; without distances their stages do not exist."""
-    model = tiny.model("deberta-v2", "token-classification", distance_forms=forms, own_distances=True)
+    model = tiny.model("deberta-v2", "token-classification", mechanisms=(tiny.distances(forms=forms, own=True),))
     t = trace(model, Text(np.arange(2, 12)))
     at = "layers.1.attention."
     assert (f"{at}distance_scores" in t) == bool(forms)
@@ -175,7 +176,7 @@ def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("forms", FORMS[1:])
 @pytest.mark.parametrize("mistake", ["distances reversed", "distances without buckets"])
 def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tuple[str, ...]) -> None:
-    model = tiny.model("deberta-v2", "sequence-classification", distance_forms=forms)
+    model = tiny.model("deberta-v2", "sequence-classification", mechanisms=(tiny.distances(forms=forms),))
     random = np.random.default_rng(0)
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (30, 17, 9)]
     recorded = golden.record(model, texts)
@@ -184,7 +185,7 @@ def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tup
         table = weights["distances"]["weight"]
         weights["distances"] = {"weight": np.array([table[-r % len(table)] for r in range(len(table))])}
     else:
-        config = replace(config, max_distance=0)
+        config = replace(config, mechanisms=(replace(config.mechanisms[0], max_distance=0),))
     found = trace(Model(config, weights), texts)
     names = [name for name in found if not few or name.endswith(("embeddings.norm", "ffn_norm", "logits"))]
     arrays = {f"{i}/{name}": array for name in names for i, array in enumerate(found.texts(name))}
@@ -194,7 +195,7 @@ def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tup
 
 # --- the convolution of the largest models ----------------------------------------------------------------------------
 
-CONVOLUTION = {"convolution": 3, "convolution_activation": "gelu", "max_length": 300}
+CONVOLUTION = {"convolution": InputConvolution(3, "gelu"), "max_length": 300}
 
 
 def test_a_convolution_reads_the_neighbouring_rows() -> None:
@@ -245,7 +246,7 @@ def test_with_a_convolution_a_text_has_the_same_bits_alone_in_a_batch_and_on_thr
 def test_a_convolution_is_in_config_and_files_and_is_trained(tmp_path: Path) -> None:
     folder = tiny.folder(tmp_path / "model", "deberta-v2", "sequence-classification", **CONVOLUTION)
     config, weights = load_folder(folder)
-    assert (config.convolution, config.convolution_activation) == (3, "gelu")
+    assert config.convolution == InputConvolution(3, "gelu")
     assert read_config(write_config(config)) == config
     stored = read_tensors(folder / "model.safetensors")[0]["deberta.encoder.conv.conv.weight"]
     assert stored.shape == (32, 32, 3)

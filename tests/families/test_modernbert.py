@@ -12,9 +12,11 @@ import pytest
 from npformer import load, pipeline
 from npformer.checkpoint import convert
 from npformer.common.errors import NpformerError
+from npformer.config import Local
 from npformer.families import parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.traces import trace
+from npformer.mechanisms import Rotary, Window
 from npformer.mechanisms.rotary import rotary_angles, rotate
 from npformer.runtime.packing import Text
 from tests.support import later_modernbert, tiny
@@ -61,30 +63,30 @@ def test_local_layers_see_their_window_and_no_more() -> None:
 
 def test_both_forms_of_config_json() -> None:
     config = read_config(described())
-    assert (config.local_layers, config.rotary_theta, config.local_theta) == ((1, 2, 4, 5), 160_000.0, 10_000.0)
-    assert [config.is_local(i) for i in range(6)] == [False, True, True] * 2
+    assert config.mechanisms == (Rotary(160_000.0),)
+    assert config.local == Local((1, 2, 4, 5), (Rotary(10_000.0), Window(3)))
+    assert [len(config.mechanisms_of(i)) for i in range(6)] == [1, 2, 2] * 2
     kinds = [LOCAL if i % 2 else FULL for i in range(6)]
     rope = {FULL: {"rope_type": "default", "rope_theta": 8.0}, LOCAL: {"rope_type": "default", "rope_theta": 4.0}}
     new = read_config(described(layer_types=kinds, rope_parameters=rope))
-    assert (new.local_layers, new.rotary_theta, new.local_theta) == ((1, 3, 5), 8.0, 4.0)
+    assert new.mechanisms == (Rotary(8.0),)
+    assert new.local == Local((1, 3, 5), (Rotary(4.0), Window(3)))
     assert write_config(new)["global_attn_every_n_layers"] == 2
     assert read_config(write_config(new)) == new
-    assert read_config(described(local_rope_theta=None)).local_theta == 160_000.0
-    assert read_config(described(global_attn_every_n_layers=1)).local_layers == ()
-    assert read_config(described(layer_types=[FULL] * 6)).local_layers == ()
-    assert read_config(described(global_attn_every_n_layers=2**31 - 1)).local_layers == (1, 2, 3, 4, 5)
+    assert read_config(described(local_rope_theta=None)).local.mechanisms[0] == Rotary(160_000.0)
+    assert read_config(described(global_attn_every_n_layers=1)).local.layers == ()
+    assert read_config(described(layer_types=[FULL] * 6)).local.layers == ()
+    assert read_config(described(global_attn_every_n_layers=2**31 - 1)).local.layers == (1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("kinds", [[LOCAL] * 6, [LOCAL, FULL] * 3, [FULL, LOCAL, FULL, FULL, LOCAL, LOCAL]])
 def test_layers_are_local_at_any_steps(kinds: list[str]) -> None:
     config = read_config(described(layer_types=kinds))
-    assert [LOCAL if config.is_local(i) else FULL for i in range(6)] == kinds
+    assert [LOCAL if i in config.local.layers else FULL for i in range(6)] == kinds
     written = write_config(config)
     assert "global_attn_every_n_layers" not in written  # which would contradict it
     assert read_config(written) == config
-    assert tiny.config("modernbert", n_layers=6, local_layers=config.local_layers) == replace(
-        config, pad_id=None, padding_idx=None
-    )
+    assert tiny.config("modernbert", n_layers=6, local=config.local) == replace(config, pad_id=None, padding_idx=None)
 
 
 @pytest.mark.parametrize("more", [{}, {"global_attn_every_n_layers": 2**31 - 1}, {"layer_types": [FULL]}])
@@ -136,8 +138,9 @@ def test_later_checkpoints_are_read(name: str, tmp_path: Path) -> None:
     """Their position_embedding_type means no table of positions, as in every ModernBERT."""
     folder = later_modernbert.folder(tmp_path / "model", name)
     config = load(folder).config
-    assert (config.head, config.pooling, config.local_layers) == ("masked-lm", "mean", (1, 2))
-    assert (config.rotary_theta, config.local_theta, config.window) == (160_000, 160_000, 8)
+    assert (config.head, config.pooling) == ("masked-lm", "mean")
+    assert config.mechanisms == (Rotary(160_000.0),)
+    assert config.local == Local((1, 2), (Rotary(160_000.0), Window(4)))
     fill = pipeline("fill-mask", folder)
     mask = "<mask>" if name == "mmBERT" else "[MASK]"
     assert len(fill(f"in the {mask}", top_k=3)) == 3
@@ -156,5 +159,3 @@ def test_a_tokenizer_that_falls_back_to_bytes_and_marks_spaces(tmp_path: Path) -
 def test_a_file_with_null_for_both_bases_has_windows_and_no_rotation() -> None:
     config = read_config(described(global_rope_theta=None, local_rope_theta=None, rope_parameters=None))
     assert [type(each).__name__ for each in parts_of(config).stack.mechanisms] == ["Window"]
-    with pytest.raises(NpformerError, match=r"local_layers=.*: a modernbert model has no Window attention"):
-        parts_of(tiny.config("modernbert", "base", window=0))

@@ -17,6 +17,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
 from npformer.families import ignored, read_config, write_config
+from npformer.mechanisms import Rotary
 from npformer.model import Model
 from npformer.training.start import start
 from tests.support import tiny
@@ -41,7 +42,12 @@ HUB: dict[str, Any] = {
 def test_the_hub_s_config_is_read_and_its_code_is_not_run() -> None:
     config = read_config(HUB)
     assert (config.d_model, config.n_heads, config.n_layers, config.d_ffn, config.max_length) == (32, 4, 2, 48, 64)
-    assert (config.rotary_theta, config.activation, config.eps, config.n_token_types) == (1000.0, "silu", 1e-12, 2)
+    assert (config.mechanisms, config.activation, config.eps, config.n_token_types) == (
+        (Rotary(1000.0),),
+        "silu",
+        1e-12,
+        2,
+    )
     assert (config.vocab_size, config.pad_id) == (320, None)
     assert read_config(write_config(config)) == config
     assert read_config({**HUB, "vocab_size": 300, "n_inner": None}).vocab_size == 320  # a whole number of 64
@@ -158,7 +164,7 @@ def test_another_base_is_named(tmp_path: Path) -> None:
     golden.tiny(tmp_path / "tiny", "nomic_bert")
     config, weights = load_folder(tmp_path / "tiny")
     recorded = golden.load(tmp_path / "tiny" / "golden.safetensors")
-    port = npformer.trace(Model(replace(config, rotary_theta=10_000.0), weights), recorded.texts)
+    port = npformer.trace(Model(replace(config, mechanisms=(Rotary(10_000.0),)), weights), recorded.texts)
     arrays = {f"{i}/{name}": array for name in port for i, array in enumerate(port.texts(name))}
     diagnosis = golden.diagnose(recorded, arrays, npformer.load(tmp_path / "tiny"))
     assert diagnosis.mistake == "rotation with another base", str(diagnosis)

@@ -18,6 +18,7 @@ from npformer import golden
 from npformer.activations import gelu
 from npformer.checkpoint import convert, flatten, to_torch, to_tree
 from npformer.common.errors import NpformerError
+from npformer.config import Positions
 from npformer.families import distinct_encoders, read_config, write_config
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -52,15 +53,15 @@ def test_positions_begin_after_padding_s_and_padding_is_not_counted(family: str)
     model = tiny.model(family, "base")
     assert places(model, [0, 9, 9, 2]) == [2, 3, 4, 5]
     assert places(model, [0, 1, 9, 1, 1, 2]) == [2, 1, 3, 1, 1, 4]
-    other = tiny.model(family, "base", pad_id=7, padding_idx=7, first_position=8)
+    other = tiny.model(family, "base", pad_id=7, padding_idx=7, positions=Positions(first=8, skips_padding=True))
     assert places(other, [0, 1, 7, 2]) == [8, 9, 7, 10]
 
 
 def test_the_table_has_rows_for_a_text_and_the_offset(family: str) -> None:
     read = read_config(described(family, max_position_embeddings=514))
-    assert (read.max_length, read.n_positions, read.first_position, read.pad_id) == (512, 514, 2, 1)
+    assert (read.max_length, read.n_positions, read.positions.first, read.pad_id) == (512, 514, 2, 1)
     read = read_config(described(family, pad_token_id=5))
-    assert (read.max_length, read.n_positions, read.first_position, read.padding_idx) == (4, 10, 6, 5)
+    assert (read.max_length, read.n_positions, read.positions.first, read.padding_idx) == (4, 10, 6, 5)
     written = write_config(read)
     assert (written["max_position_embeddings"], written["pad_token_id"]) == (10, 5)
     assert read_config(written) == read

@@ -215,7 +215,7 @@ def test_a_decoder_without_an_encoder_is_no_translation_model() -> None:
 def test_config_reads_the_2017_models_too() -> None:
     config = read_config(cases.torch_config("classifier"))
     assert isinstance(config, Config)
-    assert (config.positions, config.norm_first, config.eps) == ("sinusoidal", False, 1e-5)
+    assert (config.positions.table, config.norm_first, config.eps) == ("sinusoidal", False, 1e-5)
     with pytest.raises(NpformerError, match=r"model_type: expected one of .*got 'opt'"):
         read_config({"model_type": "opt"})
 

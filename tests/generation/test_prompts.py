@@ -11,6 +11,7 @@ import pytest
 
 from npformer import Config, Model, Text
 from npformer.common.errors import NpformerError
+from npformer.config import Positions
 from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import generate, stream
@@ -85,7 +86,9 @@ def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: 
 def test_an_uncounted_token_has_its_own_position_anywhere_in_a_text(search: dict[str, Any]) -> None:
     """RoBERTa's padding, in prompts, and written by some beams and not by others: as in one pass over the text."""
     pad, few = 8, range(2, 12)
-    writer = model("float64", family="roberta", pad_id=pad, padding_idx=pad, first_position=pad + 1)
+    writer = model(
+        "float64", family="roberta", pad_id=pad, padding_idx=pad, positions=Positions(first=pad + 1, skips_padding=True)
+    )
     settings = {**LONG, **search, "max_new_tokens": 20, "num_return_sequences": search.get("num_beams")}
     others = [each for each in range(300) if each not in few]
     prompts = [Text(np.random.default_rng(length).integers(4, 9, length)) for length in range(2, 12)]

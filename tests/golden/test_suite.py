@@ -16,7 +16,7 @@ from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
-from npformer.config import ACTIVATIONS
+from npformer.config import ACTIVATIONS, Positions
 from npformer.families import FAMILIES, distinct_encoders
 from npformer.golden.budget import run
 from npformer.golden.suite import SIZES, cases
@@ -34,7 +34,7 @@ WITHOUT = {
     "silu": {"activation": "gelu"},
     "gelu": {"activation": "relu"},
     "eps": {"eps": 1e-12},
-    "padding": {"first_position": 0, "max_length": SIZES["max_length"] + 4},
+    "padding": {"positions": Positions(), "max_length": SIZES["max_length"] + 4},
     "ends-in-padding": {"pad_id": None},
     "multi-label": {"problem_type": None},
     "convolution": {"convolution": 0},
@@ -59,7 +59,7 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
         assert {case.dtype for case in theirs} == {"float32", "float16", "bfloat16"}
         assert {case.config.tied for case in theirs} == {True, False}
     assert {family for family, _ in pairs} == set(FAMILIES)
-    options = "norm_first bias scale_embedding shared positions problem_type n_token_types first_position layer_groups"
+    options = "norm_first bias scale_embedding shared positions problem_type n_token_types sharing"
     for option in options.split():
         assert len({getattr(case.config, option) for case in CASES.values()}) > 1, option
 

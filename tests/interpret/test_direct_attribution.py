@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from npformer import edit, load, logit_attribution
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
+from npformer.config import InputConvolution
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.direct_attribution import LogitAttribution, head_results
@@ -101,7 +102,7 @@ def test_a_pre_norm_stack_with_a_last_norm_adds_up(options: dict[str, Any]) -> N
 @pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("width", [1, 3, 15])
 def test_a_convolution_adds_to_the_tokens_that_it_reads(head: str, label: int, n_layers: int, width: int) -> None:
-    options = {"convolution": width, "convolution_activation": "gelu", "n_layers": n_layers}
+    options = {"convolution": InputConvolution(width, "gelu"), "n_layers": n_layers}
     model = tiny.model("deberta-v2", head, dtype=np.float64, **options)
     position = None if head == "sequence-classification" else 4
     found = logit_attribution(model, TEXT, label, position=position)

@@ -18,9 +18,10 @@ import transformers
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
-from npformer.config import POOLED_HEADS, Config
+from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
+from npformer.mechanisms import Rotary, Window
 from npformer.model import Model
 from npformer.runtime.padding import unpadded
 from npformer.tape import Recording
@@ -34,21 +35,21 @@ from tests.support.in_double import in_double
 HEADS = [(name, head) for name, family in encoders().items() for head in dict.fromkeys(family.architectures.values())]
 #: Options of a family that its other checkpoints have not.
 OPTIONS = {
-    "convolution": {"convolution": 3, "convolution_activation": "gelu"},
+    "convolution": {"convolution": InputConvolution(3, "gelu")},
     "relu": {"activation": "relu"},
     "silu head": {"head_activation": "silu"},
-    "content to distance": {"distance_forms": ("key",)},
-    "distance to content": {"distance_forms": ("query",)},
-    "no distances": {"distance_forms": ()},
-    "own keys of distances": {"distance_forms": ("key",), "own_distances": True, "norm_distances": False},
-    "own queries of distances": {"distance_forms": ("query",), "own_distances": True},
-    "positions": {"positions": "learned"},
+    "content to distance": {"mechanisms": (tiny.distances(forms=("key",)),)},
+    "distance to content": {"mechanisms": (tiny.distances(forms=("query",)),)},
+    "no distances": {"mechanisms": (tiny.distances(forms=()),)},
+    "own keys of distances": {"mechanisms": (tiny.distances(forms=("key",), own=True, norm=False),)},
+    "own queries of distances": {"mechanisms": (tiny.distances(forms=("query",), own=True),)},
+    "positions": {"positions": Positions()},
     "segments": {"n_token_types": 2},
     "positions and segments": {
-        "positions": "learned", "n_token_types": 2, "distance_forms": ("key",), "own_distances": True,
-        "convolution": 3, "n_distances": 12, "max_distance": 0,
+        "positions": Positions(), "n_token_types": 2,
+        "convolution": InputConvolution(3), "mechanisms": (tiny.distances(12, 0, forms=("key",), own=True),),
     },
-    "as BERT": {"positions": "learned", "n_token_types": 2, "distance_forms": ()},
+    "as BERT": {"positions": Positions(), "n_token_types": 2, "mechanisms": (tiny.distances(forms=()),)},
 }  # fmt: skip
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
 HEADS += [
@@ -136,7 +137,9 @@ def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("local", [(0, 1, 3), (0, 1, 2, 3)])
 def test_local_layers_at_any_steps(local: tuple[int, ...], tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "model", "modernbert", "base", n_layers=4, local_layers=local)
+    folder = tiny.folder(
+        tmp_path / "model", "modernbert", "base", n_layers=4, local=Local(local, (Rotary(10_000.0), Window(3)))
+    )
     arrays = given("modernbert", "base")
     with torch.no_grad():
         right = answers(theirs(folder), arrays)["last_hidden_state"].numpy() * arrays["attention_mask"][..., None]

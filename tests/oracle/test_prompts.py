@@ -110,8 +110,8 @@ def test_ragged_prompts_continue_as_in_transformers(models: Callable[[str], Pair
     for prompt, hypotheses in zip(prompts, generate(ours, [Text(ids) for ids in prompts], **settings), strict=True):
         given = torch.from_numpy(prompt[None])
         told = {"attention_mask": torch.ones_like(given)}
-        if ours.config.skips_padding:
-            first = ours.config.first_position
+        if ours.config.positions.skips_padding:
+            first = ours.config.positions.first
             told["position_ids"] = torch.arange(first, first + len(prompt))[None]
         expected = theirs.generate(given, **told, do_sample=False, **settings).numpy()
         for ids, each in zip(expected[:, len(prompt) :], hypotheses, strict=True):

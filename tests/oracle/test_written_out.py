@@ -10,6 +10,7 @@ import pytest
 
 from npformer import golden
 from npformer.checkpoint import load_folder
+from npformer.config import Positions
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
@@ -17,13 +18,13 @@ from tests.support import tiny
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("mpnet", {}),
     "deberta-v2": ("deberta-v2", {}),
-    "deberta-v2, own distances": ("deberta-v2", {"own_distances": True}),
+    "deberta-v2, own distances": ("deberta-v2", {"mechanisms": (tiny.distances(own=True),)}),
     "deberta-v2, convolution": ("deberta-v2", {"convolution": 3}),
-    "deberta-v2, content to distance": ("deberta-v2", {"distance_forms": ("key",), "positions": "learned"}),
+    "deberta-v2, content to distance": ("deberta-v2", {"mechanisms": (tiny.distances(forms=("key",)),), "positions": Positions()}),
     "deberta-v2, distance to content": (
-        "deberta-v2", {"distance_forms": ("query",), "own_distances": True, "n_token_types": 2},
+        "deberta-v2", {"mechanisms": (tiny.distances(forms=("query",), own=True),), "n_token_types": 2},
     ),
-    "deberta-v2, no distances": ("deberta-v2", {"distance_forms": (), "positions": "learned", "n_token_types": 2}),
+    "deberta-v2, no distances": ("deberta-v2", {"mechanisms": (tiny.distances(forms=()),), "positions": Positions(), "n_token_types": 2}),
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class PlainPort:
             if text.token_type_ids is not None:
                 self.types[i, : len(text)] = text.token_type_ids
         self.positions = np.broadcast_to(np.arange(width), self.ids.shape)
-        if self.c.skips_padding:
+        if self.c.positions.skips_padding:
             real = self.ids != self.c.pad_id
             self.positions = real.cumsum(1) * real + self.c.pad_id
         self.scale = 1 / math.sqrt(self.c.d_model // self.heads)

@@ -22,6 +22,8 @@ from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, encoders, write_config
+from npformer.golden.tiny import narrowed
+from npformer.mechanisms import Disentangled
 from npformer.model import Model, Seq2Seq
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -60,11 +62,16 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "max_length": 64,
         "d_embedding": 16 if "d_embedding" in family.sizes else 0,
         "n_token_types": 2 if family.token_types else 0,
-        "window": 6 if family.constants.get("window") else 0,  # so that texts of ten tokens are longer
         "labels": LABELS.get(head, ()),
-        **({"n_distances": 16, "max_distance": 40} if "distances" in family.encoder else {}),
+        **({"mechanisms": (distances(),)} if Disentangled in family.mechanisms else {}),
     }
-    return family.config(head, **(fields | overrides))
+    config = family.config(head, **(fields | overrides))
+    return config if "local" in overrides else narrowed(config, 3)  # so that texts of ten tokens are longer
+
+
+def distances(n_rows: int = 16, max_distance: int = 40, norm: bool = True, **fields: Any) -> Disentangled:
+    """DeBERTa's mechanism with a small table."""
+    return Disentangled(n_rows, max_distance, norm=norm, **fields)
 
 
 def _of_two_stacks(head: str) -> dict[str, Any]:

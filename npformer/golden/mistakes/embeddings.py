@@ -31,12 +31,12 @@ def _at_positions(port: Port, change: Change) -> Port | None:
     """Returns the port with the positions change(positions, text, i); None if they exceed the table."""
     changed = port.reading(lambda text, i: replace(text, positions=change(positions_of(port, text), text, i)))
     rows = [text.positions for text in (*changed.texts, *changed.sources) if text.positions is not None]
-    first, count = -port.config.first_position, port.config.max_length
+    first, count = -port.config.positions.first, port.config.max_length
     return changed if all(first <= each.min() <= each.max() < count for each in rows) else None
 
 
 def positions_off(port: Port) -> Ways:
-    begin = port.config.first_position
+    begin = port.config.positions.first
     for row in (begin + 1, begin + 2):
         if shifted := _at_positions(port, lambda at, text, i, row=row: at + row - begin):
             yield f"from {row}", shifted
@@ -68,21 +68,21 @@ def wrong_positions(port: Port) -> Ways:
 
 
 def sinusoids(port: Port) -> Ways:
-    if port.config.positions == "learned":
+    if port.config.positions.table == "learned":
         for halves in (False, True):
             way = "sines first, then cosines" if halves else "sines and cosines in turn"
             yield way, {POSITION: lambda y, at, halves=halves: _sinusoids(port, at, halves)}
 
 
 def other_sinusoids(port: Port) -> Ways:
-    if port.config.positions.startswith("sinusoidal"):
-        halves = port.config.positions == "sinusoidal"  # positions of the other order
+    if port.config.positions.table.startswith("sinusoidal"):
+        halves = port.config.positions.table == "sinusoidal"  # positions of the other order
         yield "", {POSITION: lambda y, at: _sinusoids(port, at, halves)}
 
 
 def _sinusoids(port: Port, at: At, halves: bool) -> np.ndarray:
     table = sinusoidal_positions(port.config.n_positions, port.config.table_width, np.float64, halves)
-    return table[positions_of(port, at.read_text) + port.config.first_position]
+    return table[positions_of(port, at.read_text) + port.config.positions.first]
 
 
 def twice(port: Port) -> Ways:
