@@ -219,7 +219,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     code, out, err = run(capsys, text, "-m", MARIAN, "--kind", kind)
     if kind == "logit":
         assert code == 1
-        assert "logit_attribution: expected a Model, got" in err
+        assert "logit_attribution: position: expected the token to explain" in err
         return
     assert (code, err) == (0, "")
     assert out
