@@ -37,7 +37,7 @@ WITHOUT = {
     "padding": {"positions": Positions(), "max_length": SIZES["max_length"] + 4},
     "ends-in-padding": {"pad_id": None},
     "multi-label": {"problem_type": None},
-    "convolution": {"convolution": 0},
+    "convolution": {"convolution": None},
     "scaled": {"scale_embedding": False},
     "pre-norm": {"norm_first": False},
     "translation-tied": {"scale_embedding": False},

@@ -16,6 +16,7 @@ from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertMLP
 
 from npformer import golden
 from npformer.checkpoint import load_folder
+from npformer.config import InputConvolution
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
@@ -151,7 +152,7 @@ def test_a_planted_mistake_is_named(
     family: str, plant: Plant, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, *option = family.split()
-    folder = tiny.folder(tmp_path / family, family, **({"convolution": 3} if option else {}))
+    folder = tiny.folder(tmp_path / family, family, **({"convolution": InputConvolution(3)} if option else {}))
     model = Model(*load_folder(folder), folder=folder)
     random = np.random.default_rng(1)
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (19, 6, 3)]

@@ -10,7 +10,7 @@ import pytest
 
 from npformer import golden
 from npformer.checkpoint import load_folder
-from npformer.config import Positions
+from npformer.config import InputConvolution, Positions
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
@@ -19,7 +19,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("mpnet", {}),
     "deberta-v2": ("deberta-v2", {}),
     "deberta-v2, own distances": ("deberta-v2", {"mechanisms": (tiny.distances(own=True),)}),
-    "deberta-v2, convolution": ("deberta-v2", {"convolution": 3}),
+    "deberta-v2, convolution": ("deberta-v2", {"convolution": InputConvolution(3)}),
     "deberta-v2, content to distance": ("deberta-v2", {"mechanisms": (tiny.distances(forms=("key",)),), "positions": Positions()}),
     "deberta-v2, distance to content": (
         "deberta-v2", {"mechanisms": (tiny.distances(forms=("query",), own=True),), "n_token_types": 2},
