@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from npformer.common import checks
@@ -230,7 +231,7 @@ class Config(Answering):
             if self.d_model % n_heads:
                 raise NpformerError(f"n_heads: {n_heads} does not divide the model's width of {self.d_model}")
         self._check_head()
-        for each in (*self.mechanisms, *(self.local.mechanisms if self.local else ())):
+        for each in chain(*self.layer_kinds):
             each.check(self)
 
     def __repr__(self) -> str:
@@ -267,6 +268,11 @@ class Config(Answering):
     @property
     def d_head(self) -> int:
         return self.d_model // self.n_heads
+
+    @property
+    def layer_kinds(self) -> list[tuple[Any, ...]]:
+        """The mechanisms of each kind of layer: those of most layers, then those of the local ones."""
+        return [self.mechanisms, self.local.mechanisms] if self.local else [self.mechanisms]
 
     def mechanisms_of(self, layer: int) -> tuple[Any, ...]:
         """The mechanisms of a layer's attention, without the causal mask."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from npformer.common import checks
@@ -81,7 +82,7 @@ def parts_of(config: Config) -> Parts:
     Raises NpformerError for a mechanism that the config asks for and the family does not have.
     """
     family = family_of(config)
-    for each in (*config.mechanisms, *(config.local.mechanisms if config.local else ())):
+    for each in chain(*config.layer_kinds):
         if type(each) not in family.mechanisms:
             raise NpformerError(f"mechanisms: a {config.model_type} model has no {type(each).__name__} attention")
     if config.causal and not (family.constants.get("causal") or "causal-lm" in family.all_heads):

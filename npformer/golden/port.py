@@ -68,16 +68,11 @@ class Port:
     def with_config(self, *touched: str, **fields: Any) -> Port:
         return replace(self, config=replace(self.config, **fields), touched=self.touched | set(touched))
 
-    @property
-    def kinds(self) -> list[tuple[Any, ...]]:
-        """The mechanisms of each kind of layer: those of most layers, then those of the local ones."""
-        return [self.config.mechanisms, *([self.config.local.mechanisms] if self.config.local else [])]
-
     def with_mechanism(self, kind: type[Any], *touched: str, local: bool = False, **fields: Any) -> Port:
         """Returns the port with other choices of a mechanism, in all layers or in the local ones only."""
         most, *near = (
             tuple(replace(each, **fields) if type(each) is kind else each for each in of_layers)
-            for of_layers in self.kinds
+            for of_layers in self.config.layer_kinds
         )
         changed: dict[str, Any] = {} if local else {"mechanisms": most}
         if self.config.local:

@@ -155,7 +155,10 @@ def _other_thetas(port: Any) -> Ways:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
         return everywhere.with_mechanism(Rotary, *ROTATED, local=True, theta=near)
 
-    thetas = [next((each.theta for each in of_layers if isinstance(each, Rotary)), 0.0) for of_layers in port.kinds]
+    thetas = [
+        next((each.theta for each in of_layers if isinstance(each, Rotary)), 0.0)
+        for of_layers in port.config.layer_kinds
+    ]
     wide, near = thetas[0], thetas[-1]
     if len(thetas) > 1:
         yield "those of global and local layers exchanged", based(near, wide)

@@ -38,7 +38,7 @@ class Window(Mechanism):
 
 
 def _other_windows(port: Any) -> Ways:
-    reach = next(each.reach for of_layers in port.kinds for each in of_layers if isinstance(each, Window))
+    reach = next(each.reach for of_layers in port.config.layer_kinds for each in of_layers if isinstance(each, Window))
     reaches = {
         "a token more on each side": reach + 1,
         "a token less on each side": reach - 1,
