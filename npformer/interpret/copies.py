@@ -34,13 +34,14 @@ def run_copies(
     encoder-decoder it runs whole. progress: as `shown` of `progress.bar`, on a terminal by default.
     Raises NpformerError for a stage that does not fire.
     """
-    recorded = Trace([])
+    read: list[np.ndarray] = []  # the rows that each layer reads
     if isinstance(model, Model) and not model.config.decoder:
-        recorded = Trace(streams(model), model.config)
-        with recorded:
+        stages = streams(model)
+        with Trace(stages, model.config) as recorded:
             model.run([given])
-    batches, threads = list(_batches(given, changes, recorded)), 1 if listening() else model.threads
-    tasks = [partial(_run, model, given, recorded, layer, [changes[i] for i in at]) for layer, at in batches]
+        read = [recorded[stage] for stage in stages]
+    batches, threads = list(_batches(given, changes, bool(read))), 1 if listening() else model.threads
+    tasks = [partial(_run, model, given, read, layer, [changes[i] for i in at]) for layer, at in batches]
     with single_blas_thread():
         groups = (run_tasks(tasks[i : i + threads], threads) for i in range(0, len(tasks), threads))
         ran = (answers for group in groups for batch in group for answers in batch)
@@ -50,20 +51,20 @@ def run_copies(
 
 
 def _batches(
-    given: Any, changes: Sequence[tuple[str, Change]], recorded: Trace
+    given: Any, changes: Sequence[tuple[str, Change]], resumes: bool
 ) -> Iterator[tuple[int | None, list[int]]]:
     """Yields the layer from which copies run, None for a whole run, and the numbers of their changes."""
     size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
     of_layer: dict[int | None, list[int]] = {}
     for number, (stage, _) in enumerate(changes):
-        found = _LAYER.match(stage) if recorded else None
+        found = _LAYER.match(stage) if resumes else None
         of_layer.setdefault(int(found[1]) if found else None, []).append(number)
     for layer, numbers in of_layer.items():
         yield from ((layer, numbers[i : i + size]) for i in range(0, len(numbers), size))
 
 
 def _run(
-    model: Any, given: Any, recorded: Trace, layer: int | None, changes: Sequence[tuple[str, Change]]
+    model: Any, given: Any, read: Sequence[np.ndarray], layer: int | None, changes: Sequence[tuple[str, Change]]
 ) -> list[Answers]:
     copies = [given] * len(changes)
     try:
@@ -72,12 +73,11 @@ def _run(
             if layer is None:
                 answers = model.run(copies)
             else:
-                rows = np.concatenate([recorded[streams(model)[layer]]] * len(changes))
-                answers = model.resume(copies, layer, rows)
+                answers = model.resume(copies, layer, np.concatenate([read[layer]] * len(changes)))
         table.matching([stage for stage, _ in changes], list(edits.fired))
         return list(answers)
     except _OfAllTexts:
-        return [answers for each in changes for answers in _run(model, given, recorded, layer, [each])]
+        return [answers for each in changes for answers in _run(model, given, read, layer, [each])]
 
 
 class _OfAllTexts(Exception):

@@ -9,9 +9,7 @@ import numpy as np
 
 from npformer.base_model import BaseModel, check_model
 from npformer.interpret.answer import CONTEXT, outcomes_of, probabilities_of
-from npformer.interpret.copies import run_copies
-from npformer.interpret.edits import without_head
-from npformer.interpret.patching import contexts
+from npformer.interpret.patching import contexts, without_each_head
 from npformer.interpret.study_inputs import read_inputs
 
 
@@ -66,12 +64,10 @@ def head_effects(model: BaseModel, text: Any, progress: bool | None = None) -> H
     if before is None:
         return None
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
-    cells = [(row, stage, head) for row, (stage, count) in enumerate(counts) for head in range(count)]
-    ran = run_copies(model, given, [(stage, without_head(stage, head)[stage]) for _, stage, head in cells], progress)
     best = int(before.argmax())
     changes = np.full((len(counts), max(count for _, count in counts)), np.nan)
     outcomes: list[list[Any]] = [[] for _ in counts]
-    for (row, _, head), answers in zip(cells, ran, strict=True):
+    for (row, head), answers in without_each_head(model, given, progress).items():
         shares = probabilities_of(model, given, answers)
         assert shares is not None
         changes[row, head] = shares[best] - before[best]

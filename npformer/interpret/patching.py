@@ -75,18 +75,26 @@ def ablate_heads(
     metrics = [metric_of(model, metric, position, answers, text, "ablate_heads") for text, answers in pairs]
     names = contexts(model)
     values = np.full((len(names), max(count for _, count in names.values())), np.nan)
-    cells = [(row, name, head) for row, (name, (_, count)) in enumerate(names.items()) for head in range(count)]
-    changes = [(name, without_head(name, head)[name]) for _, name, head in cells]
     effects = [
-        [each.of(after) - each.of(then) for after in run_copies(model, text, changes, progress)]
+        {cell: each.of(after) - each.of(then) for cell, after in without_each_head(model, text, progress).items()}
         for text, each, then in zip(inputs, metrics, before, strict=True)
     ]
-    for (row, _, head), of_texts in zip(cells, np.transpose(effects), strict=True):
-        values[row, head] = np.mean(of_texts)
+    for cell in effects[0]:
+        values[cell] = np.mean([of_text[cell] for of_text in effects])
     rows = tuple(title for title, _ in names.values())
     return Effects(
         values, rows, tuple(f"head {head}" for head in range(values.shape[1])), f"change of {metrics[0].what}"
     )
+
+
+def without_each_head(
+    model: BaseModel, given: Any, progress: bool | None = None
+) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    """Runs one input without one head at a time: (index in `contexts`, head) -> the answers."""
+    counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
+    cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
+    changes = [(counts[row][0], without_head(counts[row][0], head)[counts[row][0]]) for row, head in cells]
+    return dict(zip(cells, run_copies(model, given, changes, progress), strict=True))
 
 
 def contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
