@@ -82,8 +82,8 @@ class BaseModel(Runner, Answering):
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
 
-        NumPy's warnings, which name neither the place nor the cause, are off inside: `expect_finite` tells of their
-        results.
+        NumPy's warnings, which name neither the place nor the cause, are off inside: `expect_finite` reports
+        their results.
         """
         self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):

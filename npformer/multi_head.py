@@ -136,8 +136,8 @@ def packed_attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `packed_attention`: dq (T, D), dk and dv (S, D).
 
-    products: those that a score is the sum of, it is divided by sqrt(products * K); add_backward: the terms of dq and
-    dk by arrays that depend on them and are added to the scores.
+    products: the number of products in a score, which is divided by sqrt(products * K). add_backward: the terms of dq
+    and dk from arrays that mechanisms add to the scores.
     """
     names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
     dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))

@@ -68,7 +68,7 @@ class Run(Arrays):
         self._ranges = {stack: self._layers(stack, count) for stack, count in stacks(port.config).items()}
 
     def _running(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the model's weights; those that do not affect the stage stay unrounded."""
+        """Yields the model's weights, rounded only where they affect the stage."""
         port, all_matter = self.port, self._whole
         for name in port.weights:
             stack, layer, rest = parted(name)

@@ -125,7 +125,7 @@ class Port:
         return any(map(self.is_padded, range(len(self.texts))))
 
     def padded(self, left: bool = False) -> Port | None:
-        """Returns the port with texts padded to the batch's length; None if the model cannot read so many tokens."""
+        """Returns the port with texts padded to the batch's length; None if that exceeds the model's maximum length."""
         pad, config = self.config.pad_id or 0, self.config
         if config.pooling == "last" and config.pad_id is None:  # an id that no text has marks padding for the head
             pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in self.texts))

@@ -138,5 +138,5 @@ def junit(verdicts: Sequence[Verdict]) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """Replaces characters that XML does not allow, and those that would move a terminal's cursor."""
+    """Replaces characters that XML does not allow or that would move a terminal's cursor."""
     return re.sub("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)

@@ -228,8 +228,7 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
 
     A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
     block can contain the end of one and the beginning of the next. Every token except the first is a target once.
-    Raises
-    NpformerError, with file and line, for invalid text and for an empty file.
+    Raises NpformerError, with file and line, for invalid text and for an empty file.
     """
     encoder, parts = Encoder(model, limit), []
     for path in paths:

@@ -83,7 +83,7 @@ def fail_once() -> None:
 
 
 class Deadly(WorkerPlugin):
-    """Kills each worker that gets a part with this text, as a system without memory would."""
+    """Kills each worker that receives this text, like a system that is out of memory."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -108,7 +108,7 @@ def missed(
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
 def test_known_mistakes_are_named(family: str, few: bool) -> None:
-    """All mistakes except those that the stages cannot show; nine tenths must be named."""
+    """Nine tenths of the mistakes that the stages can show must be named."""
     unnamed = missed(family, tried(family, few), few)
     assert set(unnamed) <= UNSEEN, unnamed
 
@@ -154,7 +154,7 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
 
 @dataclass(frozen=True)
 class Sloped(Mechanism):
-    """score_ij = q_i . k_j * scale - |i - j| / 2, as a mechanism that golden/ does not know."""
+    """score_ij = q_i . k_j * scale - |i - j| / 2, a mechanism that golden/ does not know."""
 
     mistakes = (
         Mistake(
