@@ -90,9 +90,13 @@ def _clear(lock: Path) -> None:
     descriptor = os.open(lock, os.O_RDWR | getattr(os, "O_NONBLOCK", 0))
     try:
         _lock(descriptor)
+        current = os.path.samestat(os.fstat(descriptor), os.stat(lock))
     except OSError:
         os.close(descriptor)
         raise
+    if not current:  # another run cleared it after we opened it, and its owner created a new one, which it holds
+        os.close(descriptor)
+        return
     rmtree(lock.with_suffix(".partial"), ignore_errors=True)
     _release(lock, descriptor)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from npformer.common import locks
 from npformer.common.errors import NpformerError
-from npformer.common.locks import LOCK, in_use
+from npformer.common.locks import LOCK, clear_partial, in_use
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
@@ -120,3 +121,22 @@ def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
     """The lock's file is removed at the end, so that others open it, or its successor, at any moment of that."""
     runs = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")], cwd=ROOT) for _ in range(3)]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
+
+
+def test_a_lock_that_was_replaced_while_it_was_opened_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that clears opens a lock, a second clears it first, and its owner creates it anew before the first locks."""
+    lock = tmp_path / ".result.00000000.lock"
+    lock.touch()
+    take = locks._lock
+
+    def replaced_before(descriptor: int) -> None:
+        lock.unlink()
+        lock.touch()
+        lock.with_suffix(".partial").mkdir()
+        take(descriptor)
+
+    monkeypatch.setattr(locks, "_lock", replaced_before)
+    clear_partial(tmp_path, "result")
+    assert sorted(os.listdir(tmp_path)) == [".result.00000000.lock", ".result.00000000.partial"]
