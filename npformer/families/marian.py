@@ -67,6 +67,12 @@ class Marian(Transformer):
 
     ids: Mapping[str, int]  # config.json's field -> default id
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of older checkpoints -> their only value
+    scales_outside: bool = False  # the module of the token table returns its rows, without scale_embedding's factor
+
+    def completed(self, config: Config) -> tuple[str, ...]:
+        """The stages that are the output of a module with a factor or bias from outside of it, by their last names."""
+        tokens = ("embeddings.token",) if self.scales_outside and config.scale_embedding else ()
+        return (*tokens, "logits") if config.head == "translation" else tokens
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         named = self.head_of(data)
@@ -137,4 +143,5 @@ MARIAN = Marian(
     always={"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     ends_sources=True,
     tokenizer_pieces=True,
+    scales_outside=True,
 )

@@ -18,7 +18,7 @@ from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.families import family_of
-from npformer.golden import fused
+from npformer.golden import fused, graph
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
 from npformer.interpret.text_parts import OF_SOURCE
@@ -45,6 +45,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
     Raises NpformerError if no name is recognised, or their token ids differ from the golden file's.
     """
     known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
+    sources = layout.sources(golden.config)
     arrays, names = fused.cut(golden.config, _by_text(arrays), names or {})
     for theirs, meant in names.items():
         if meant not in golden.stages and meant not in weights.values():
@@ -56,7 +57,10 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
         number, plain = (int(of_text[1]), of_text[2]) if of_text else (-1, name)
         ours = known.get(name) or known.get(plain)
         if name in weights or ours in weights.values():
-            result.weights[weights.get(name, str(ours))] = as_array(name, value)
+            ours = weights.get(name, str(ours))
+            array = as_array(name, value)
+            # Marian's bias of the logits is a buffer (1, V)
+            result.weights[ours] = array[0] if sources[ours].leading and array.ndim == 2 and len(array) == 1 else array
         elif plain in ids:
             _check_ids(ids[plain], number, as_array(name, value))
         elif ours == "columns":
@@ -91,22 +95,32 @@ def stage_names(golden: Golden) -> dict[str, str]:
     if set(table.COLUMNS.get(config.head, ())) & set(golden.stages):
         names[str(module_path(config, "head.output"))] = "columns"
     names |= {path.removeprefix(prefix): stage for path, stage in names.items()}
-    layers = [f"layers.{i}" for i in range(config.n_layers)]
-    after_sum = [each for each in ("project", "norm") if module_path(config, f"embeddings.{each}")]
-    end = "ffn_residual" if config.norm_first else "ffn_norm"
-    states = [f"embeddings.{next(iter(after_sum), 'sum')}", *(f"{layer}.{end}" for layer in layers)]
-    if config.final_norm:
-        states[-1] = "norm"
-    if config.convolution:
-        states[1] = "convolution_norm"
-    outputs = {f"hidden_states.{i}": stage for i, stage in enumerate(states)}
-    outputs |= {f"attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}
-    outputs |= {"last_hidden_state": states[-1], "pooler_output": "pooled"}
-    names |= {name: stage for name, stage in outputs.items() if stage in golden.stages}
+    for stack, count in graph.stacks(config).items():
+        outputs = _outputs(config, stack, count)
+        names |= {name: stage for name, stage in outputs.items() if stage in golden.stages}
     for stage in golden.stages:
         row = table.find(stage)
         names |= {row.hook: stage, stage: stage} if row and row.hook else {stage: stage}
     return names
+
+
+def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
+    """Returns the fields of a model's output in transformers -> the stages of a stack of this many layers."""
+    layers = [f"{stack}layers.{i}" for i in range(count)]
+    after_sum = [each for each in ("project", "norm") if module_path(config, f"{stack}embeddings.{each}")]
+    end = "ffn_residual" if config.norm_first else "ffn_norm"
+    states = [f"{stack}embeddings.{next(iter(after_sum), 'sum')}", *(f"{layer}.{end}" for layer in layers)]
+    if config.final_norm:
+        states[-1] = f"{stack}norm"
+    if config.convolution:
+        states[1] = "convolution_norm"
+    of_stack = stack.replace(".", "_")
+    outputs = {f"{of_stack}hidden_states.{i}": stage for i, stage in enumerate(states)}
+    outputs |= {f"{of_stack}attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}
+    if stack == "decoder.":
+        outputs |= {f"cross_attentions.{i}": f"{layer}.cross_attention.weights" for i, layer in enumerate(layers)}
+        outputs["last_hidden_state"] = states[-1]
+    return outputs | {f"{of_stack}last_hidden_state": states[-1], "pooler_output": "pooled"}
 
 
 def weight_names(config: Config) -> dict[str, str]:
@@ -161,10 +175,14 @@ def per_text(
     """Splits a stage in any known layout into one array per text; None for any other shape. axes: from `token_axes`.
 
     The layouts: (T, ...), packed, the texts one after another; (B, L, ...), padded on the right, L at least the longest
-    text; (B L, ...), the same as rows; (B, L, H, K) instead of (B, H, L, K); (1, L, D), positions for all texts.
+    text; (B L, ...), the same as rows; (B, L, H, K) instead of (B, H, L, K); (L, D) or (1, L, D), positions for all
+    texts.
     """
+    positions = name.endswith("embeddings.position")
+    if positions and array.ndim == 2 and len(array) == max(shape[0] for shape in shapes):
+        array = array[None]
     for read_as in _layouts(array, shapes, axes):
-        if len(read_as) == 1 and name.endswith("embeddings.position"):
+        if len(read_as) == 1 and positions:
             read_as = np.broadcast_to(read_as, (len(shapes), *read_as.shape[1:]))
         fits = read_as.ndim == len(shapes[0]) + 1 and len(read_as) == len(shapes)
         if fits and all(

@@ -6,7 +6,7 @@ does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -87,7 +87,7 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
                     _run(model, golden, [text], each := dict[str, np.ndarray]())
                     heard |= {f"{i}/{name}": array for name, array in each.items()}
             else:
-                _run(model, golden, golden.texts, heard)
+                _run(model, golden, golden.texts, heard, golden.sources)
     finally:
         for module, training in modes.items():
             module.training = training
@@ -108,12 +108,17 @@ def _takes_no_batch(golden: Golden) -> bool:
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
 
 
-def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndarray]) -> None:
-    """Fills `heard` with the stages of the texts in a batch."""
+def _run(
+    model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndarray], sources: Sequence[Text] = ()
+) -> None:
+    """Fills `heard` with the stages of the texts in a batch; with sources, the texts are the decoder's input."""
     import torch
 
     ids, mask, token_type_ids = padded_ids(texts, golden.config.pad_id or 0)
     given = {"input_ids": ids, "attention_mask": mask}
+    if sources:
+        of_source, mask, _ = padded_ids(sources, golden.config.pad_id or 0)
+        given = {"input_ids": of_source, "attention_mask": mask, "decoder_input_ids": ids}
     if golden.config.n_token_types:
         given["token_type_ids"] = token_type_ids
     if golden.config.head == "multiple-choice":
@@ -122,7 +127,7 @@ def _run(model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndar
         model(**{name: torch.from_numpy(array) for name, array in given.items()})
 
 
-def padded_ids(texts: list[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def padded_ids(texts: Sequence[Text], padding: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns ids, mask and token_type_ids (B, L), with the padding token after each text."""
     width = max(len(text) for text in texts)
     ids, mask, token_type_ids = (np.zeros((len(texts), width), np.int64) for _ in range(3))
@@ -139,7 +144,7 @@ def padded_ids(texts: list[Text], padding: int) -> tuple[np.ndarray, np.ndarray,
 def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Iterator[None]:
     """Fills `heard` with the inputs and outputs of the model's modules while it runs."""
     config = golden.config
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))  # Marian's stacks share the module of their table
     if not any(path in modules for path in table.modules(config)):
         raise NpformerError(
             f"{type(model).__name__}: expected a {family_of(config).architecture(config)}, got none of its modules"
@@ -152,7 +157,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
     outputs |= {path: [f"{attention}.qkv"] for path, attention in fused_layers(config).items()}
     inputs: dict[str, list[str]] = {}
     for stage, group in _inputs(golden):
-        if (path := module_path(config, group)) and (stage != "pooled" or "pooler" in golden.stages):
+        if (path := _module_reading(golden, stage, group)) and (stage != "pooled" or "pooler" in golden.stages):
             inputs.setdefault(path, []).append(stage)
     convolution = module_path(config, "convolution") if "convolution.hidden" in golden.stages else None
     with ExitStack() as stack:
@@ -160,11 +165,16 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         def hear(register: Callable[..., Any], stages: list[str], tensor: Callable[[Any, Any], Any]) -> None:
             stack.callback(register(_hook(heard, iter(stages), tensor)).remove)
 
-        for path in outputs.keys() & modules.keys():
-            hear(modules[path].register_forward_hook, outputs[path], lambda args, output: _first(output))
+        asked: dict[Any, list[str]] = {}
+        for path, stages in outputs.items():
+            if path in modules:
+                asked.setdefault(modules[path], []).extend(stages)
+        for module, stages in asked.items():
+            hear(module.register_forward_hook, stages, lambda args, output: _first(output))
         for path in inputs.keys() & modules.keys():
             hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
-        if _reads_last(golden) and "logits" in golden.stages:
+        of_model = _reads_last(golden) or config.head == "translation"  # whose bias is added outside of the module
+        if of_model and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
         if convolution in modules:  # its columns are tokens
             hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
@@ -186,6 +196,15 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
         for end, group in ends.items():
             if stage.endswith(end):
                 yield stage, stage.removesuffix(end) + group
+
+
+def _module_reading(golden: Golden, stage: str, group: str) -> str | None:
+    """The module whose input is a stage: that of the group of weights, or the first layer without a norm below it."""
+    path = module_path(golden.config, group)
+    if path is None and stage.endswith("embeddings.sum") and golden.config.decoder:
+        query = module_path(golden.config, stage.replace("embeddings.sum", "layers.0.attention.query"))
+        return query.rsplit(".", 2)[0] if query else None
+    return path
 
 
 def _asked(runs: list[str], golden: Golden) -> list[str]:

@@ -15,12 +15,13 @@ import numpy as np
 
 from npformer.blocks.attention_mistakes import SWAPS
 from npformer.checkpoint import tree as layout
-from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
+from npformer.golden.mistakes.precision import HALVES, SCHEMES, half, rounded
 from npformer.model import Model, Seq2Seq
 
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
+APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
 MANY = 0.5  # the least share of unexplained weights that means another checkpoint
 
@@ -135,12 +136,14 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
         for scheme, rounding in SCHEMES.items():
             if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in either):
                 return Finding(name, f"quantised to {scheme}", "quantised weights")
+    if how := next(filter(None, (rounded(theirs, each) for each in either)), ""):
+        return Finding(name, how, "quantised weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
         return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
     if any(_is_permuted(theirs, each) for each in either):
         return Finding(name, "its numbers in another order", "in another order")
     apart = min(float(np.abs(theirs - each).max()) for each in either)
-    return Finding(name, f"differs by up to {apart:.3g}", OTHER)
+    return Finding(name, f"{APART}{apart:.3g}", OTHER)
 
 
 def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
@@ -181,11 +184,14 @@ def _together(findings: list[Finding], count: int) -> list[Finding]:
     """Joins findings of the same error: another checkpoint, a layer, or many weights."""
     unlike = [each for each in findings if each.cause == OTHER]
     together = []
-    if len(unlike) > 3 and len(unlike) >= MANY * count:
+    if len(unlike) > 3:
         findings = [each for each in findings if each.cause != OTHER]
-        together.append(
-            Finding("another checkpoint", f"{len(unlike)} of {count} weights have other values", CHECKPOINT)
-        )
+        most = max(float(each.what.removeprefix(APART)) for each in unlike)
+        if len(unlike) >= MANY * count:
+            said = f"{len(unlike)} of {count} weights have other values, which differ by up to {most:.3g}"
+            together.append(Finding("another checkpoint", said, CHECKPOINT))
+        else:
+            together.append(Finding(f"{unlike[0].where} and {len(unlike) - 1} others", f"{APART}{most:.3g}", OTHER))
     for (said, cause), alike in groupby(sorted(findings, key=_alike), key=_alike):
         group = list(alike)
         if len(group) <= 3:

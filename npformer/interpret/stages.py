@@ -27,6 +27,7 @@ from npformer.config import Config
 from npformer.embeddings import embeddings_stages
 from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
+from npformer.families.marian import Marian
 from npformer.layers import Layer
 from npformer.norms import LAYER_NORM, LayerNorm
 from npformer.stage import Stage, within
@@ -144,17 +145,19 @@ def modules(config: Config) -> dict[str, str]:
 
 @lru_cache(maxsize=4)  # asked once a stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
-    """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for models of 2017 that translate.
+    """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for torch's own modules.
 
     A module of layers that share their weights has several, in the order in which it runs.
     """
     family = family_of(config)
-    if not family.stages or config.head == "translation":
+    if not (family.stages or isinstance(family, Marian)):
         return {}
+    completed = family.completed(config) if isinstance(family, Marian) else ()
     found: dict[str, list[str]] = {}
     of_model = names(config)
     for name in of_model:
-        if (path := module_path(config, _group(config, name))) is not None:
+        path = module_path(config, _group(config, name))
+        if path is not None and not name.endswith(completed):
             found[path] = [*found.get(path, []), name]
     for pattern, stage in family.stages.items():
         for layer in range(config.n_layers) if "*" in stage else [0]:

@@ -284,15 +284,23 @@ def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> Non
     assert "with that in the model too, the next stage that diverges is pooler" in str(diagnosis)
 
 
+def in_blocks(w: np.ndarray) -> np.ndarray:
+    """int4 with a scale for 16 numbers of a row."""
+    return quantised(w.reshape(-1, 16), axis=1, symmetric=7, bits=4).reshape(w.shape) if w.ndim == 2 else w
+
+
 @pytest.mark.parametrize(
     ("change", "cause", "line"),
     [
         (lambda w: {n: w[n.replace("layers.1", "layers.0")] for n in w}, "weights of another layer", "layers.1 has layers.0's"),
         (lambda w: {n: half("bfloat16", a) for n, a in w.items()}, "half precision", "rounded to bfloat16"),
-        (lambda w: {n: a + np.float32(0.1) for n, a in w.items()}, "another checkpoint", "have other values"),
+        (lambda w: {n: a + np.float32(0.1) for n, a in w.items()}, "another checkpoint", "other values, which differ by up to 0.1"),
         (lambda w: w | {"layers.0.ffn.hidden.bias": 0 * w["layers.0.ffn.hidden.bias"]}, "missing bias", "all zeros"),
         (lambda w: w | {"layers.0.attention.query.weight": w["layers.0.attention.key.weight"]}, "query and key swapped", "has layers.0.attention.key"),
         (lambda w: w | {"layers.0.ffn.output.weight": quantised(w["layers.0.ffn.output.weight"])}, "quantised weights", "quantised to int8"),
+        (lambda w: {n: np.round(a, 2) for n, a in w.items()}, "quantised weights", "rounded to 2 decimals"),
+        (lambda w: {n: in_blocks(a) for n, a in w.items()}, "quantised weights", "4 bits, one scale a group of 16 columns"),
+        (lambda w: {n: np.rint(a * 40) / 40 for n, a in w.items()}, "quantised weights", "rounded to few values"),
         (lambda w: w | {"layers.0.ffn.output.weight": w["layers.0.ffn.output.weight"] * 2}, "scaled by a constant", "2 times the correct values"),
     ],
 )  # fmt: skip

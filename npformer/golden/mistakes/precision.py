@@ -75,6 +75,63 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
     return rounded
 
 
+DECIMALS = range(1, 8)  # float32 has about seven
+BITS = range(2, 9)
+GROUPS = (128, 64, 32, 16)  # sizes of groups of numbers that share one scale
+LEAST = 8  # numbers with one scale that show rounding
+
+
+def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
+    """Describes how their numbers are rounded from ours: to decimals, to steps, or to few values; "" if not."""
+    for decimals in DECIMALS:
+        if np.abs(theirs - np.round(ours, decimals)).max() <= 1e-6 * np.abs(ours).max():
+            return f"rounded to {decimals} decimals"
+    scaled: dict[str, tuple[np.ndarray, np.ndarray]] = {"": (theirs.reshape(1, -1), ours.reshape(1, -1))}
+    if theirs.ndim == 2:
+        scaled |= {" a row": (theirs, ours), " a column": (theirs.T, ours.T)}
+        for size in GROUPS:
+            for said, a, b in (("columns", theirs, ours), ("rows", theirs.T, ours.T)):
+                if a.shape[1] % size == 0 and a.shape[1] > size:
+                    scaled[f" a group of {size} {said}"] = a.reshape(-1, size), b.reshape(-1, size)
+    for of_each, (a, b) in scaled.items():
+        if a.shape[1] < LEAST:
+            continue
+        if bits := next((bits for bits in BITS if _in_steps(a, b, bits)), 0):
+            return f"rounded to {bits} bits, one scale{of_each}"
+        if all(map(_is_nearest, a, b)):
+            return f"rounded to few values{of_each}"
+    return ""
+
+
+def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
+    """Returns whether each row is at equal steps, at most one from ours: from -max to max, or from min to max."""
+    low, high = (getattr(theirs, end)(axis=1, keepdims=True) for end in ("min", "max"))
+    largest = np.maximum(-low, high)
+    for first, steps in (
+        (0, largest / (2 ** (bits - 1) - 1)),
+        (0, largest / 2 ** (bits - 1)),
+        (low, (high - low) / (2**bits - 1)),
+    ):
+        if (steps <= 0).any():
+            continue
+        number = (theirs - first) / steps
+        if np.abs(number - np.rint(number)).max() < 0.01 and (np.abs(theirs - ours) <= 0.51 * steps).mean() > 0.9:
+            return bool((np.abs(theirs - ours) <= 1.01 * steps).all())
+    return False
+
+
+def _is_nearest(theirs: np.ndarray, ours: np.ndarray) -> bool:
+    """Returns whether theirs has few values, and of these the nearest to each of ours."""
+    values = np.unique(theirs)
+    if not 1 < len(values) <= len(theirs) // 2:
+        return False
+    borders = (values[1:] + values[:-1]) / 2
+    slack = 1e-5 * np.abs(values).max()  # a tie may fall to either side
+    low, high = np.r_[-np.inf, borders - slack], np.r_[borders + slack, np.inf]
+    at = np.searchsorted(values, theirs)
+    return bool(np.all((low[at] <= ours) & (ours <= high[at])))
+
+
 #: How weights (in, out) are quantised; torch's are (out, in), so that its "per channel" is a column here.
 SCHEMES: dict[str, Round] = {
     f"int{bits}, {said}{' with a zero point' if zero else ''}": partial(
