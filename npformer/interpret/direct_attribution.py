@@ -39,6 +39,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.direction import Direction
 from npformer.embeddings import embeddings_pull
+from npformer.functions import log_softmax
 from npformer.interpret.effects import Effects
 from npformer.interpret.logit_lens import hidden_logits, streams
 from npformer.interpret.metric import Logit, label_name, logits_asked
@@ -110,25 +111,26 @@ class LogitAttribution:
         return sums
 
     def by_layer(self) -> Effects:
-        """The table of embeddings and layers: each head, the FFN, biases, their sum, the sum so far, and the lens."""
+        """The table of embeddings and layers: the embeddings' part, each head, the FFN, biases, sums, and the lens."""
         count, heads = self.heads.shape[:2]
         biases = self._biases_of_layers()
-        values = np.full((count + 2, heads + 5), np.nan)
-        values[1:-1, :heads] = self.heads.sum(axis=-1)
-        values[1:-1, heads] = self.ffn
-        values[:-1, heads + 1] = biases
-        values[:-1, heads + 2] = self.words.sum(axis=1) + biases
-        values[:-1, heads + 3] = self.accumulated
-        values[:-1, heads + 4] = self.lens_logit
+        values = np.full((count + 2, heads + 6), np.nan)
+        values[0, 0] = sum(self.embeddings.values())
+        values[1:-1, 1 : heads + 1] = self.heads.sum(axis=-1)
+        values[1:-1, heads + 1] = self.ffn
+        values[:-1, heads + 2] = biases
+        values[:-1, heads + 3] = self.words.sum(axis=1) + biases
+        values[:-1, heads + 4] = self.accumulated
+        values[:-1, heads + 5] = self.lens_logit
         after = sum(self.biases.values()) - biases.sum()
-        values[-1, heads + 1 :] = [after, after, self.total, self.logit]
+        values[-1, heads + 2 :] = [after, after, self.total, self.logit]
         rows = ("embeddings", *(f"layer {i}" for i in range(count)), "model head")
         own = heads - self.source_heads
         names = (*(f"head {i}" for i in range(own)), *(f"source {i}" for i in range(self.source_heads)))
-        columns = [*names, "FFN", "biases", "sum", "so far", "lens"]
+        columns = ["embed", *names, "FFN", "biases", "sum", "so far", "lens"]
         if self.convolution.size:
-            columns.insert(heads + 1, "convolution")
-            values = np.insert(values, heads + 1, [np.nan, self.convolution.sum(), *[np.nan] * count], axis=1)
+            columns.insert(heads + 2, "convolution")
+            values = np.insert(values, heads + 2, [np.nan, self.convolution.sum(), *[np.nan] * count], axis=1)
         return Effects(values, rows, tuple(columns), f"{self.what}: what each part adds", ("sum", "so far", "lens"))
 
     def by_word(self) -> Effects:
@@ -173,7 +175,8 @@ def logit_attribution(
         The label or word to explain; by default the model's answer. For spans "start" (the default) or "end".
     position : int, optional
         For a head on tokens, the token of the logit; by default the masked word, if there is one, and for
-        causal-lm the last token, after which the next word comes. A translation needs the token of the decoder.
+        causal-lm the last token, after which the next word comes. For a translation the token of the decoder's input
+        before the word; by default that before the least probable word, which is then also the label.
     against : str or int, optional
         Another label, whose logit is subtracted: with two labels the difference is the log-odds.
 
@@ -211,6 +214,8 @@ def logit_attribution(
     if config.head in POOLED_HEADS and config.pooling == "mean":
         raise NpformerError("logit_attribution: unsupported: a head that reads the mean of all rows")
     label = "start" if config.head == "question-answering" and label is None else label
+    if config.head == "translation" and label is None and position is None:
+        position, label = least_probable(recorded)
     wanted = logits_asked(model, label, position, answers, **asked)
     if len(wanted) != 1:  # a head on tokens
         raise NpformerError(f"logit_attribution: position: expected the token to explain, one of {len(wanted)}")
@@ -221,6 +226,15 @@ def logit_attribution(
     given = text.places if isinstance(text, Text) else None
     places = np.arange(len(recorded.ids)) if given is None else given
     return _Walk(model, recorded, logit, subtracted, answers, places).result()
+
+
+def least_probable(recorded: Trace) -> tuple[int, int | None]:
+    """Returns the position before a translation's least probable word, and the word; None for one without words."""
+    ids = np.asarray(recorded.ids)[1:]
+    if not len(ids):
+        return 0, None
+    scores = log_softmax(recorded["logits"][: len(ids)].astype(np.float64))[np.arange(len(ids)), ids]
+    return int(scores.argmin()), int(ids[scores.argmin()])
 
 
 def head_results(model: Model, recorded: Trace) -> np.ndarray:

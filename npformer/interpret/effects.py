@@ -69,4 +69,4 @@ class Effects:
 
 
 def _cell(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:+.3f}"
+    return "" if np.isnan(value) else f"{value:+z.3f}"

@@ -127,7 +127,7 @@ def logits_asked(
             name = label_name(model, number, logits.shape[-1])
         else:
             number, name = asked_label(model, label, logits.shape[-1], caller)
-        name = f"'{name}'" if head in WORDS else name
+        name = f"'{name}'" if head in (*WORDS, "translation") else name
         found.append(Logit(f"the logit of {name} at token {at}", "logits", (int(at), number)))
     return found
 

@@ -11,12 +11,15 @@ import numpy as np
 from npformer.interpret.direct_attribution import LogitAttribution, logit_attribution
 from npformer.interpret.effects import Effects
 from npformer.interpret.stacks import Side
+from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import piece_names, printable
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.stack_view import sentence
 from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import fit
+
+WORDS = 40  # words of a translation, each with its logit; of a longer one only the least probable word
 
 
 def logit(
@@ -28,6 +31,8 @@ def logit(
     against: str | int | None = None,
 ) -> LogitView:
     """Draws a logit as the sum of contributions by the embeddings, each head, each FFN and each word.
+
+    The page of a translation has a list of its words, each with its logit, unless a label or position is given.
 
     Parameters
     ----------
@@ -51,9 +56,17 @@ def logit(
     >>> view.title
     'What adds up to the logit of POSITIVE: i love ice cream'
     """
-    if not isinstance(source, LogitAttribution):
-        source = logit_attribution(source, text, label, position=position, against=against)
-    return LogitView(source)
+    if isinstance(source, LogitAttribution):
+        return LogitView(source)
+    asked = (label, position, against) != (None, None, None)
+    if asked or source.config.head != "translation" or text is None:
+        return LogitView(logit_attribution(source, text, label, position=position, against=against))
+    (pair,) = read_inputs(source, text).inputs  # translated once
+    found, words = logit_attribution(source, pair), pair[1].ids[1:].tolist()
+    if not 1 < len(words) <= WORDS:
+        return LogitView(found)
+    every = (logit_attribution(source, pair, word, position=at) for at, word in enumerate(words))
+    return LogitView(found, tuple(every))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -61,38 +74,43 @@ class LogitView(View):
     """See `logit`."""
 
     found: LogitAttribution
+    words: tuple[LogitAttribution, ...] = ()  # of a translation the logit of each word, `found` among them
 
     kind: ClassVar[str] = "logit"
     scripts: ClassVar[tuple[str, ...]] = ("logit",)
 
     @property
     def heading(self) -> str:
-        return f"What adds up to {printable(self.found.what)}"
+        return "What adds up to the logit of a word" if self.words else self._of_found
 
     @property
     def subject(self) -> str:
         return sentence(Side(self.found.tokens))
 
+    @property
+    def _of_found(self) -> str:
+        return f"What adds up to {printable(self.found.what)}"
+
+    @property
+    def _every(self) -> tuple[LogitAttribution, ...]:
+        return self.words or (self.found,)
+
     def _blocks(self) -> Sequence[Packed]:
-        layers, heads, tokens = self.found.heads.shape
-        return [pack_floats("heads", self.found.heads.reshape(layers * heads, tokens).astype(np.float32))]
+        flat = (each.heads.reshape(-1, each.heads.shape[-1]).astype(np.float32) for each in self._every)
+        return [pack_floats(f"heads.{i}", array) for i, array in enumerate(flat)]
 
     def _meta(self) -> dict[str, Any]:
         found = self.found
-        about = (
-            f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}, read at token {found.position}."
-        )
         return {
-            "layers": _table(found.by_layer()),
-            "words": _table(replace(found, tokens=piece_names(found.tokens)).by_word()),
+            "logits": [_logit_meta(each) for each in self._every],
+            "shown": next(i for i, each in enumerate(self._every) if each.position == found.position),
             "heads": found.heads.shape[1],
+            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # after the encoder's
             "tokens": piece_names(found.tokens),
-            "position": found.position,
-            "labels": found.lens_labels,
-            "about": about,
             "notes": [
                 "Orange adds to the logit, blue subtracts; colours scale with the square root of the magnitude.",
-                "Layer norms are frozen at their values on this text. Lens: the logit if the model ended there.",
+                "0: less than 0.0005. Layer norms are frozen at their values on this text.",
+                "Lens: the logit if the model ended there.",
             ],
         }
 
@@ -102,16 +120,28 @@ class LogitView(View):
     def text(self, width: int = 80) -> str:
         """Both tables, and the sum."""
         found = replace(self.found, tokens=tuple(fit(name, 16).rstrip() for name in piece_names(self.found.tokens)))
-        lines = f"{self.heading}\n\n{found}".splitlines()
+        lines = f"{self._of_found}\n\n{found}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
         """The table of layers and heads with coloured cells, and the contributions of words."""
         sheet = Sheet(self.title)
-        sheet.text(0, 12, self.heading, bold=True)
+        sheet.text(0, 12, self._of_found, bold=True)
         top = _drawn(sheet, self.found.by_layer(), 40)
         _drawn(sheet, replace(self.found, tokens=piece_names(self.found.tokens)).by_word(), top + 24)
         return sheet.render()
+
+
+def _logit_meta(found: LogitAttribution) -> dict[str, Any]:
+    about = f"The parts sum to {found.total:z.4f}; {found.what} is {found.logit:z.4f}, read at token {found.position}."
+    return {
+        "layers": _table(found.by_layer()),
+        "words": _table(replace(found, tokens=piece_names(found.tokens)).by_word()),
+        "what": found.what,
+        "position": found.position,
+        "labels": found.lens_labels,
+        "about": about,
+    }
 
 
 def _table(effects: Effects) -> dict[str, Any]:

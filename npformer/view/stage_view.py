@@ -14,7 +14,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import Side, Sides, is_stages, one_text, sides, traced
-from npformer.text.words import printable
+from npformer.text.words import printable, shortened
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.stack_view import sentence
@@ -214,7 +214,7 @@ class StageView(View):
 
     @property
     def subject(self) -> str:
-        return printable(" / ".join(self.texts))[:160]
+        return shortened(printable(" / ".join(self.texts)))
 
     @cached_property
     def _merged(self) -> dict[int, int]:

@@ -224,7 +224,8 @@ def test_the_logit_view_has_every_number(page: Page, model: Any) -> None:
         return [cell for cell in page.texts("tbody td:not(.lens)") if cell]
 
     def printed(values: np.ndarray) -> list[str]:
-        return [f"{value:z.3f}" for value in values.ravel() if not np.isnan(value)]
+        texts = (f"{value:z.3f}" for value in values.ravel() if not np.isnan(value))
+        return ["0" if text == "0.000" else text for text in texts]
 
     assert cells() == printed(found.by_layer().values)
     assert page.texts(".lens .token") == list(found.lens_labels)
@@ -233,6 +234,18 @@ def test_the_logit_view_has_every_number(page: Page, model: Any) -> None:
     page.click(page.segment("Words"))
     page.until(lambda: cells() == printed(found.by_word().values))
     assert page.texts("tbody th .token") == list(found.tokens)
+
+
+def test_the_largest_parts_of_a_logit_are_listed(page: Page, model: Any) -> None:
+    found = logit_attribution(model, TEXT)
+    page.show(view.logit(model, TEXT))
+    table = found.by_layer()
+    parts = table.values[:, [column not in table.plain for column in table.columns]]
+    largest = sorted(parts[np.isfinite(parts)].tolist(), key=abs, reverse=True)[:10]
+    assert page.texts(".panel output") == [f"{value:+.3f}" for value in largest]
+    page.click(page.segment("Words"))
+    sums = sorted(found.words.sum(axis=0).tolist(), key=abs, reverse=True)[:10]
+    page.until(lambda: page.texts(".panel output") == [f"{value:+.3f}" for value in sums])
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -273,6 +286,18 @@ def test_a_phones_width_is_enough(page: Page, shown: view.PageView, kind: str) -
         assert cut == []
         tops = {round(link.rect["y"]) for link in page.all(".tabs a")}
         assert len(tops) == 1  # one line of tabs
+
+
+@pytest.mark.parametrize("kind", ["logit", "neurons"])
+def test_a_phone_shows_that_a_table_continues(page: Page, shown: view.PageView, kind: str) -> None:
+    at(page, shown, f"view={kind}", **PHONE)
+    before, after = page.one(".more.before"), page.one(".more.after")
+    page.until(after.is_displayed)
+    assert not before.is_displayed()
+    page.click(after)
+    page.until(before.is_displayed)
+    page.js("const box = document.querySelector('.scroller'); box.scrollTo({ left: box.scrollWidth })")
+    page.until(lambda: not after.is_displayed())
 
 
 def test_every_head_of_twelve_is_in_a_phones_width(page: Page) -> None:

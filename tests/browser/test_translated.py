@@ -49,3 +49,16 @@ def test_the_walk_has_the_ids_of_both_sides(page: Page, model: Any) -> None:
     for side, tokens, ids in (("keys", t.key_tokens, t.key_ids), ("queries", t.tokens, t.ids)):
         assert page.texts(f".chips[data-side='{side}'] .token") == list(piece_names(tokens))
         assert page.texts(f".chips[data-side='{side}'] small") == [str(number) for number in ids]
+
+
+def test_each_word_of_a_translation_has_its_logit(page: Page, model: Any) -> None:
+    shown = view.logit(model, TEXT)
+    page.show(shown)
+    assert len(shown.words) == len(trace(model, TEXT).ids) - 1
+    assert page.text(".about").startswith(f"The parts sum to {shown.found.total:z.4f}; {shown.found.what} is")
+    options = page.all(".controls label.field option")
+    page.choose("Logit of", options[2].text)
+    first = shown.words[2]
+    page.until(lambda: page.text(".about").startswith(f"The parts sum to {first.total:z.4f}; {first.what} is"))
+    largest = f"{max((*first.ffn.tolist(), *first.heads.sum(axis=-1).ravel().tolist()), key=abs):z.3f}"
+    assert largest in page.texts("tbody td")

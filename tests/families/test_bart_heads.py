@@ -164,7 +164,7 @@ def test_interpretation_covers_both_stacks() -> None:
     ids = [0, 9, 8, 2]
     found = logit_attribution(model, ids)
     assert found.total == pytest.approx(found.logit, abs=1e-5)
-    assert found.by_layer().columns[:4] == ("head 0", "head 1", "source 0", "source 1")
+    assert found.by_layer().columns[1:5] == ("head 0", "head 1", "source 0", "source 1")
     assert found.tokens == ("2", "0", "9", "8", "2")
     assert patch(model, ids, [0, 9, 7, 2], by="head").values.shape == (4, 4)
     with pytest.raises(NpformerError, match="head_results: expected a model with one stack"):

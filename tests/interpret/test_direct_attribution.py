@@ -16,6 +16,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import InputConvolution
 from npformer.families import encoders
 from npformer.families.torch_nn import TORCH_MODULES
+from npformer.functions import log_softmax
 from npformer.interpret.direct_attribution import LogitAttribution, head_results
 from npformer.interpret.edits import from_trace
 from npformer.interpret.study_inputs import pair_of
@@ -111,9 +112,9 @@ def test_a_convolution_adds_to_the_tokens_that_it_reads(head: str, label: int, n
     reads = np.abs(np.arange(len(found.tokens)) - row) <= reach
     assert ((found.convolution != 0) == reads).all()
     layers = found.by_layer()
-    assert layers.columns[4:7] == ("FFN", "convolution", "biases")
-    assert layers.values[1, 5] == pytest.approx(found.convolution.sum())
-    np.testing.assert_allclose(np.nansum(layers.values[1:, :7], axis=1), layers.values[1:, 7])
+    assert layers.columns[5:8] == ("FFN", "convolution", "biases")
+    assert layers.values[1, 6] == pytest.approx(found.convolution.sum())
+    np.testing.assert_allclose(np.nansum(layers.values[:, :8], axis=1), layers.values[:, 8])
     gaps = np.array([0, 1, 3, 4, 6, 7, 8])
     adds_up(logit_attribution(model, Text(trace(model, TEXT).ids, places=gaps), label, position=position), 1e-11)
     assert found.biases["convolution.hidden"]
@@ -231,10 +232,13 @@ def test_tables_and_pages_show_the_numbers() -> None:
     found = logit_attribution(model, Pair("I love ice", "it is hot"), "POSITIVE")
     layers, words = found.by_layer(), found.by_word()
     assert layers.rows == ("embeddings", "layer 0", "layer 1", "model head")
-    assert layers.columns == ("head 0", "head 1", "head 2", "head 3", "FFN", "biases", "sum", "so far", "lens")
-    np.testing.assert_allclose(np.nansum(layers.values[:, 6]), found.logit, atol=1e-5)
-    assert layers.values[-1, 7] == pytest.approx(found.logit, abs=1e-5)
-    assert np.isnan(layers.values[0, :5]).all()
+    heads = ("head 0", "head 1", "head 2", "head 3")
+    assert layers.columns == ("embed", *heads, "FFN", "biases", "sum", "so far", "lens")
+    np.testing.assert_allclose(np.nansum(layers.values[:, 7]), found.logit, atol=1e-5)
+    assert layers.values[-1, 8] == pytest.approx(found.logit, abs=1e-5)
+    assert layers.values[0, 0] == pytest.approx(sum(found.embeddings.values()))
+    assert np.isnan(layers.values[0, 1:6]).all()
+    assert np.isnan(layers.values[1:, 0]).all()
     assert words.rows == found.tokens == ("[CLS]", "i", "love", "ice", "[SEP]", "it", "is", "hot", "[SEP]")
     np.testing.assert_allclose(words.values[:, -1], found.words.sum(axis=0))
     assert repr(found).startswith("<npformer.LogitAttribution: the logit of POSITIVE, ")
@@ -325,3 +329,16 @@ def test_the_parts_of_a_translations_logit_add_up_to_it(position: int) -> None:
     assert not found.heads[:, own:, : len(recorded.tokens)].any()
     assert not found.heads[:, :own, position + 1 :].any()
     assert found.heads[:, own:, len(recorded.tokens) :].all()
+
+
+def test_a_translation_s_least_probable_word_is_explained_by_default() -> None:
+    model = load("en-de-multi30k")
+    pair = pair_of(model, "A man rides a bike.")[0]
+    recorded = trace(model, pair)
+    written = pair[1].ids[1:]
+    scores = log_softmax(recorded["logits"][: len(written)].astype(np.float64))[np.arange(len(written)), written]
+    found = logit_attribution(model, pair)
+    assert found.position == int(scores.argmin())
+    assert found.logit == pytest.approx(float(recorded["logits"][found.position, written[found.position]]))
+    only_start = (pair[0], Text(pair[1].ids[:1]))
+    assert logit_attribution(model, only_start).position == 0

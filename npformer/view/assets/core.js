@@ -203,6 +203,57 @@ function segmented(label, options, value, onchange) {
   return el("div", { class: "field" }, el("span", {}, label), group);
 }
 
+// A box that scrolls sideways, with a shade and an arrow at the edge beyond which there is more.
+function scroller(...children) {
+  const box = el("div", { class: "scroller" }, ...children);
+  const step = (by, text, title) =>
+    el(
+      "button",
+      {
+        type: "button",
+        class: `more ${by < 0 ? "before" : "after"}`,
+        title,
+        "aria-label": title,
+        tabindex: -1,
+        onclick: () => box.scrollBy({ left: by * 0.8 * box.clientWidth, behavior: "smooth" }),
+      },
+      text,
+    );
+  const frame = el("div", { class: "frame" }, box, step(-1, "\u2190", "Columns to the left"));
+  frame.append(step(1, "\u2192", "More columns to the right"));
+  const look = () => {
+    frame.classList.toggle("has-before", box.scrollLeft > 1);
+    frame.classList.toggle("has-after", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  const observer = new ResizeObserver(look);
+  [box, ...children].forEach((node) => observer.observe(node));
+  return frame;
+}
+
+// The largest of signed parts as a list with bars: [{ name: nodes, value, go }], `go` for a click on the name.
+function largestParts(title, parts, decimals = 3) {
+  const most = 10;
+  const size = ({ value }) => Math.abs(value);
+  const sorted = parts.filter((part) => Number(fixed(part.value, decimals))).sort((a, b) => size(b) - size(a));
+  const limit = size(sorted[0] ?? { value: 1 });
+  const bar = (value) => {
+    const colour = css(signedColour(value, limit));
+    return el("b", { class: value < 0 ? "bar against" : "bar", "--w": Math.abs(value) / limit, "--c": colour }, el("i", {}));
+  };
+  const listed = sorted.slice(0, most).map(({ name, value, go }) =>
+    el(
+      "li",
+      {},
+      go ? el("button", { type: "button", class: "part-name", onclick: go }, ...name) : el("span", {}, ...name),
+      bar(value),
+      el("output", {}, `${value > 0 ? "+" : ""}${fixed(value, decimals)}`),
+    ),
+  );
+  const signed = sorted.slice(0, most).some(({ value }) => value < 0);
+  return [el("h2", {}, title), el("ol", { class: signed ? "parts" : "parts one-sided" }, ...listed)];
+}
+
 // A canvas with its drawing context, sized in CSS pixels and sharp on any screen.
 function sized(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;

@@ -3,9 +3,13 @@
 const load = loader(meta.arrays);
 const controls = el("div", { class: "controls-row" });
 const grid = el("table", { class: "grid" });
+const about = el("p", { class: "about" });
+const panel = el("aside", { class: "panel", "aria-label": "Largest parts" });
+let logit = meta.shown; // of a translation, index of the word explained
 let by = "layers";
 let word = null; // the token whose contributions are shown for each head
 
+const shownLogit = () => meta.logits[logit];
 const limitOf = ({ values, columns, plain }) =>
   values.flat().reduce((most, value, i) => {
     const coloured = value !== null && !plain.includes(columns[i % columns.length]);
@@ -14,10 +18,11 @@ const limitOf = ({ values, columns, plain }) =>
 
 // The selected table; for a word, the contributions that each head reads from it.
 async function chosen() {
-  if (by === "words" || word === null) return meta[by];
-  const array = await load("heads");
-  const rows = meta.layers.rows.slice(1, -1);
-  const columns = meta.layers.columns.slice(0, meta.heads);
+  const { layers } = shownLogit();
+  if (by === "words" || word === null) return shownLogit()[by];
+  const array = await load(`heads.${logit}`);
+  const rows = layers.rows.slice(1, -1);
+  const columns = layers.columns.slice(1, meta.heads + 1);
   return {
     rows,
     columns,
@@ -27,13 +32,15 @@ async function chosen() {
 }
 
 const layerOf = (row) => /^layer (\d+)$/.exec(row)?.[1];
-const headOf = (column) => /^head (\d+)$/.exec(column)?.[1];
+const headOf = (column) => /^(head|source) (\d+)$/.exec(column)?.slice(1);
 
 async function draw() {
+  const { position, labels } = shownLogit();
   const table = await chosen();
   const limit = limitOf(table);
-  const lens = by === "layers" && word === null && meta.labels.length > 0;
+  const lens = by === "layers" && word === null && labels.length > 0;
   const name = (row, y) => (by === "words" ? [el("span", { class: "place" }, String(y)), token(row)] : [row]);
+  about.replaceChildren(shownLogit().about);
   grid.replaceChildren(
     el(
       "thead",
@@ -52,27 +59,47 @@ async function draw() {
       ...table.rows.map((row, y) =>
         el(
           "tr",
-          { class: by === "words" && y === meta.position ? "read" : null },
+          { class: by === "words" && y === position ? "read" : null },
           el("th", { scope: "row" }, ...name(row, y)),
           ...table.columns.map((column, x) => cell(table, limit, row, column, table.values[y][x])),
-          lens ? el("td", { class: "lens" }, meta.labels[y] === undefined ? "" : token(meta.labels[y])) : null,
+          lens ? el("td", { class: "lens" }, labels[y] === undefined ? "" : token(labels[y])) : null,
         ),
       ),
     ),
   );
+  panel.replaceChildren(...largestParts(by === "words" ? "Words that add most" : "Parts that add most", parts(table)));
+}
+
+// The words with their sums, or the other cells of the table.
+function parts({ rows, columns, values, plain }) {
+  if (by === "words")
+    return rows.map((_, y) => ({ name: [placed(rows, y)], value: values[y][columns.length - 1] }));
+  return rows.flatMap((row, y) =>
+    columns.flatMap((column, x) => {
+      if (plain.includes(column) || !values[y][x]) return [];
+      return [{ name: [`${row}, ${column}`.replace("embeddings, embed", "embeddings")], value: values[y][x], go: lines(row, column) }];
+    }),
+  );
+}
+
+// Opens the lines of a head; null for other parts.
+function lines(row, column) {
+  const [layer, [kind, head] = []] = [layerOf(row), headOf(column)];
+  if (!layer || !head || !page.has("heads")) return null;
+  const attention = meta.attention[kind];
+  return () => page.open("heads", { attention, layer, head, from: shownLogit().position, tokens: "pieces" });
 }
 
 function cell({ plain }, limit, row, column, value) {
   if (value === null) return el("td", {});
-  const text = fixed(value, 3);
-  if (plain.includes(column)) return el("td", { class: "plain" }, text);
+  const text = Number(fixed(value, 3)) === 0 ? "0" : fixed(value, 3);
+  if (plain.includes(column)) return el("td", { class: text === "0" ? "plain zero" : "plain" }, text);
   const rgb = signedColour(value, limit);
   const look = { "--c": css(rgb), "--ink": ink(rgb) };
-  const [layer, head] = [layerOf(row), headOf(column)];
-  const part = Number(text) === 0 ? "part zero" : "part";
-  if (!layer || !head || !page.has("heads")) return el("td", { class: part, ...look }, text);
-  const go = () => page.open("heads", { layer, head, from: meta.position, tokens: "pieces" });
-  const label = `Layer ${layer}, head ${head}: ${text}. Show its lines`;
+  const part = text === "0" ? "part zero" : "part";
+  const go = lines(row, column);
+  if (!go) return el("td", { class: part, ...look }, text);
+  const label = `Layer ${layerOf(row)}, ${column}: ${text}. Show its lines`;
   return el(
     "td",
     { class: part, ...look },
@@ -81,6 +108,12 @@ function cell({ plain }, limit, row, column, value) {
 }
 
 function buildControls() {
+  const explained = select(
+    "Logit of",
+    meta.logits.map(({ labels, position }, i) => [i, `${position}  ${shown(meta.tokens[position + 1] ?? labels.at(-1))}`]),
+    logit,
+    (i) => change({ logit: Number(i) }),
+  );
   const words = select(
     "Read from",
     [["", "all words"], ...meta.tokens.map((text, i) => [i, `${i}  ${shown(text)}`])],
@@ -88,6 +121,7 @@ function buildControls() {
     (i) => change({ word: i === "" ? null : Number(i) }),
   );
   controls.replaceChildren(
+    ...(meta.logits.length > 1 ? [explained] : []),
     segmented(
       "Parts",
       [
@@ -103,6 +137,7 @@ function buildControls() {
 
 function change(what) {
   if ("by" in what) by = what.by;
+  if ("logit" in what) logit = what.logit;
   if ("word" in what) word = what.word;
   if ("by" in what) buildControls();
   page.changed();
@@ -110,17 +145,23 @@ function change(what) {
 }
 
 themed.push(draw);
+const among = (text, count) => /^\d+$/.test(text ?? "") && Number(text) < count;
 return {
   controls: [controls],
-  body: [el("p", { class: "about" }, meta.about), el("div", { class: "scroller" }, grid)],
+  body: [el("div", { class: "split" }, el("div", {}, about, scroller(grid)), panel)],
   keys: [
     ["Tab", "next head"],
     ["Enter", "show the head's lines"],
   ],
-  read: () => ({ parts: by === "layers" ? null : by, from: by === "layers" ? word : null }),
-  apply({ parts, from }) {
-    by = parts === "words" ? "words" : "layers";
-    word = by === "layers" && /^\d+$/.test(from ?? "") && Number(from) < meta.tokens.length ? Number(from) : null;
+  read: () => ({
+    logit: logit === meta.shown ? null : logit,
+    parts: by === "layers" ? null : by,
+    from: by === "layers" ? word : null,
+  }),
+  apply(choices) {
+    logit = among(choices.logit, meta.logits.length) ? Number(choices.logit) : meta.shown;
+    by = choices.parts === "words" ? "words" : "layers";
+    word = by === "layers" && among(choices.from, meta.tokens.length) ? Number(choices.from) : null;
     buildControls();
     return draw();
   },

@@ -358,7 +358,7 @@ function drawScales() {
 
 const view = {
   controls: [controls],
-  body: [el("div", { class: "scroller" }, table), scales],
+  body: [scroller(table), scales],
   keys: [
     ["Tab", "to the controls, then the table"],
     ["↑ ↓", "the key token"],
