@@ -1,5 +1,6 @@
 """Draw a forward pass: attention by head, layer or neuron, every stage, the words
-behind a label, the parts of a logit; or all of them on one page."""
+behind a label, the parts of a logit, the answer at each layer and without each head;
+or all of them on one page."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from npformer.common.files import written_whole
 from npformer.common.progress import note
 from npformer.view.attribution_view import METHODS
 
-KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit")
+KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation")
 EPILOG = """Without -o a view is printed as text; of a page, only the heads.
 
 examples:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npformer.base_model import BaseModel, check_model
+from npformer.common.errors import NpformerError
 from npformer.interpret.answer import CONTEXT, outcomes_of, probabilities_of
 from npformer.interpret.patching import contexts, without_each_head
 from npformer.interpret.study_inputs import read_inputs
@@ -17,9 +19,10 @@ from npformer.interpret.study_inputs import read_inputs
 class HeadEffects:
     """The result of `head_effects`: what an answer's probability becomes without a head.
 
-    `before` is the answer's probability, `changes` (attentions, heads) its change without each head, NaN where an
-    attention has no such head. `outcomes` has the answers without a head with their probabilities, the most probable
-    first; a translation's words are kept, with the mean of their probabilities.
+    `before` is the answer's probability, `changes` (attentions, heads) its change without each head, NaN where a head
+    does not exist or was not ablated. `outcomes` has the answers without a head with their probabilities, the most
+    probable first, and () where `changes` has NaN; a translation's words are kept, with the mean of their
+    probabilities. `whole` has the answers of the whole model.
     """
 
     answer: str
@@ -27,9 +30,15 @@ class HeadEffects:
     attentions: tuple[str, ...]  # stages without ".context": layers.3.attention
     changes: np.ndarray
     outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # by attention and head
+    whole: tuple[tuple[str, float], ...] = ()
 
 
-def head_effects(model: BaseModel, text: Any, progress: bool | None = None) -> HeadEffects | None:
+def head_effects(
+    model: BaseModel,
+    text: Any,
+    progress: bool | None = None,
+    heads: Sequence[tuple[str, int]] | None = None,
+) -> HeadEffects | None:
     """Ablates one head at a time, and compares the probability of the model's answer.
 
     Parameters
@@ -38,6 +47,8 @@ def head_effects(model: BaseModel, text: Any, progress: bool | None = None) -> H
     text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
     progress : bool, optional
         Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
+    heads : pairs of an attention and a head, such as ("layers.3.attention", 9), optional
+        The heads to ablate; by default all of them.
 
     Returns
     -------
@@ -46,7 +57,7 @@ def head_effects(model: BaseModel, text: Any, progress: bool | None = None) -> H
     Raises
     ------
     NpformerError
-        If the model cannot read the text.
+        If the model cannot read the text or does not have a head.
 
     References
     ----------
@@ -63,15 +74,20 @@ def head_effects(model: BaseModel, text: Any, progress: bool | None = None) -> H
     before = probabilities_of(model, given, model.run([given])[0])
     if before is None:
         return None
-    counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
-    best = int(before.argmax())
-    changes = np.full((len(counts), max(count for _, count in counts)), np.nan)
-    outcomes: list[list[Any]] = [[] for _ in counts]
-    for (row, head), answers in without_each_head(model, given, progress).items():
+    counts = {stage.removesuffix(CONTEXT): count for stage, (_, count) in contexts(model).items()}
+    names, best = tuple(counts), int(before.argmax())
+    for name, head in heads or ():
+        if not 0 <= head < counts.get(name, 0):
+            raise NpformerError(
+                f"head_effects: heads: expected an attention of the model and a head, got {name}, {head}"
+            )
+    cells = None if heads is None else [(names.index(name), head) for name, head in heads]
+    changes = np.full((len(names), max(counts.values())), np.nan)
+    outcomes: list[list[Any]] = [[()] * count for count in counts.values()]
+    for (row, head), answers in without_each_head(model, given, progress, cells).items():
         shares = probabilities_of(model, given, answers)
         assert shares is not None
         changes[row, head] = shares[best] - before[best]
-        outcomes[row].append(tuple(outcomes_of(model, given, shares)))
-    answer, probability = outcomes_of(model, given, before)[0]
-    names = tuple(stage.removesuffix(CONTEXT) for stage, _ in counts)
-    return HeadEffects(answer, probability, names, changes, tuple(map(tuple, outcomes)))
+        outcomes[row][head] = tuple(outcomes_of(model, given, shares))
+    whole = tuple(outcomes_of(model, given, before))
+    return HeadEffects(*whole[0], names, changes, tuple(map(tuple, outcomes)), whole)

@@ -88,11 +88,12 @@ def ablate_heads(
 
 
 def without_each_head(
-    model: BaseModel, given: Any, progress: bool | None = None
+    model: BaseModel, given: Any, progress: bool | None = None, cells: Sequence[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Runs one input without one head at a time: (index in `contexts`, head) -> the answers."""
+    """Runs one input without one head at a time: (index in `contexts`, head) -> the answers; by default every head."""
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
-    cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
+    if cells is None:
+        cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
     changes = [(counts[row][0], without_head(counts[row][0], head)[counts[row][0]]) for row, head in cells]
     return dict(zip(cells, run_copies(model, given, changes, progress), strict=True))
 

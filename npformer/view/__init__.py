@@ -4,9 +4,11 @@
 converts to one form. `document.py` writes the files, and each `*_view.py` is one view.
 """
 
+from npformer.view.ablation_view import AblationView, ablation
 from npformer.view.attribution_view import AttributionView, attribution
 from npformer.view.document import View
 from npformer.view.head_view import HeadView, heads
+from npformer.view.lens_view import LensView, lens
 from npformer.view.logit_view import LogitView, logit
 from npformer.view.model_view import ModelView, model
 from npformer.view.neuron_view import NeuronView, neurons
@@ -14,8 +16,8 @@ from npformer.view.page_view import PageView, page
 from npformer.view.stage_view import StageView, stages
 
 __all__ = [
-    "AttributionView", "HeadView", "LogitView", "ModelView", "NeuronView", "PageView", "StageView", "View",
-    "attribution", "heads", "logit", "model", "neurons", "page", "stages",
+    "AblationView", "AttributionView", "HeadView", "LensView", "LogitView", "ModelView", "NeuronView", "PageView",
+    "StageView", "View", "ablation", "attribution", "heads", "lens", "logit", "model", "neurons", "page", "stages",
 ]  # fmt: skip
 
 

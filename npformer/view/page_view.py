@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import Answer, Effect, answer_of
+from npformer.interpret.next_words import NextWords, next_words
+from npformer.interpret.patching import contexts
 from npformer.interpret.stacks import Sides, is_arrays, stack_title, traced
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import shortened
-from npformer.view.attribution_view import attribution
+from npformer.view.ablation_view import ablation
+from npformer.view.attribution_view import AttributionView, attribution
 from npformer.view.document import View
 from npformer.view.head_view import HeadView, heads
+from npformer.view.lens_view import lens
 from npformer.view.logit_view import logit
 from npformer.view.model_view import model
 from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # heads that the answer names
+LOOKS = 3  # heads that the answer names, and words
+NEXT = "next word"
+LEAST = -1e9  # log of nothing: JSON has no infinity
+READ = 16_384  # tokens to read in all without a head each: 15 s with BERT-base on two cores
 
 
 def page(
@@ -36,11 +44,13 @@ def page(
     numbers: int = NUMBERS,
     progress: bool = False,
 ) -> PageView:
-    """Draws all views of a text in one page: heads, model, neurons, stages, attribution, logit attribution.
+    """Draws all views of a text in one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
 
     The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
-    The views are linked, and the page's address records their selections. A view without data is omitted: logit
-    attribution for a model without a head, or for a head on tokens if the text has no masked word.
+    A causal model's next words have a slider of temperature. The views are linked, and the page's address records their
+    selections. A view without data is omitted: logit attribution, lens and ablation for a model without a head, or for
+    a head on tokens if the text has no masked word. Of a long text not every head is ablated, but those with the
+    largest estimated effects.
 
     Parameters
     ----------
@@ -67,7 +77,7 @@ def page(
     --------
     >>> view = page(npformer.load("distilbert-sst2"), "I love ice cream")
     >>> [each.kind for each in view.texts[0]]
-    ['heads', 'model', 'neurons', 'stages', 'attribution', 'logit']
+    ['heads', 'model', 'neurons', 'stages', 'attribution', 'logit', 'lens', 'ablation']
     >>> view.answers[0].outcomes[0][0]
     'POSITIVE'
     """
@@ -75,8 +85,10 @@ def page(
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
     texts = [_read(source, each) for each in (text if several else [text])]
     answers = tuple(None if is_arrays(source) else answer_of(source, each) for each in texts)
-    views = (_views(source, each, found, **asked) for each, found in zip(texts, answers, strict=True))
-    return PageView(tuple(views), answers)
+    pairs = list(zip(texts, answers, strict=True))
+    views = (_views(source, each, found, **asked) for each, found in pairs)
+    words = (next_words(source, each) if found and found.about == NEXT else None for each, found in pairs)
+    return PageView(tuple(views), answers, tuple(words))
 
 
 def _read(source: Any, text: Any) -> Any:
@@ -110,7 +122,20 @@ def _views(
     if not is_arrays(source):
         with suppress(NpformerError):  # a model without a logit to decompose
             found.append(logit(source, text))
+        with suppress(NpformerError):  # a model without labels or words for the rows of a layer
+            found.append(lens(source, text))
+        with suppress(NpformerError):  # a model without one answer for the text
+            found.append(ablation(source, text, heads=_ablated(source, answer, first), progress=progress))
     return tuple(found)
+
+
+def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
+    """The heads to ablate: all of them, None, or of a long text those with the largest estimated effects."""
+    sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
+    most = READ // sum(map(len, sides))
+    if answer is None or most >= sum(count for _, count in contexts(source).values()):
+        return None
+    return [(effect.attention, effect.head) for effect in answer.effects[:most]]
 
 
 def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
@@ -127,10 +152,12 @@ class PageView(View):
     """See `page`. `texts` has the views of each text; a terminal and a picture show the first text.
 
     answers: the model's answer to each text; None without a model or a label.
+    next_words: of a causal model the words after each text, for any temperature; else None.
     """
 
     texts: tuple[tuple[View, ...], ...]
     answers: tuple[Answer | None, ...] = ()
+    next_words: tuple[NextWords | None, ...] = ()
 
     kind: ClassVar[str] = "page"
     scripts: ClassVar[tuple[str, ...]] = ()
@@ -152,8 +179,8 @@ class PageView(View):
 
     def _answers(self) -> Sequence[dict[str, Any] | None]:
         return [
-            None if each is None else _answer_meta(each, views[0])
-            for each, views in zip(self.answers, self.texts, strict=False)
+            None if each is None else _answer_meta(each, views, words)
+            for each, views, words in zip(self.answers, self.texts, self.next_words or repeat(None), strict=False)
         ]
 
     def _height(self) -> int:
@@ -173,10 +200,10 @@ def _as_written(views: Sequence[View]) -> str:
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
 
 
-def _answer_meta(answer: Answer, view: View) -> dict[str, Any]:
-    """The answer for the page, with the head view's selections for each of the largest effects."""
+def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
+    """The answer for the page, with the words that count most, and the selections of the heads that do."""
+    view, looks = views[0], []
     assert isinstance(view, HeadView)
-    looks = []
     for effect in answer.effects[:LOOKS]:
         place, (layer, head) = _place(view, effect)
         choices = {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
@@ -186,4 +213,18 @@ def _answer_meta(answer: Answer, view: View) -> dict[str, Any]:
         "outcomes": [[outcome, share, f"{share:.2%}"] for outcome, share in answer.outcomes],
         "metric": answer.metric,
         "looks": looks,
-    }
+        "words": next((_reasons(each) for each in views if isinstance(each, AttributionView)), []),
+        "next": words and {
+            "words": words.words, "logits": words.logits.tolist(),
+            "temperatures": words.temperatures, "others": np.maximum(words.others, LEAST).tolist(),
+        },
+    }  # fmt: skip
+
+
+def _reasons(view: AttributionView) -> list[list[Any]]:
+    """The words with the largest scores of the first measure, in order of size: their text, sign and number."""
+    method = view.methods[0]
+    if not method.signed:
+        return []
+    order = np.argsort(-np.abs(method.scores), kind="stable")[:LOOKS].tolist()
+    return [[method.words[i], i, f"{method.scores[i]:+z.2f}"] for i in order if method.scores[i]]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from npformer.interpret.direct_attribution import LogitAttribution
+from npformer.interpret.head_effects import HeadEffects
+from npformer.interpret.logit_lens import LogitLens
 
 WORDS = ("[CLS]", "time", "flies", "like", "an", "arrow", "[SEP]")
 PAIR = ("[CLS]", "time", "flies", "[SEP]", "fruit", "flies", "like", "##ly", "[SEP]")
@@ -52,6 +54,25 @@ def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> Logit
         rng.standard_normal((layers, heads, length)), rng.standard_normal(layers),
         {"embeddings.norm": 0.125, "layers.0.ffn.output": -0.5, "logits": 0.0625}, lens, lens[:, 0], ("NO", "YES", "NO"),
     )  # fmt: skip
+
+
+def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> LogitLens:
+    """The largest of random logits, whose outputs have these words as names, at two tokens with these names."""
+    logits = np.random.default_rng(32).standard_normal((layers + 1, 2, len(words)))
+    numbers = np.argsort(-logits, axis=-1)[..., :most]
+    largest = np.take_along_axis(logits, numbers, -1)
+    shares = np.exp(largest) / np.exp(logits).sum(axis=-1, keepdims=True)
+    names = tuple(tuple(tuple(words[i] for i in cell) for cell in row) for row in numbers.tolist())
+    rows = ("embeddings", *(f"layer {i}" for i in range(layers)))
+    return LogitLens(rows, tuple(words[:2]), (3, 4), names, numbers, largest, shares)
+
+
+def head_effects_on(words: Sequence[str], layers: int = 2, heads: int = 3) -> HeadEffects:
+    """Random probabilities of two answers with the first of these words as names, without each head."""
+    shares = np.random.default_rng(33).uniform(0.1, 0.9, (layers, heads))
+    outcomes = tuple(tuple(((words[0], s), (words[1], 1 - s)) for s in row) for row in shares.tolist())
+    names = tuple(f"layers.{i}.attention" for i in range(layers))
+    return HeadEffects(words[0], 0.5, names, shares - 0.5, outcomes, ((words[0], 0.5), (words[1], 0.5)))
 
 
 def encoder_decoder(

@@ -15,7 +15,7 @@ from tests.browser.page import Page
 from tests.support import tiny
 
 TEXT = "I love good news about good ice cream"  # "good" is at 3 and 6
-KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit"]
+KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
 #: An address of each view, with every choice that it keeps.
 ADDRESSES = {
     "heads": "layer=1&head=2&from=3+6",
@@ -24,6 +24,8 @@ ADDRESSES = {
     "stages": "stage=layers.1.attention.weights&head=2",
     "attribution": "measure=integrated-gradients&order=size",
     "logit": "from=3",
+    "lens": "layer=0",
+    "ablation": "layer=1&head=2",
 }
 PHONE = {"width": 360, "height": 740}
 
@@ -73,7 +75,7 @@ def look(page: Page, part: str) -> list[Any]:
 
 def test_every_view_has_its_tab_and_keeps_its_choices(page: Page, shown: view.PageView) -> None:
     page.show(shown)
-    assert page.texts(".tabs a") == ["Heads", "Model", "Neurons", "Stages", "Words", "Logit"]
+    assert page.texts(".tabs a") == ["Heads", "Model", "Neurons", "Stages", "Words", "Logit", "Lens", "Ablate"]
     page.choose("Layer", 1)
     page.until(lambda: address(page) == "#view=heads&layer=1")
     for kind, made in zip(KINDS, shown.texts[0], strict=True):

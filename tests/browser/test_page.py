@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from npformer import view
-from tests.browser.arrays import HOSTILE, PAIR, SEGMENTS, WORDS, head_stages, logit_parts, weights
+from tests.browser.arrays import (
+    HOSTILE,
+    PAIR,
+    SEGMENTS,
+    WORDS,
+    head_effects_on,
+    head_stages,
+    logit_lens_of,
+    logit_parts,
+    weights,
+)
 from tests.browser.page import Page
 
 Make = Callable[[tuple[str, ...]], view.View]
@@ -29,6 +39,8 @@ VIEWS: dict[str, Make] = {
         _stages(tokens), tokens=tokens, scores={"mine": np.sin(range(len(tokens)))}
     ),
     "logit": lambda tokens: view.logit(logit_parts(tokens)),
+    "lens": lambda tokens: view.lens(logit_lens_of(tokens)),
+    "ablation": lambda tokens: view.ablation(head_effects_on(tokens)),
     "page": lambda tokens: view.PageView(((VIEWS["neurons"](tokens), VIEWS["heads"](tokens), VIEWS["model"](tokens)),)),
 }
 every_view = pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS.keys())
@@ -181,6 +193,8 @@ def test_paper_is_light_and_has_no_buttons(page: Page, make: Make) -> None:
         "stages": ".chips .token",
         "attribution": ".word",
         "logit": ".grid tbody th",
+        "lens": ".grid tbody th",
+        "ablation": ".grid tbody th",
         "page": ".keys .token",
     }
     assert all(element.is_displayed() for element in page.all(words[shown.kind]))

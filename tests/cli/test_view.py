@@ -21,12 +21,14 @@ MARIAN = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 HEADINGS = {
     "heads": "Attention heads", "model": "Attention of every head", "neurons": "Attention, neuron by neuron",
     "stages": "From text to label", "attribution": "Words that count", "page": "Inside the model",
-    "logit": "What adds up to the logit of NEGATIVE",
+    "logit": "What adds up to the logit of NEGATIVE", "lens": "The answer at each layer",
+    "ablation": "The answer without a head",
 }  # fmt: skip
 PRINTED = {
     "heads": "Self-attention, layer 0, all 4 heads", "model": "Self-attention: layers down, heads across",
     "neurons": "Self-attention, layer 0, head 0, from 0 [CLS]", "stages": TEXT, "attribution": "Leave one word out",
     "page": "Self-attention, layer 0, all 4 heads", "logit": "What adds up to the logit of ",
+    "lens": "The answer at each layer", "ablation": "The answer without a head",
 }  # fmt: skip
 
 
@@ -83,14 +85,7 @@ def test_view_makes_a_page_of_all_views_where_no_kind_is_given(folder: Path, tmp
     assert run(capsys, TEXT, "-m", folder) == run(capsys, TEXT, "-m", folder, "--kind", "heads")
     assert run(capsys, TEXT, "-m", folder, "--method", "gradient", "-o", tmp_path / "view.html") == (0, "", "")
     page = (tmp_path / "view.html").read_text(encoding="utf-8")
-    assert re.findall(r'"kind":"(\w+)","heading"', page) == [
-        "heads",
-        "model",
-        "neurons",
-        "stages",
-        "attribution",
-        "logit",
-    ]
+    assert re.findall(r'"kind":"(\w+)","heading"', page) == list(command.KINDS[1:])
     assert "Gradient \\u00d7 input" in page
     assert "Leave one word out" not in page
 
@@ -222,7 +217,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     assert run(capsys, text, "-m", MARIAN, "--kind", kind, "-o", path)[0] == 0
     page = path.read_text(encoding="utf-8")
     check_page(page)
-    assert "Cross-attention" in page or kind in ("stages", "attribution", "logit")
+    assert "Cross-attention" in page or kind in ("stages", "attribution", "logit", "lens", "ablation")
     code, _, err = run(capsys, text, "--pair", "Ein Hund", "-m", MARIAN, "--kind", kind)
     assert code == 1
     assert "a translation model writes the second text itself" in err

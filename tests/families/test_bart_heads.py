@@ -196,5 +196,6 @@ def test_hugging_face_s_modules_name_its_stages(head: str) -> None:
 
 def test_a_page_has_all_views(tmp_path: Path) -> None:
     (found,) = npformer.view.page(npformer.load(folder(tmp_path / "mnli")), "the act").texts
-    assert [each.kind for each in found] == ["heads", "model", "neurons", "stages", "attribution", "logit"]
-    assert len(found[-2].methods) == 4
+    kinds = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
+    assert [each.kind for each in found] == kinds
+    assert len(found[4].methods) == 4

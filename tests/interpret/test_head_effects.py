@@ -7,6 +7,7 @@ import pytest
 
 import npformer
 from npformer import edit
+from npformer.common.errors import NpformerError
 from npformer.functions import log_softmax, softmax
 from npformer.interpret.edits import without_head
 from npformer.interpret.head_effects import head_effects
@@ -54,3 +55,16 @@ def test_a_translation_keeps_its_words() -> None:
 
 def test_a_model_without_one_answer_has_no_effects() -> None:
     assert head_effects(tiny.model("bert", "token-classification"), TEXT) is None
+
+
+def test_only_some_heads_are_ablated() -> None:
+    model = tiny.model()
+    every, some = head_effects(model, TEXT), head_effects(model, TEXT, heads=[("layers.1.attention", 2)])
+    assert every is not None
+    assert some is not None
+    assert np.isnan(some.changes).sum() == some.changes.size - 1
+    assert some.changes[1, 2] == every.changes[1, 2]
+    assert (some.outcomes[1][2], some.outcomes[0][0]) == (every.outcomes[1][2], ())
+    assert some.whole[0] == (some.answer, some.before)
+    with pytest.raises(NpformerError, match=r"heads: expected an attention of the model and a head, got layers.7"):
+        head_effects(model, TEXT, heads=[("layers.7.attention", 0)])

@@ -18,15 +18,19 @@ from npformer.generation import generate
 from npformer.interpret import study_inputs
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.edits import edit
+from npformer.interpret.head_effects import head_effects
+from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
+from npformer.view import page_view
+from npformer.view.ablation_view import AblationView
 from npformer.view.neuron_view import BUDGET, NeuronView
 from npformer.view.pack import size
 from tests.browser.arrays import HOSTILE, WORDS, head_stages
 from tests.support import tiny
 
 TEXT = "I love good ice cream"
-ALL = ["heads", "model", "neurons", "stages", "attribution", "logit"]
+ALL = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
 
 
 def kinds(shown: view.PageView) -> list[list[str]]:
@@ -44,6 +48,8 @@ def test_a_page_has_every_view_of_a_text_as_it_is_alone() -> None:
         view.stages(model, TEXT),
         view.attribution(model, TEXT, methods="gradient"),
         view.logit(model, TEXT),
+        view.lens(model, TEXT),
+        view.ablation(model, TEXT),
     ]
     assert [each.html() for each in shown.texts[0]] == [each.html() for each in alone]
     assert (shown.text(), shown.svg()) == (alone[0].text(), alone[0].svg())
@@ -60,13 +66,13 @@ def test_a_page_of_several_texts_and_of_ids() -> None:
     assert kinds(view.page(model, list(ids), methods="roll-out")) == [ALL]
 
 
-@pytest.mark.parametrize("head", ["base", "token-classification", "masked-lm"])
-def test_a_page_omits_a_missing_logit(head: str) -> None:
-    assert kinds(view.page(tiny.model("bert", head), TEXT)) == [ALL[:-1]]
+@pytest.mark.parametrize(("head", "more"), [("base", []), ("token-classification", ["lens"]), ("masked-lm", [])])
+def test_a_page_omits_a_missing_logit(head: str, more: list[str]) -> None:
+    assert kinds(view.page(tiny.model("bert", head), TEXT)) == [[*ALL[:-3], *more]]
 
 
 def test_a_page_of_a_trace_and_of_a_masked_word() -> None:
-    assert kinds(view.page(trace(tiny.model(), TEXT))) == [ALL[:-1]]
+    assert kinds(view.page(trace(tiny.model(), TEXT))) == [ALL[:-3]]
     assert kinds(view.page(tiny.model("bert", "masked-lm"), "I love [MASK] cream")) == [ALL]
 
 
@@ -203,3 +209,28 @@ def test_a_page_translates_its_text_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(translations) == 1
     assert shown.answers[0] is not None
     assert shown.answers[0].outcomes[0][0] == "Ein Mann fährt Fahrrad."
+
+
+# --- lens and ablation -----------------------------------------------------------------------------------------------
+
+
+def test_of_a_long_text_the_heads_with_the_largest_estimates_are_ablated(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.model()
+    monkeypatch.setattr(page_view, "READ", 3 * len(trace(model, TEXT).ids))
+    shown = view.page(model, TEXT, methods="roll-out")
+    (answer,), found = shown.answers, shown.texts[0][-1]
+    assert isinstance(found, AblationView)
+    assert answer is not None
+    ran = {(found.found.attentions[row], int(head)) for row, head in np.argwhere(np.isfinite(found.found.changes))}
+    assert ran == {(effect.attention, effect.head) for effect in answer.effects[:3]}
+    assert "3 of 8 heads were ablated" in shown.html()
+
+
+def test_a_lens_and_an_ablation_can_be_drawn_from_their_results() -> None:
+    model = tiny.model()
+    for make, found in ((view.lens, logit_lens(model, TEXT)), (view.ablation, head_effects(model, TEXT))):
+        shown = make(found)
+        assert max(map(len, shown.text().splitlines())) <= 80
+        assert "POSITIVE" in shown.html() + shown.text()
+    with pytest.raises(NpformerError, match="ablation: expected a model with one answer for a text, got a base model"):
+        view.ablation(tiny.model("bert", "base"), TEXT)

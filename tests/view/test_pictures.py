@@ -17,7 +17,17 @@ from npformer.interpret.attribution import Target
 from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from npformer.view import colour, terminal
-from tests.browser.arrays import HOSTILE, PAIR, WORDS, encoder_decoder, head_stages, logit_parts, weights
+from tests.browser.arrays import (
+    HOSTILE,
+    PAIR,
+    WORDS,
+    encoder_decoder,
+    head_effects_on,
+    head_stages,
+    logit_lens_of,
+    logit_parts,
+    weights,
+)
 from tests.support import tiny
 
 
@@ -44,6 +54,8 @@ def every_view(tokens: tuple[str, ...]) -> list[view.View]:
         view.stages(arrays, tokens=tokens),
         view.attribution(arrays, tokens=tokens, scores={"mine": np.sin(range(len(tokens)))}),
         view.logit(logit_parts(tokens)),
+        view.lens(logit_lens_of((*tokens, "other"))),
+        view.ablation(head_effects_on((*tokens, "other"))),
     ]
 
 

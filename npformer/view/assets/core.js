@@ -222,6 +222,7 @@ function scroller(...children) {
   const frame = el("div", { class: "frame" }, box, step(-1, "\u2190", "Columns to the left"));
   frame.append(step(1, "\u2192", "More columns to the right"));
   const look = () => {
+    frame.style.setProperty("--stuck", `${box.querySelector("tbody th")?.offsetWidth ?? 0}px`);
     frame.classList.toggle("has-before", box.scrollLeft > 1);
     frame.classList.toggle("has-after", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
   };

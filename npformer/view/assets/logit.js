@@ -148,7 +148,7 @@ themed.push(draw);
 const among = (text, count) => /^\d+$/.test(text ?? "") && Number(text) < count;
 return {
   controls: [controls],
-  body: [el("div", { class: "split" }, el("div", {}, about, scroller(grid)), panel)],
+  body: [about, el("div", { class: "split" }, scroller(grid), panel)],
   keys: [
     ["Tab", "next head"],
     ["Enter", "show the head's lines"],

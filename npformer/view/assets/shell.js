@@ -64,32 +64,7 @@ const controlsHere = el("div", { class: "controls" });
 const main = el("main", { id: "view" });
 const notes = el("p", { id: "notes" });
 const keys = el("dl", {});
-const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
 const tabs = el("nav", { class: "tabs", "aria-label": "Views" });
-
-// The model's answer to a text: each outcome with its probability, and links to the heads that it depends on most.
-function fillAnswer(answer) {
-  answerHere.hidden = !answer;
-  if (!answer) return;
-  const outcomes = answer.outcomes.map(([outcome, share, number]) =>
-    el("li", {}, el("bdi", {}, shown(outcome)), " ", el("span", { class: "number" }, number), meter(share)),
-  );
-  const looks = answer.looks.map(({ choices, change }) => {
-    const name = `layer ${choices.layer}, head ${choices.head}`;
-    const link = el("a", { href: `#view=heads&layer=${choices.layer}&head=${choices.head}` }, name);
-    link.addEventListener("click", (event) => {
-      event.preventDefault();
-      show({ view: "heads", choices: { ...choices, head: String(choices.head) } }, true);
-    });
-    return el("li", {}, link, ` ${change}`);
-  });
-  const why = `Zeroing a head changes ${answer.metric} most for (first-order estimate)`;
-  answerHere.replaceChildren(
-    el("h2", {}, answer.about),
-    el("ol", { class: "outcomes" }, ...outcomes),
-    ...(looks.length ? [el("p", {}, why), el("ul", { class: "looks" }, ...looks)] : []),
-  );
-}
 
 // Shows a view with these selections, or else as it was left or initially. `step`: adds an entry to the history.
 async function show({ text = now.text, view = now.view, choices }, step = false) {
@@ -122,6 +97,8 @@ const TABS = {
   stages: "Stages",
   attribution: "Words",
   logit: "Logit",
+  lens: "Lens",
+  ablation: "Ablate",
 };
 const kinds = Object.keys(TABS).filter((kind) => doc.texts.some((views) => views.some((view) => view.kind === kind)));
 if (kinds.length > 1)

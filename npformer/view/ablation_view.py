@@ -1,0 +1,156 @@
+"""The ablation view: the model's answer without each attention head. The page is `assets/ablation.js`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.common.errors import NpformerError
+from npformer.interpret.effects import Effects
+from npformer.interpret.head_effects import HeadEffects, head_effects
+from npformer.interpret.stacks import Side
+from npformer.interpret.study_inputs import read_inputs
+from npformer.text.words import shortened
+from npformer.view.document import View
+from npformer.view.pack import Packed
+from npformer.view.stack_view import sentence
+from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
+from npformer.view.terminal import fit
+
+BLOCKS = {"attention": "", "cross_attention": ", source"}
+
+
+def ablation(
+    source: Any,
+    text: Any = None,
+    *,
+    heads: Sequence[tuple[str, int]] | None = None,
+    progress: bool | None = None,
+) -> AblationView:
+    """Draws the change of the answer's probability without each attention head, and the answers without a head.
+
+    Parameters
+    ----------
+    source : Model with an answer for a text, or HeadEffects
+    text : str, Pair or token ids, for a model
+    heads, progress : as in `npformer.interpret.head_effects.head_effects`
+
+    Returns
+    -------
+    AblationView
+        Shows itself in a notebook; `.save("ablation.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If the model has no one answer for the text, or not one of the heads.
+
+    Examples
+    --------
+    >>> view = ablation(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> view.found.answer, view.found.changes.shape
+    ('POSITIVE', (6, 12))
+    """
+    if isinstance(source, HeadEffects):
+        return AblationView(source, (source.answer,))
+    read = read_inputs(source, text)
+    found = head_effects(source, read.inputs[0] if read.sources else text, progress, heads)
+    if found is None:
+        raise NpformerError(f"ablation: expected a model with one answer for a text, got a {source.config.head} model")
+    return AblationView(found, tuple(read.tokens[0]))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class AblationView(View):
+    """See `ablation`."""
+
+    found: HeadEffects
+    tokens: tuple[str, ...]
+
+    kind: ClassVar[str] = "ablation"
+    scripts: ClassVar[tuple[str, ...]] = ("ablation",)
+
+    heading: ClassVar[str] = "The answer without a head"
+
+    @property
+    def subject(self) -> str:
+        return sentence(Side(self.tokens))
+
+    def _blocks(self) -> Sequence[Packed]:
+        return []
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Returns each attention with its title, its layer, and the number of its kind in order of computation."""
+        names = [attention.partition("layers.")[::2] for attention in self.found.attentions]
+        parts = [(prefix, *rest.split(".")) for prefix, rest in names]
+        kinds = list(dict.fromkeys((prefix, block) for prefix, _, block in parts))
+        return [
+            {
+                "title": f"{prefix.strip('.') or 'layer'} {layer}{BLOCKS.get(block, '')}",
+                "layer": int(layer),
+                "attention": kinds.index((prefix, block)),
+            }
+            for prefix, layer, block in parts
+        ]
+
+    def _meta(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            "answer": found.answer,
+            "before": found.before,
+            "whole": found.whole,
+            "rows": self._rows(),
+            "changes": [[None if np.isnan(each) else float(each) for each in row] for row in found.changes],
+            "outcomes": found.outcomes,
+            "notes": self._notes(),
+        }
+
+    def _notes(self) -> list[str]:
+        counts = [len(each) for each in self.found.outcomes]
+        ran = int(np.isfinite(self.found.changes).sum())
+        lines = [
+            "Numbers: the change of the answer's probability in percentage points when the head's output is zero.",
+            "Blue: the answer becomes less probable, so the head supports it; orange: more probable.",
+        ]
+        if ran < sum(counts):
+            lines.append(
+                f"The text is long: {ran} of {sum(counts)} heads were ablated, those with the largest estimates."
+            )
+        return lines
+
+    def _height(self) -> int:
+        return min(900, 420 + 26 * len(self.found.attentions))
+
+    def _effects(self) -> Effects:
+        rows = tuple(row["title"] for row in self._rows())
+        columns = tuple(f"head {head}" for head in range(self.found.changes.shape[1]))
+        return Effects(100 * self.found.changes, rows, columns)
+
+    def text(self, width: int = 80) -> str:
+        """The table, in percentage points."""
+        answer = f"{fit(self.found.answer, 40).rstrip()} {self.found.before:.2%}"
+        about = f"{self.heading}: {self.subject}\n{answer}, and its change in percentage points"
+        lines = f"{about}\n\n{self._effects()}".splitlines()
+        return "\n".join(fit(line, width).rstrip() for line in lines)
+
+    def svg(self) -> str:
+        """The table with coloured cells."""
+        sheet, effects, wide, high = Sheet(self.title), self._effects(), 52.0, 20.0
+        sheet.text(0, 12, f"{self.heading}: {shortened(self.found.answer, 60)} {self.found.before:.2%}", bold=True)
+        left = max(text_width(row, 11) for row in effects.rows) + 10
+        for place, column in enumerate(effects.columns):
+            sheet.text(left + wide * (place + 1) - 4, 36, column, "end", 11, MUTED)
+        cells = signed_cells(np.nan_to_num(effects.values), float(np.nanmax(np.abs(effects.values), initial=0.0)))
+        for number, (row, values) in enumerate(zip(effects.rows, effects.values, strict=True)):
+            y = 42 + high * number
+            sheet.text(left - 8, y + 14, row, "end", 11, MUTED)
+            for place, value in enumerate(values):
+                if np.isnan(value):
+                    continue
+                sheet.rect(left + wide * place, y, wide - 1, high - 1, "#" + bytes(cells[number, place].tolist()).hex())
+                ink = "#fff" if cells[number, place].mean() < 120 else INK
+                sheet.text(left + wide * (place + 1) - 4, y + 14, f"{value:z.2f}", "end", 11, ink)
+        return sheet.render()

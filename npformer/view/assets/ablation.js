@@ -1,0 +1,145 @@
+// Ablation view: the change of the answer's probability without each head; a click shows the answers without it.
+
+const grid = el("table", { class: "grid" });
+const panel = el("aside", { class: "panel", "aria-label": "Answer without the head" });
+const about = el("p", { class: "about" });
+const cells = meta.changes.flatMap((row, y) =>
+  row.flatMap((change, head) => (change === null ? [] : [{ y, head, change }])),
+);
+const limit = cells.reduce((most, { change }) => Math.max(most, Math.abs(change)), 0);
+let off = null; // the ablated head: { y, head, change }
+
+const points = (change) => fixed(100 * change, 2); // percentage points
+const percent = (share) => `${fixed(100 * share, 2)}%`;
+const nameOf = ({ y, head }) => `${meta.rows[y].title}, head ${head}`;
+
+function draw() {
+  about.replaceChildren(
+    "Click a head to switch it off. With all heads: ",
+    el("bdi", {}, shown(meta.answer)),
+    ` ${percent(meta.before)}.`,
+  );
+  grid.replaceChildren(
+    el(
+      "thead",
+      {},
+      el("tr", {}, el("th", {}), ...meta.changes[0].map((_, h) => el("th", { scope: "col" }, `head ${h}`))),
+    ),
+    el(
+      "tbody",
+      {},
+      ...meta.rows.map(({ title }, y) =>
+        el("tr", {}, el("th", { scope: "row" }, title), ...meta.changes[y].map((change, head) => cell(y, head, change))),
+      ),
+    ),
+  );
+  panel.replaceChildren(...comparison(), ...largest());
+}
+
+function cell(y, head, change) {
+  if (change === null) return el("td", {});
+  const rgb = signedColour(change, limit);
+  const text = Number(points(change)) === 0 ? "0" : points(change);
+  const pressed = off?.y === y && off.head === head;
+  const label = `${nameOf({ y, head })}: ${text} percentage points without it`;
+  return el(
+    "td",
+    { class: text === "0" ? "part zero" : "part", "--c": css(rgb), "--ink": ink(rgb) },
+    el(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": pressed,
+        "aria-label": label,
+        title: label,
+        "data-at": `${y} ${head}`,
+        onclick: () => choose(pressed ? null : { y, head, change }),
+      },
+      text,
+    ),
+  );
+}
+
+// Every outcome with all heads and without the ablated one.
+function comparison() {
+  const before = new Map(meta.whole);
+  if (!off)
+    return [
+      el("h2", {}, "With all heads"),
+      el("ol", { class: "outcomes" }, ...meta.whole.map(([name, share]) => outcome(name, share, null))),
+    ];
+  const after = new Map(meta.outcomes[off.y][off.head]);
+  const names = [...new Set([...after.keys(), ...before.keys()])];
+  const first = meta.outcomes[off.y][off.head][0][0];
+  const verdict = first === meta.answer ? "The answer stays" : "The answer changes to";
+  const go = () => {
+    const { layer, attention } = meta.rows[off.y];
+    page.open("heads", { attention: attention || null, layer, head: String(off.head) });
+  };
+  return [
+    el("h2", {}, `Without ${nameOf(off)}`),
+    el("p", { class: "verdict" }, `${verdict} `, el("bdi", {}, shown(first)), "."),
+    el("ol", { class: "outcomes" }, ...names.map((name) => outcome(name, before.get(name), after.get(name)))),
+    ...(page.has("heads")
+      ? [el("button", { type: "button", class: "quiet", "data-opens": "heads", onclick: go }, "Show its lines")]
+      : []),
+  ];
+}
+
+// A name with its probability before and after; "–" if it is not among those listed.
+function outcome(name, before, after) {
+  const number = (share) => (share === undefined ? "–" : percent(share));
+  const bar = (share, kind) => el("i", { class: `share ${kind}`, "--w": share ?? 0 });
+  return el(
+    "li",
+    {},
+    el("bdi", { class: "name" }, shown(name)),
+    el("output", {}, after === null ? number(before) : `${number(before)} → ${number(after)}`),
+    bar(before, "before"),
+    after === null ? null : bar(after, "after"),
+  );
+}
+
+function largest() {
+  const parts = cells.map((each) => ({ name: [nameOf(each)], value: 100 * each.change, go: () => choose(each) }));
+  return largestParts("Largest changes, in points", parts, 2);
+}
+
+function choose(head) {
+  const focus = document.activeElement?.dataset?.at;
+  off = head;
+  draw();
+  page.changed();
+  if (focus) grid.querySelector(`[data-at="${focus}"]`)?.focus();
+}
+
+grid.addEventListener("keydown", (event) => {
+  const at = event.target.dataset.at?.split(" ").map(Number);
+  const [down, across] =
+    { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
+  if (!at || down === undefined) return;
+  event.preventDefault();
+  grid.querySelector(`[data-at="${at[0] + down} ${at[1] + across}"]`)?.focus();
+});
+
+themed.push(draw);
+return {
+  controls: [],
+  body: [about, el("div", { class: "split" }, scroller(grid), panel)],
+  keys: [
+    ["Tab", "next head"],
+    ["← → ↑ ↓", "next head or layer"],
+    ["Enter", "switch a head off, or on again"],
+  ],
+  read: () =>
+    off
+      ? { attention: meta.rows[off.y].attention || null, layer: meta.rows[off.y].layer, head: off.head }
+      : { attention: null, layer: null, head: null },
+  async apply({ attention, layer, head }) {
+    const y = meta.rows.findIndex(
+      (row) => String(row.layer) === String(layer) && row.attention === Number(attention ?? 0),
+    );
+    off = cells.find((each) => each.y === y && String(each.head) === String(head)) ?? null;
+    draw();
+  },
+};

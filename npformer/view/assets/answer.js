@@ -1,0 +1,77 @@
+// The model's answer above the views: each outcome with its probability, the words and the heads that it depends on most,
+// and for next words a slider of temperature.
+
+const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
+
+const outcomeOf = ([outcome, share, number]) =>
+  el("li", {}, el("bdi", {}, shown(outcome)), " ", el("span", { class: "number" }, number), meter(share));
+
+function fillAnswer(answer) {
+  answerHere.hidden = !answer;
+  if (!answer) return;
+  const outcomes = el("ol", { class: "outcomes" }, ...answer.outcomes.map(outcomeOf));
+  answerHere.replaceChildren(
+    el("h2", {}, answer.about),
+    outcomes,
+    ...(answer.next ? [temperature(answer.next, outcomes)] : []),
+    ...(answer.words.length ? reasons("Words that count most", "", answer.words.map(wordOf)) : []),
+    ...(answer.looks.length
+      ? reasons("Heads that count most", `estimated change of ${answer.metric} without the head`, answer.looks.map(headOf))
+      : []),
+  );
+}
+
+const reasons = (title, about, items) => [
+  el("p", { title: about || null }, title, ...(about ? [el("small", {}, ` (${about})`)] : [])),
+  el("ul", { class: items[0].className === "head" ? "looks" : "words" }, ...items),
+];
+
+// A link to a view with selections.
+function leading(text, view, choices) {
+  const link = el("a", { href: `#${new URLSearchParams({ view, ...choices })}` }, text);
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    show({ view, choices }, true);
+  });
+  return link;
+}
+
+const wordOf = ([text, , number]) =>
+  el("li", { class: number[0] === "-" ? "against" : "for" }, leading(el("bdi", {}, shown(text)), "attribution", {}), ` ${number}`);
+
+function headOf({ choices, change }) {
+  const { attention, layer, head } = choices;
+  const known = Object.fromEntries(Object.entries({ attention, layer, head }).filter(([, value]) => value != null));
+  return el("li", { class: "head" }, leading(`layer ${layer}, head ${head}`, "heads", { ...known, head: String(head) }), ` ${change}`);
+}
+
+// p_i = exp(l_i / t) / (sum over the listed words + the sum over all others, which is stored for each step).
+function sampled({ logits, others }, t, step) {
+  const scaled = logits.map((logit) => logit / t);
+  const most = Math.max(...scaled, others[step]);
+  const powers = [...scaled, others[step]].map((each) => Math.exp(each - most));
+  const sum = powers.reduce((a, b) => a + b, 0);
+  return powers.map((power) => power / sum);
+}
+
+// The slider; it lists the words with their probabilities, the rest of the vocabulary last.
+function temperature(next, outcomes) {
+  const first = next.temperatures.indexOf(1);
+  const number = el("output", {});
+  const slider = el("input", { type: "range", min: 0, max: next.temperatures.length - 1, step: 1, "aria-label": "Temperature" });
+  const draw = () => {
+    const step = Number(slider.value);
+    const t = next.temperatures[step];
+    const shares = sampled(next, t, step);
+    const names = [...next.words, "all other words"];
+    number.replaceChildren(t.toFixed(1));
+    slider.setAttribute("aria-valuetext", `${t.toFixed(1)}: ${names[0]} ${(100 * shares[0]).toFixed(1)}%`);
+    outcomes.replaceChildren(...names.map((name, i) => outcomeOf([name, shares[i], `${fixed(100 * shares[i], 2)}%`])));
+    outcomes.lastChild.classList.add("others");
+  };
+  slider.value = first;
+  slider.addEventListener("input", draw);
+  draw();
+  return el("label", { class: "field temperature" }, el("span", {}, "Temperature"), slider, number);
+}
+

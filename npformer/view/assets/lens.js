@@ -1,0 +1,145 @@
+// Lens view: the largest outputs after each layer, at every token read, or with their ranks if only one is read.
+
+const grid = el("table", { class: "grid" });
+const panel = el("aside", { class: "panel", "aria-label": "One token, layer by layer" });
+const about = el("p", { class: "about" });
+const last = meta.rows.length - 1;
+const one = meta.positions.length === 1;
+let row = last;
+let column = meta.positions.length - 1;
+
+const percent = (share) => `${fixed(100 * share, share < 0.1 ? 2 : 1)}%`;
+
+function draw() {
+  const answer = meta.words[last][column][0];
+  about.replaceChildren(
+    one ? "The last layer's answer: " : `After ${meta.positions[column]} `,
+    ...(one ? [] : [token(meta.tokens[column]), " the last layer's answer is "]),
+    el("bdi", { class: "answer-there" }, shown(answer)),
+    ` ${percent(meta.shares[last][column][0])}. ${settled(answer)}`,
+  );
+  const headings = one
+    ? meta.words[0][0].map((_, rank) => [`${rank + 1}.`])
+    : meta.tokens.map((text, i) => [el("span", { class: "place" }, String(meta.positions[i])), token(text)]);
+  grid.replaceChildren(
+    el(
+      "thead",
+      {},
+      el("tr", {}, el("th", {}), ...headings.map((heading) => el("th", { scope: "col" }, ...heading))),
+    ),
+    el(
+      "tbody",
+      {},
+      ...meta.rows.map((name, y) =>
+        el("tr", {}, el("th", { scope: "row" }, name), ...headings.map((_, x) => (one ? cell(y, 0, x) : cell(y, x, 0)))),
+      ),
+    ),
+  );
+  panel.replaceChildren(...ranks(), ...through(answer));
+}
+
+// From which row on the largest output is the last row's.
+function settled(answer) {
+  let from = last;
+  while (from > 0 && meta.words[from - 1][column][0] === answer) from--;
+  return from === last ? "Only the last layer gives it." : `It leads from ${meta.rows[from]} on.`;
+}
+
+function cell(y, x, rank) {
+  const rgb = weightColour(meta.shares[y][x][rank]);
+  const text = meta.words[y][x][rank];
+  const share = percent(meta.shares[y][x][rank]);
+  const pressed = y === row && x === column && (one ? rank === 0 : true);
+  return el(
+    "td",
+    { class: "part", "--c": css(rgb), "--ink": ink(rgb) },
+    el(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": pressed,
+        "aria-label": `${meta.rows[y]}, ${meta.positions[x]} ${shown(meta.tokens[x])}: ${shown(text)} ${share}`,
+        "data-at": `${y} ${one ? rank : x}`,
+        onclick: () => choose(y, x),
+      },
+      token(text),
+      one ? el("small", {}, share) : null,
+    ),
+  );
+}
+
+const listed = (name, share, note) =>
+  el(
+    "li",
+    {},
+    el("bdi", { class: "name" }, shown(name)),
+    el("output", {}, note ?? percent(share)),
+    el("i", { class: "share", "--w": share ?? 0 }),
+  );
+
+// The largest outputs of the selected row.
+const ranks = () => [
+  el("h2", {}, meta.rows[row]),
+  ...(one ? [] : [el("p", {}, `after ${meta.positions[column]} `, token(meta.tokens[column]))]),
+  el(
+    "ol",
+    { class: "outcomes" },
+    ...meta.words[row][column].map((word, rank) => listed(word, meta.shares[row][column][rank])),
+  ),
+];
+
+// The last row's answer through all rows.
+function through(answer) {
+  const most = meta.words[0][column].length;
+  const rows = meta.rows.map((name, y) => {
+    const rank = meta.words[y][column].indexOf(answer);
+    return rank < 0
+      ? listed(name, 0, `not among the first ${most}`)
+      : listed(name, meta.shares[y][column][rank], null);
+  });
+  return [
+    el("h2", {}, el("bdi", {}, shown(answer)), ", layer by layer"),
+    el("ol", { class: "outcomes layers" }, ...rows),
+  ];
+}
+
+function choose(y, x) {
+  const focus = document.activeElement?.dataset?.at;
+  [row, column] = [y, x];
+  draw();
+  page.changed();
+  if (focus) grid.querySelector(`[data-at="${focus}"]`)?.focus();
+}
+
+grid.addEventListener("keydown", (event) => {
+  const at = event.target.dataset.at?.split(" ").map(Number);
+  const [down, across] =
+    { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
+  if (!at || down === undefined) return;
+  event.preventDefault();
+  grid.querySelector(`[data-at="${at[0] + down} ${at[1] + across}"]`)?.focus();
+});
+
+themed.push(draw);
+const box = scroller(grid);
+return {
+  controls: [],
+  body: [about, el("div", { class: "split" }, box, panel)],
+  keys: [
+    ["Tab", "next cell"],
+    ["← → ↑ ↓", "next token or layer"],
+    ["Enter", "show the largest outputs there"],
+  ],
+  read: () => ({
+    layer: row === last ? null : meta.rows[row].replace("layer ", ""),
+    at: column === meta.positions.length - 1 ? null : meta.positions[column],
+  }),
+  async apply({ layer, at }) {
+    const y = meta.rows.findIndex((name) => name.replace("layer ", "") === layer);
+    const x = meta.positions.findIndex((position) => String(position) === at);
+    row = y >= 0 ? y : last;
+    column = x >= 0 ? x : meta.positions.length - 1;
+    draw();
+    requestAnimationFrame(() => box.firstChild.scrollTo({ left: x >= 0 ? 0 : box.firstChild.scrollWidth }));
+  },
+};

@@ -1,0 +1,122 @@
+"""The lens view: the answers that the model's head gives for each layer's hidden states. See `assets/lens.js`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from npformer.interpret.logit_lens import LogitLens, logit_lens
+from npformer.interpret.stacks import Side
+from npformer.interpret.study_inputs import read_inputs
+from npformer.text.words import piece_names, printable
+from npformer.view.document import View
+from npformer.view.pack import Packed
+from npformer.view.stack_view import sentence
+from npformer.view.svg import INK, MUTED, Sheet, text_width, weight_cells
+from npformer.view.terminal import fit
+
+LAST = 16  # tokens of a text whose next words are shown, the last ones
+
+
+def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = None) -> LensView:
+    """Draws the labels or words with the largest logits after the embeddings and after each layer.
+
+    Parameters
+    ----------
+    source : Model with labels or words, or LogitLens
+    text : str, Pair or token ids, for a model
+    positions : tokens whose rows are read, optional
+        As in `npformer.interpret.logit_lens.logit_lens`; by default for causal-lm and translations the last sixteen.
+
+    Returns
+    -------
+    LensView
+        Shows itself in a notebook; `.save("lens.html")`, `.svg()`, `print()`.
+
+    Raises
+    ------
+    NpformerError
+        If the model has no labels or words, or a position is outside the text.
+
+    Examples
+    --------
+    >>> view = lens(npformer.load("distilbert-sst2"), "I love ice cream")
+    >>> view.found.words[-1][0]
+    ('POSITIVE', 'NEGATIVE')
+    """
+    if isinstance(source, LogitLens):
+        return LensView(source, source.tokens)
+    read = read_inputs(source, text)
+    tokens, head = read.tokens[0], source.config.head
+    if positions is None and head in ("causal-lm", "translation"):
+        positions = range(max(0, len(tokens) - LAST), len(tokens))
+    return LensView(logit_lens(source, read.inputs[0] if read.sources else text, positions), tuple(tokens))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LensView(View):
+    """See `lens`."""
+
+    found: LogitLens
+    tokens: tuple[str, ...]
+
+    kind: ClassVar[str] = "lens"
+    scripts: ClassVar[tuple[str, ...]] = ("lens",)
+
+    heading: ClassVar[str] = "The answer at each layer"
+
+    @property
+    def subject(self) -> str:
+        return sentence(Side(self.tokens))
+
+    def _blocks(self) -> Sequence[Packed]:
+        return []
+
+    def _meta(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            "rows": found.rows,
+            "tokens": piece_names(found.tokens),
+            "positions": found.positions,
+            "words": found.words,
+            "logits": found.logits.tolist(),
+            "shares": found.probabilities.tolist(),
+            "notes": [
+                "Logit lens: the last norm and the head, applied to each layer's hidden states.",
+                "Probabilities are the softmax of these logits; only the last row is the model's own answer.",
+            ],
+        }
+
+    def _height(self) -> int:
+        return min(900, 420 + 28 * len(self.found.rows))
+
+    def text(self, width: int = 80) -> str:
+        """The largest outputs of each layer at the last token read."""
+        found = self.found
+        lines = [f"{self.heading}: {self.subject}", f"read at {found.positions[-1]} {printable(found.tokens[-1])}", ""]
+        name = max(map(len, found.rows))
+        for row, words, shares in zip(found.rows, found.words, found.probabilities, strict=True):
+            cells = (f"{fit(word, 12)} {share:>6.1%}" for word, share in zip(words[-1], shares[-1], strict=True))
+            lines.append(f"{row:<{name}}  " + "  ".join(cells))
+        return "\n".join(fit(line, width).rstrip() for line in lines)
+
+    def svg(self) -> str:
+        """The largest output of each layer at each token, on the colour of its probability."""
+        sheet, found, high = Sheet(self.title), self.found, 22.0
+        sheet.text(0, 12, self.heading, bold=True)
+        left = max(text_width(row, 11) for row in found.rows) + 10
+        for column, token in enumerate(piece_names(found.tokens)):
+            wide = max(text_width(each, 11) for each in (token, *(row[column][0] for row in found.words))) + 12
+            sheet.text(left + 6, 36, token, size=11, fill=MUTED)
+            cells = weight_cells(found.probabilities[:, column, :1])[:, 0]
+            for number, words in enumerate(found.words):
+                y = 42 + high * number
+                sheet.rect(left, y, wide - 1, high - 1, "#" + bytes(cells[number].tolist()).hex())
+                sheet.text(
+                    left + 6, y + 15, words[column][0], size=11, fill="#fff" if cells[number].mean() < 120 else INK
+                )
+            left += wide
+        for number, row in enumerate(found.rows):
+            sheet.text(0, 42 + high * number + 15, row, size=11, fill=MUTED)
+        return sheet.render()

@@ -1,0 +1,131 @@
+"""The answer in a browser: next words at a temperature, the answer at each layer, and without a head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import load, view
+from npformer.functions import softmax
+from npformer.interpret.head_effects import HeadEffects, head_effects
+from npformer.interpret.logit_lens import logit_lens
+from npformer.interpret.next_words import MOST, TEMPERATURES
+from npformer.interpret.traces import trace
+from tests.browser.page import Page
+from tests.support import tiny
+
+TEXT = "I love good ice cream"
+NOVEL = "It is a truth universally"
+RIGHT, DOWN, ENTER, LEFT = "\ue014", "\ue015", "\ue007", "\ue012"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+@pytest.fixture(scope="module")
+def causal() -> Any:
+    return load("gpt2-austen")
+
+
+@pytest.fixture(scope="module")
+def effects() -> HeadEffects:
+    found = head_effects(tiny.model(), TEXT)
+    assert found is not None
+    return found
+
+
+def test_a_slider_recomputes_the_softmax_of_the_whole_vocabulary(page: Page, causal: Any) -> None:
+    """At every step that it stops at, with the probability of all the words that are not listed."""
+    page.show(view.page(causal, NOVEL, methods="roll-out"))
+    logits = np.sort(trace(causal, NOVEL)["logits"][-1].astype(np.float64))[::-1]
+    slider = page.one(".temperature input")
+    at = TEMPERATURES.index(1.0)
+    for keys, moved in (("", 0), (RIGHT, 1), (RIGHT * 4, 4), (LEFT * 14, -14)):
+        page.focus(slider)
+        page.press(*keys)
+        at += moved
+        shares = softmax(logits / TEMPERATURES[at])
+        page.until(lambda at=at: page.text(".temperature output") == f"{TEMPERATURES[at]:.1f}")
+        found = page.texts(".answer .outcomes .number")
+        assert found == [percent(each) for each in (*shares[:MOST], shares[MOST:].sum())]
+    assert page.texts(".answer .outcomes bdi")[-1] == "all other words"
+
+
+def test_a_classifier_has_no_temperature(page: Page) -> None:
+    page.show(view.page(tiny.model(), TEXT, methods="leave-one-out"))
+    assert page.all(".temperature") == []
+
+
+def test_the_answer_names_the_words_that_count_most(page: Page) -> None:
+    shown = view.page(tiny.model(), TEXT, methods="leave-one-out")
+    page.show(shown)
+    method = next(each for each in shown.texts[0] if isinstance(each, view.AttributionView)).methods[0]
+    largest = np.argsort(-np.abs(method.scores), kind="stable")[:3]
+    assert page.texts(".answer .words li") == [f"{method.words[i]} {method.scores[i]:+.2f}" for i in largest]
+    page.click(page.all(".answer .words a")[0])
+    page.until(lambda: page.text("h1") == "Words that count")
+
+
+def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> None:
+    page.show(view.ablation(effects))
+    cells = [f"{100 * change:z.2f}" for change in effects.changes.ravel()]
+    assert page.texts(".grid button") == ["0" if cell == "0.00" else cell for cell in cells]
+    assert page.texts(".panel .outcomes output") == [percent(share) for _, share in effects.whole]
+    page.click(page.one("[data-at='1 2']"))
+    after = dict(effects.outcomes[1][2])
+    assert page.text(".panel h2") == "Without layer 1, head 2"
+    assert dict(zip(page.texts(".panel .outcomes .name"), page.texts(".panel .outcomes output"), strict=True)) == {
+        name: f"{percent(share)} → {percent(after[name])}" for name, share in effects.whole
+    }
+    assert page.js("return location.hash") == "#layer=1&head=2"
+    page.press(DOWN, LEFT, ENTER)  # below the last layer is nothing
+    assert page.text(".panel h2") == "Without layer 1, head 1"
+    page.press(ENTER)
+    assert page.text(".panel h2") == "With all heads"
+
+
+def test_a_change_of_the_answer_is_said(page: Page, effects: HeadEffects) -> None:
+    first, second = (name for name, _ in effects.whole)
+    turned = (((second, 0.75), (first, 0.25)), *effects.outcomes[0][1:])
+    page.show(view.ablation(HeadEffects(first, 0.5, effects.attentions, effects.changes, (turned,) * 2, effects.whole)))
+    page.click(page.one("[data-at='0 0']"))
+    assert page.text(".verdict") == f"The answer changes to {second}."
+    page.click(page.one("[data-at='0 1']"))
+    assert page.text(".verdict") == f"The answer stays {first}."
+
+
+def test_the_largest_outputs_of_every_layer(page: Page, causal: Any) -> None:
+    shown = view.lens(causal, NOVEL)
+    count = len(trace(causal, NOVEL).tokens)
+    found = logit_lens(causal, NOVEL, range(count))
+    page.show(shown)
+    assert page.texts(".grid .token")[count:] == [cell[0] for row in found.words for cell in row]
+    assert page.texts(".panel .outcomes:first-of-type .name") == list(found.words[-1][-1])
+
+    def printed(share: float) -> str:
+        return f"{100 * share:.{2 if share < 0.1 else 1}f}%"
+
+    def numbers() -> list[str]:
+        return page.js("return [...document.querySelector('.panel ol').querySelectorAll('output')].map((o) => o.value)")
+
+    assert numbers() == [printed(share) for share in found.probabilities[-1, -1]]
+    page.click(page.one("[data-at='1 2']"))
+    page.until(lambda: numbers() == [printed(share) for share in found.probabilities[1, 2]])
+    answer = found.words[-1][2][0]
+    through = page.js("return [...document.querySelectorAll('.panel .layers output')].map((o) => o.value)")
+    assert through == [
+        printed(shares[2][words[2].index(answer)]) if answer in words[2] else "not among the first 5"
+        for words, shares in zip(found.words, found.probabilities, strict=True)
+    ]
+    assert page.js("return location.hash") == "#layer=0&at=2"
+
+
+def test_labels_have_their_ranks(page: Page) -> None:
+    model = tiny.model()
+    found = logit_lens(model, TEXT)
+    page.show(view.lens(model, TEXT))
+    assert page.texts(".grid .token") == [word for row in found.words for word in row[0]]
+    assert "The last layer's answer: " in page.text(".about")
