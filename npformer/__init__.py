@@ -2,7 +2,7 @@
 
 The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder_layers`, `decoder_layers`,
 `heads`. Models and tasks: `load`, `pipeline`; vectors: `search`. Looking inside: `trace`, `edit`, `golden`, `view`.
-Training: `training`.
+Training: `training`. A course in which you write your own: `learn`.
 
 Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
 loaded.
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from npformer import golden as golden
+    from npformer import learn as learn
     from npformer import training as training
     from npformer import view as view
     from npformer.activations import gelu, relu, silu
@@ -75,6 +76,7 @@ __all__ = [
     "gelu",
     "golden",
     "layer_norm",
+    "learn",
     "linear",
     "load",
     "log_softmax",

@@ -8,6 +8,7 @@ Needs the `package` group. Each environment is new, with Python's bundled pip.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 IN_THE_CHECKOUT = ("en-de-multi30k", "gpt2-austen")  # models that are not part of the package
@@ -48,12 +50,15 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check_wheel(folder: Path, wheel: Path) -> None:
-    """A user's program runs with the wheel, and its types are known."""
+    """A user's program runs with the wheel, its types are known, and the wheel has the learner's file of the course."""
     say("a user's program, run and type-checked")
     python = environment(folder / "user", wheel, "mypy")
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
     run(python, "user_program.py", cwd=folder)
     run(python, "-m", "mypy", "--strict", "user_program.py", cwd=folder)
+    run(python, "-m", "npformer", "learn", "start", "course", cwd=folder)
+    report = run_for_json(python, "-m", "npformer", "learn", "check", "--folder", "course", "--json", cwd=folder)
+    assert {each["state"] for each in report["functions"]} == {"not yet written"}, report
     for name in IN_THE_CHECKOUT:
         expect(load(python, name, folder), "git clone https://github.com/")
 
@@ -94,6 +99,11 @@ def load(python: Path, name: str, cwd: Path) -> str:
     """The output of a program that loads a model by this name in this folder."""
     command = [python, "-c", PROGRAM, name]
     return subprocess.run(command, cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
+
+
+def run_for_json(*command: str | Path, cwd: Path) -> dict[str, Any]:
+    """The JSON that a program prints, whatever its exit code."""
+    return json.loads(subprocess.run(command, cwd=cwd, env=CLEAN, check=False, capture_output=True, text=True).stdout)
 
 
 def expect(printed: str, part: str) -> None:

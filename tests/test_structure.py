@@ -59,7 +59,7 @@ ORDER = (
         "model",
     ),
     "checkpoint.loading",
-    *("tasks", "dataset", "serve", "training", "interpret", "golden", "view"),
+    *("tasks", "dataset", "serve", "training", "interpret", "golden", "view", "learn"),
     *("cli", "__main__"),
 )
 INDEPENDENT = {
@@ -158,6 +158,8 @@ OPENS = {
     "npformer.cli.serve": "the file of a key that a user names",
     "npformer.dataset.formats": "a run's parts",
     "npformer.dataset.manifest": "a run's manifest",
+    "npformer.learn.worker": "the files of its process",
+    "npformer.learn.checking": "the files of that process",
 }
 
 
@@ -228,12 +230,12 @@ def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None
     found = {name: f"npformer.{module}" for name, module in npformer._MODULE_OF.items()}
     stubs = {"pipeline": "npformer.tasks.typed_pipeline"}
     assert found | stubs == seen
-    assert sorted([*found, "golden", "training", "view"]) == sorted(npformer.__all__)
+    assert sorted([*found, "golden", "learn", "training", "view"]) == sorted(npformer.__all__)
 
 
 def test_no_module_has_a_public_name() -> None:
     """`import npformer.encoder` could otherwise give the function. The command's files have the names of its subcommands."""
-    rooms = {"npformer.golden", "npformer.training", "npformer.view"}  # public as modules
+    rooms = {"npformer.golden", "npformer.learn", "npformer.training", "npformer.view"}  # public as modules
     modules = {name.split(".")[-1]: name for name in MODULES.keys() - rooms if not name.startswith("npformer.cli.")}
     assert {name: modules[name] for name in npformer.__all__ if name in modules} == {}
 

@@ -42,6 +42,7 @@ COMMANDS = {
     **{task.command.name: task.command.summary for task in TASKS.values() if task.command},
     "search": "the lines of files nearest to a query",
     "trace": "every stage from a text to its label",
+    "learn": "write your own Transformer, and have it corrected",
     "view": "attention and stages as a web page, SVG or plain text",
     "golden": "golden values for ports; find where a port diverges",
     "finetune": "train a model on labelled or plain texts",
@@ -181,6 +182,6 @@ def _overview() -> str:
             "source <(npformer --print-completion bash) enables Tab completion (also zsh).",
             "",
             "exit codes: 0 success; 1 bad input, or a text without an answer; 2 usage error;\n"
-            "3 golden compare or golden run found a fault",
+            "3 golden compare, golden run or learn check found a fault",
         ]
     )

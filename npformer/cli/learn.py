@@ -1,0 +1,88 @@
+"""Write your own Transformer in one file of plain NumPy, and have it corrected.
+
+learn start FOLDER      write FOLDER/my_transformer.py, with the functions to
+                        fill in
+learn check             run the file in this folder: what is right, what is
+                        wrong and why
+learn hint NAME         a hint for a function; up to three, each says more
+learn solution NAME     npformer's own function"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from npformer import learn
+from npformer.cli.process import DIVERGES
+from npformer.common.errors import NpformerError
+from npformer.common.progress import note
+from npformer.learn.checking import LIMIT, learners_file
+
+EPILOG = """check executes your file in a process of its own, with a time limit for every
+function. It exits with 0 if every function passes, 3 if one does not yet, and
+1 for bad input.
+
+examples:
+  npformer learn start my_transformer
+  cd my_transformer
+  npformer learn check --watch
+  npformer learn hint layer_norm
+  npformer learn check --chapter 2 --json"""
+
+ACTIONS = ("start", "check", "hint", "solution")
+PAUSE = 0.3  # seconds between two looks at the file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=ACTIONS, help="what to do")
+    parser.add_argument("name", nargs="?", metavar="FOLDER or NAME", help="start: new folder; hint, solution: function")
+    parser.add_argument("--folder", default=".", metavar="DIR", help="the folder of your file (this one)")
+    check = parser.add_argument_group("check")
+    check.add_argument("--chapter", type=int, metavar="N", help="check the functions up to this chapter only")
+    check.add_argument("--watch", action="store_true", help="check again whenever the file changes, until Ctrl-C")
+    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    check.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help=f"time for a function ({LIMIT:g})")
+
+
+def run(args: argparse.Namespace) -> int | None:
+    if (args.name is None) != (args.action == "check"):
+        takes = {"start": "the name of a new folder", "check": "--folder DIR"}
+        raise NpformerError(f"learn {args.action}: expected {takes.get(args.action, 'the name of a function')}")
+    return {"start": _start, "check": _check, "hint": _hint, "solution": _solution}[args.action](args)
+
+
+def _start(args: argparse.Namespace) -> None:
+    folder = learn.start(args.name)
+    note(f"wrote {folder / 'my_transformer.py'}; open it in your editor, and run `npformer learn check` in {folder}")
+
+
+def _check(args: argparse.Namespace) -> int:
+    code = _checked(args)
+    if args.watch:
+        file = learners_file(args.folder)
+        seen = file.stat().st_mtime_ns
+        while True:
+            time.sleep(PAUSE)
+            if file.exists() and (now := file.stat().st_mtime_ns) != seen:
+                seen = now
+                print(f"\n{'-' * 80}")
+                code = _checked(args)
+    return code
+
+
+def _checked(args: argparse.Namespace) -> int:
+    report = learn.check(args.folder, args.chapter, args.limit)
+    print(json.dumps(report.as_dict(), indent=1) if args.json else report)
+    sys.stdout.flush()
+    return 0 if report.ok else DIVERGES
+
+
+def _hint(args: argparse.Namespace) -> None:
+    for i, each in enumerate(learn.hint(args.name, args.folder), 1):
+        print(f"{i}. {each}")
+
+
+def _solution(args: argparse.Namespace) -> None:
+    print(learn.solution(args.name))

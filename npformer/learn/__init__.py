@@ -1,0 +1,18 @@
+"""The course: a learner writes their own Transformer in one file of plain NumPy, and is corrected.
+
+    npformer.learn.start("my_transformer")      writes the file
+    npformer.learn.check("my_transformer")      runs it in a process of its own: a table of what is right, wrong and why
+
+`chapters/` has the exercises, `right.py` their answers by npformer's functions; `judge.py` judges one function,
+`worker.py` is the process in which the file runs. The command is `npformer learn`.
+"""
+
+from npformer.learn.checking import check
+from npformer.learn.report import Report
+from npformer.learn.start import hint, solution, start
+
+__all__ = ["Report", "check", "hint", "solution", "start"]
+
+
+def __dir__() -> list[str]:
+    return __all__

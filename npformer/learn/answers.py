@@ -1,0 +1,170 @@
+"""Compares an answer with the right one, number by number, within an error budget.
+
+A right solution may add in another order or work in float64 inside, so its last bits differ. How far they may differ
+depends on the function. The right answer is computed in float64, again in float32, and again with each number of the
+arguments moved by one float32 rounding. The budget is FACTOR times the largest change that this causes, plus FACTOR
+roundings of the largest number of the answer. tests/learn/test_exercises.py measures right solutions against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.learn.exercise import Function
+
+FACTOR = 8
+DRAWS = 4
+EPS = float(np.finfo(np.float32).eps)
+TINY = float(np.finfo(np.float32).tiny)  # float32 rounds smaller numbers to 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gave: an answer, or the name of the exception that it raised."""
+
+    answer: Any = None
+    raised: str = ""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """An answer in float64 with its error budget, by the paths of its arrays."""
+
+    outcome: Outcome
+    budgets: Mapping[str, float]
+
+
+def call(function: Function, args: tuple[Any, ...]) -> Outcome:
+    """Calls a function that is known to end, such as one with a known mistake."""
+    try:
+        with np.errstate(all="ignore"):
+            return Outcome(function(*args))
+    except Exception as error:
+        return Outcome(raised=type(error).__name__)
+
+
+def truth(function: Function, args: tuple[Any, ...]) -> Truth:
+    """The answer of a function in float64, and its error budget."""
+    exact = call(function, in_float64(args))
+    if exact.raised:
+        return Truth(exact, {})
+    values = dict(leaves(exact.answer))
+    runs = [args, *(in_float64(args, seed) for seed in range(DRAWS))]
+    draws = [dict(leaves(call(function, each).answer)) for each in runs]
+    return Truth(exact, {path: _budget(value, [draw.get(path) for draw in draws]) for path, value in values.items()})
+
+
+def _budget(value: Any, draws: list[Any]) -> float:
+    exact = np.asarray(value)
+    if exact.dtype.kind != "f":
+        return 0.0
+    largest = 0.0
+    with np.errstate(all="ignore"):
+        for each in draws:
+            if np.shape(each) == exact.shape:
+                largest = max(largest, _largest(np.asarray(each, np.float64) - exact))
+    return FACTOR * (largest + EPS * _largest(exact) + TINY)
+
+
+def same(answer: Any, true: Truth) -> bool:
+    """Whether an answer has the structure, the shapes and, within the budget, the numbers of another."""
+    theirs, exact = dict(leaves(answer)), dict(leaves(true.outcome.answer))
+    return theirs.keys() == exact.keys() and all(near(theirs[path], exact[path], true.budgets[path]) for path in exact)
+
+
+def near(value: Any, exact: Any, budget: float) -> bool:
+    """Whether two arrays have the same shape and, within the budget, the same numbers."""
+    if not is_numeric(value):
+        return value is None and exact is None
+    if np.shape(value) != np.shape(exact):
+        return False
+    value, exact = np.asarray(value), np.asarray(exact)
+    if "f" not in (value.dtype.kind, exact.dtype.kind):
+        return bool(np.array_equal(value, exact))
+    value, exact = value.astype(np.float64), exact.astype(np.float64)
+    finite = np.isfinite(exact)
+    if not np.array_equal(value[~finite], exact[~finite], equal_nan=True):
+        return False
+    return bool(np.all(np.abs(value[finite] - exact[finite]) <= budget))
+
+
+def gives(function: Function, args: tuple[Any, ...], outcome: Outcome) -> bool:
+    """Whether a function with a known mistake gives exactly this answer, or this exception."""
+    exact = call(function, in_float64(args))
+    if outcome.raised or exact.raised:
+        return outcome.raised == exact.raised
+    return _roughly(outcome.answer, exact.answer) and same(outcome.answer, truth(function, args))
+
+
+def _roughly(answer: Any, exact: Any) -> bool:
+    """Whether two answers have the same structure and are near to each other, in a measure far above the budget."""
+    first, second = dict(leaves(answer)), dict(leaves(exact))
+    if first.keys() != second.keys() or any(np.shape(first[path]) != np.shape(second[path]) for path in second):
+        return False
+    numeric = [path for path in second if is_numeric(first[path]) and is_numeric(second[path])]
+    with np.errstate(all="ignore"):
+        apart = [np.abs(np.asarray(first[path], np.float64) - np.asarray(second[path], np.float64)) for path in numeric]
+    return max(map(_largest, apart), default=0.0) <= 0.01 * max(
+        1e-3, *(_largest(second[path]) for path in numeric), 0.0
+    )
+
+
+def _largest(array: Any) -> float:
+    """The largest finite absolute value."""
+    values = np.abs(np.asarray(array, np.float64))
+    return float(values[np.isfinite(values)].max(initial=0))
+
+
+# --- structures -------------------------------------------------------------------------------------------------------
+
+
+def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays and numbers of an answer with their paths, such as `1.query.weight`."""
+    if isinstance(answer, Mapping):
+        for name, each in answer.items():
+            yield from leaves(each, f"{path}.{name}" if path else str(name))
+    elif isinstance(answer, list | tuple):
+        for i, each in enumerate(answer):
+            yield from leaves(each, f"{path}.{i}" if path else str(i))
+    else:
+        yield path, answer
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether a value is an array or a number."""
+    return isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "bfiu"
+
+
+def mapped(change: Any, value: Any) -> Any:
+    """A nested structure with each of its arrays changed."""
+    if isinstance(value, Mapping):
+        return {name: mapped(change, each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(change, each) for each in value)
+    return change(value) if isinstance(value, np.ndarray) else value
+
+
+def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with arrays of their own."""
+    return mapped(np.copy, args)
+
+
+def in_float64(args: tuple[Any, ...], seed: int | None = None) -> tuple[Any, ...]:
+    """The arguments in float64; with a seed, each number moved by -1, 0 or 1 roundings of float32."""
+    random = np.random.default_rng(seed)
+
+    def change(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind != "f":
+            return array
+        wide = array.astype(np.float64)
+        if seed is None:
+            return wide
+        movable = np.isfinite(wide) & (wide != 0)
+        step = np.spacing(np.where(movable, array, 1).astype(np.float32)) * random.integers(-1, 2, array.shape)
+        return np.where(movable, wide + step, wide)
+
+    return mapped(change, args)

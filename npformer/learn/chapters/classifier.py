@@ -1,0 +1,252 @@
+"""Chapter 4: pooling and the classifier, which answer a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import gelu, relu
+from npformer.functions import log_softmax, softmax
+from npformer.learn import right
+from npformer.learn.exercise import Exercise, Slip, array, drawn, layer_weights, linear_weights, norm_weights
+from npformer.learn.right import layer_norm, linear, pool
+
+Array = np.ndarray
+
+
+# --- pool -------------------------------------------------------------------------------------------------------------
+
+
+def _pool_cases() -> list[tuple[Any, ...]]:
+    return [
+        (array([[1, 2], [3, -1], [-2, 2]]), array([[2, -1], [-3, 1]]), array([3, 0])),
+        (drawn(1, 5, 4), drawn(2, 4, 4), drawn(3, 4)),
+        (drawn(4, 2, 4), drawn(5, 4, 4), drawn(6, 4)),
+    ]
+
+
+POOL = Exercise(
+    "pool",
+    right.pool,
+    _pool_cases,
+    (
+        "x[0] is the row of the first token.",
+        "relu(y) is np.maximum(y, 0).",
+        "Apply linear to the first row, then relu.",
+    ),
+    ("npformer.heads:pool",),
+    (
+        Slip("last row", "The last row is read. The first one is.", lambda x, w, b: pool(x[::-1], w, b)),
+        Slip("second row", "The second row is read. The first one is x[0].", lambda x, w, b: pool(x[1:], w, b)),
+        Slip(
+            "mean of the rows",
+            "The mean of all rows is read. The first row is.",
+            lambda x, w, b: pool(x.mean(0, keepdims=True), w, b),
+        ),
+        Slip(
+            "maximum of the rows",
+            "The largest number of each column is read. The first row is.",
+            lambda x, w, b: pool(x.max(0, keepdims=True), w, b),
+        ),
+        Slip("relu left out", "relu is not applied.", lambda x, w, b: linear(x[0], w, b)),
+        Slip(
+            "tanh for relu",
+            "The activation is tanh, as in BERT. In this model it is relu.",
+            lambda x, w, b: np.tanh(linear(x[0], w, b)),
+        ),
+        Slip("gelu for relu", "The activation is gelu. It is relu.", lambda x, w, b: gelu(linear(x[0], w, b))),
+        Slip(
+            "relu before the linear layer",
+            "relu is applied before the linear layer. It is applied to its output.",
+            lambda x, w, b: linear(relu(x[0]), w, b),
+        ),
+        Slip("linear layer left out", "The linear layer is not applied.", lambda x, w, b: relu(x[0])),
+        Slip("first row alone", "The first row is returned as it is.", lambda x, w, b: x[0]),
+        Slip("bias left out", "The bias is not added.", lambda x, w, b: relu(x[0] @ w)),
+        Slip(
+            "every row",
+            "Every row is returned. Only the first one is read.",
+            lambda x, w, b: relu(linear(x, w, b)),
+        ),
+        Slip(
+            "weight transposed",
+            "The row is multiplied by the transpose of weight.",
+            lambda x, w, b: relu(x[0] @ w.T + b),
+        ),
+    ),
+)
+
+
+# --- classify ---------------------------------------------------------------------------------------------------------
+
+
+def tiny_classifier() -> dict[str, Any]:
+    """A model of 2 layers with a width of 4, in the structure of DistilBERT's weights."""
+    return {
+        "embeddings": {
+            "token": {"weight": drawn(1, 6, 4)},
+            "position": {"weight": drawn(2, 8, 4)},
+            "norm": norm_weights(3, 4),
+        },
+        "layers": [layer_weights(10, 4, 6), layer_weights(30, 4, 6)],
+        "pooler": linear_weights(50, 4, 4),
+        "head": {"output": linear_weights(60, 4, 3)},
+    }
+
+
+def _classify(
+    ids: Array,
+    h: int,
+    w: Any,
+    *,
+    start: int = 0,
+    normalize: bool = True,
+    eps: float = 1e-12,
+    encode: Any = right.encoder,
+    read: Any = right.pool,
+    head: Any = linear,
+) -> Array:
+    """The classifier with one of its steps exchanged."""
+    tables = w["embeddings"]
+    x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start)
+    x = layer_norm(x, **tables["norm"], eps=eps) if normalize else x
+    return head(read(encode(x, h, w["layers"]), **w["pooler"]), **w["head"]["output"])
+
+
+def _norm_per_table(ids: Array, h: int, w: Any) -> Array:
+    tables = w["embeddings"]
+    x = sum(
+        layer_norm(right.embeddings(ids, a, b), **tables["norm"])
+        for a, b in (
+            (tables["token"]["weight"], 0 * tables["position"]["weight"]),
+            (0 * tables["token"]["weight"], tables["position"]["weight"]),
+        )
+    )
+    return linear(pool(right.encoder(np.asarray(x), h, w["layers"]), **w["pooler"]), **w["head"]["output"])
+
+
+def _norm_of_tokens(ids: Array, h: int, w: Any) -> Array:
+    tables = w["embeddings"]
+    x = layer_norm(tables["token"]["weight"][ids], **tables["norm"]) + tables["position"]["weight"][: len(ids)]
+    return linear(pool(right.encoder(x, h, w["layers"]), **w["pooler"]), **w["head"]["output"])
+
+
+def _flat_embeddings(w: Any) -> Any:
+    """The model with embeddings so near to each other that eps shows."""
+    tables = dict(w["embeddings"])
+    for name in ("token", "position"):
+        tables[name] = {"weight": (tables[name]["weight"] / 300).astype(np.float32)}
+    return {**w, "embeddings": tables}
+
+
+CLASSIFY = Exercise(
+    "classify",
+    right.classify,
+    lambda: [
+        (np.array([5, 1, 0]), 2, tiny_classifier()),
+        (np.array([2, 4, 4, 3, 0]), 1, tiny_classifier()),
+        (np.array([1, 3]), 2, _flat_embeddings(tiny_classifier())),
+    ],
+    (
+        'The weights are nested dicts and lists: weights["layers"] is the argument layers of encoder.',
+        'embeddings takes the two arrays weights["embeddings"]["token"]["weight"] and ["position"]["weight"]. '
+        'Its output goes through layer_norm with **weights["embeddings"]["norm"].',
+        "Call embeddings, layer_norm, encoder, pool and linear one after another, each with its weights.",
+    ),
+    ("npformer.transformer:forward", "npformer.transformer:encode"),
+    (
+        Slip(
+            "norm of the embeddings left out",
+            'The embeddings are not normalised. weights["embeddings"]["norm"] comes before the first layer.',
+            lambda ids, h, w: _classify(ids, h, w, normalize=False),
+        ),
+        Slip(
+            "tables normalised one by one",
+            "The rows of tokens and positions are normalised one by one. Their sum is normalised.",
+            _norm_per_table,
+        ),
+        Slip(
+            "positions added after the norm",
+            "The positions are added after the norm. The sum of both tables is normalised.",
+            _norm_of_tokens,
+        ),
+        Slip(
+            "eps is 1e-5",
+            "eps of the embeddings' norm is 1e-5. It is 1e-12.",
+            lambda ids, h, w: _classify(ids, h, w, eps=1e-5),
+        ),
+        Slip(
+            "positions from 1",
+            "The first token has position 1. Positions are counted from 0.",
+            lambda ids, h, w: _classify(ids, h, w, start=1),
+        ),
+        Slip(
+            "pooler left out",
+            "The last layer reads the first row itself. The pooler comes between them.",
+            lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: x[0]),
+        ),
+        Slip(
+            "pooler without relu",
+            "The pooler has no relu. Use your function pool.",
+            lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: linear(x[0], weight, bias)),
+        ),
+        Slip(
+            "last row pooled",
+            "The last row is pooled. The first one is.",
+            lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: pool(x[::-1], weight, bias)),
+        ),
+        Slip(
+            "mean pooled",
+            "The mean of all rows is pooled. The first row is.",
+            lambda ids, h, w: _classify(
+                ids, h, w, read=lambda x, weight, bias: pool(x.mean(0, keepdims=True), weight, bias)
+            ),
+        ),
+        Slip(
+            "encoder left out",
+            "The pooler reads the embeddings. It reads the output of the encoder.",
+            lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n_heads, layers: x),
+        ),
+        Slip(
+            "layers reversed",
+            "The layers are applied from the last to the first.",
+            lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n, layers: right.encoder(x, n, layers[::-1])),
+        ),
+        Slip(
+            "only one layer",
+            "Only the first layer is applied.",
+            lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n, layers: right.encoder(x, n, layers[:1])),
+        ),
+        Slip(
+            "one head",
+            "Attention has one head. There are n_heads.",
+            lambda ids, h, w: _classify(ids, 1, w),
+        ),
+        Slip(
+            "probabilities for logits",
+            "The result went through softmax. Return the logits.",
+            lambda ids, h, w: softmax(_classify(ids, h, w)),
+        ),
+        Slip(
+            "logarithms of probabilities for logits",
+            "The result went through log softmax. Return the logits.",
+            lambda ids, h, w: log_softmax(_classify(ids, h, w)),
+        ),
+        Slip(
+            "label for logits",
+            "The number of the best label is returned. Return the logits of all labels.",
+            lambda ids, h, w: _classify(ids, h, w).argmax(),
+        ),
+        Slip(
+            "last bias left out",
+            "The bias of the last layer is not added.",
+            lambda ids, h, w: _classify(ids, h, w, head=lambda x, weight, bias: x @ weight),
+        ),
+        Slip(
+            "relu of the logits",
+            "relu is applied to the logits.",
+            lambda ids, h, w: relu(_classify(ids, h, w)),
+        ),
+    ),
+)

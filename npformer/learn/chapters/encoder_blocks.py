@@ -1,0 +1,288 @@
+"""Chapter 3, the blocks of a layer: multi-head attention and the feed-forward network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import relu
+from npformer.learn import right
+from npformer.learn.exercise import Exercise, Slip, array, drawn, linear_weights
+from npformer.learn.right import combine_heads, feed_forward, gelu, linear, split_heads
+
+Array = np.ndarray
+Linear = Mapping[str, Array]
+
+
+# --- multi-head attention ---------------------------------------------------------------------------------------------
+
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+def _multi_head_cases() -> list[tuple[Any, ...]]:
+    small = [linear_weights(seed, 2, 2) for seed in range(4)]
+    wide = [linear_weights(seed, 6, 6) for seed in range(10, 14)]
+    return [
+        (array([[1, 0], [0, 2]]), 1, *small),
+        (drawn(1, 4, 6), 2, *wide),
+        (drawn(2, 4, 6), 3, *wide, np.tri(4, dtype=bool)),
+    ]
+
+
+def _heads(
+    x: Array,
+    n_heads: int,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    mask: Array | None = None,
+    split: Any = split_heads,
+    combine: Any = combine_heads,
+    scale: float = 1.0,
+) -> Array:
+    """The heads side by side, before W_O."""
+    q, k, v = (split(linear(x, **layer), n_heads) for layer in (query, key, value))
+    return combine(right.scaled_dot_product_attention(q * scale, k, v, mask))
+
+
+def _bare(layer: Linear) -> dict[str, Array]:
+    """The layer with a bias of 0."""
+    return {"weight": layer["weight"], "bias": 0 * layer["bias"]}
+
+
+def _blocks(x: Array, n_heads: int) -> Array:
+    return x.reshape(n_heads, len(x), -1)
+
+
+def _interleaved(x: Array, n_heads: int) -> Array:
+    return x.reshape(len(x), -1, n_heads).transpose(2, 0, 1)
+
+
+def _uninterleaved(x: Array) -> Array:
+    return x.transpose(1, 2, 0).reshape(x.shape[1], -1)
+
+
+MULTI_HEAD = Exercise(
+    "multi_head_attention",
+    right.multi_head_attention,
+    _multi_head_cases,
+    (
+        "linear(x, **query) applies the layer query. The three results are split into heads.",
+        "Your scaled_dot_product_attention takes all heads at once, and the mask.",
+        "Apply query, key and value to x, split each, attend, combine the heads, apply output.",
+    ),
+    ("npformer.multi_head:multi_head_attention", "npformer.multi_head:packed_attention"),
+    (
+        Slip(
+            "W_O left out",
+            "The combined heads are returned. They pass through the layer output first.",
+            lambda x, h, q, k, v, o, mask=None: _heads(x, h, q, k, v, mask),
+        ),
+        Slip(
+            "mask not passed on",
+            "The mask is not passed to scaled_dot_product_attention.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v), **o),
+        ),
+        Slip(
+            "query and key exchanged",
+            "The layers query and key are exchanged.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, k, q, v, mask), **o),
+        ),
+        Slip(
+            "key and value exchanged",
+            "The layers key and value are exchanged.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, v, k, mask), **o),
+        ),
+        Slip(
+            "query and value exchanged",
+            "The layers query and value are exchanged.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, v, k, q, mask), **o),
+        ),
+        Slip(
+            "query's layer for the keys",
+            "The keys are made by the layer query. The layer key makes them.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, q, v, mask), **o),
+        ),
+        Slip(
+            "key's layer for the values",
+            "The values are made by the layer key. The layer value makes them.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, k, mask), **o),
+        ),
+        Slip(
+            "query's layer for the values",
+            "The values are made by the layer query. The layer value makes them.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, q, mask), **o),
+        ),
+        Slip(
+            "one layer for queries, keys and values",
+            "Queries, keys and values are all made by the layer query. Each has a layer of its own.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, q, q, mask), **o),
+        ),
+        Slip(
+            "value's layer for the output",
+            "The combined heads pass through the layer value. They pass through the layer output.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask), **v),
+        ),
+        Slip(
+            "output's bias left out",
+            "The bias of the layer output is not added.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask), **_bare(o)),
+        ),
+        Slip(
+            "biases left out",
+            "The biases of the four layers are not added.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, _bare(q), _bare(k), _bare(v), mask), **_bare(o)),
+        ),
+        Slip(
+            "biases of query, key and value left out",
+            "The biases of query, key and value are not added.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, _bare(q), _bare(k), _bare(v), mask), **o),
+        ),
+        Slip(
+            "not split into heads",
+            "Queries, keys and values are not split: there is one head of the whole width.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, 1, q, k, v, mask), **o),
+        ),
+        Slip(
+            "number and width of heads exchanged",
+            "There are K heads of width H. There are n_heads heads of width D / n_heads.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, x.shape[1] // h, q, k, v, mask), **o),
+        ),
+        Slip(
+            "heads reshaped without the transpose",
+            "(L, D) is reshaped to (H, L, K), which mixes tokens. split_heads makes heads of each token's columns.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask, _blocks), **o),
+        ),
+        Slip(
+            "heads combined without the transpose",
+            "(H, L, K) is reshaped to (L, D), which mixes tokens. combine_heads puts the heads of a token side "
+            "by side.",
+            lambda x, h, q, k, v, o, mask=None: linear(
+                _heads(x, h, q, k, v, mask, combine=lambda y: y.reshape(len(x), -1)), **o
+            ),
+        ),
+        Slip(
+            "heads split and combined without the transpose",
+            "(L, D) is reshaped to (H, L, K) and back, which mixes tokens. Use split_heads and combine_heads.",
+            lambda x, h, q, k, v, o, mask=None: linear(
+                _heads(x, h, q, k, v, mask, _blocks, lambda y: y.reshape(len(x), -1)), **o
+            ),
+        ),
+        Slip(
+            "heads interleaved",
+            "Head h has the columns h, h + H, h + 2 H, ... It has neighbouring columns.",
+            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask, _interleaved, _uninterleaved), **o),
+        ),
+        Slip(
+            "scores divided twice",
+            "The scores are divided by sqrt(K) twice. scaled_dot_product_attention does so once.",
+            lambda x, h, q, k, v, o, mask=None: linear(
+                _heads(x, h, q, k, v, mask, scale=1 / math.sqrt(x.shape[1] // h)), **o
+            ),
+        ),
+        Slip(
+            "input added",
+            "x is added to the result. The residual sum belongs to the layer, not here.",
+            lambda x, h, q, k, v, o, mask=None: x + linear(_heads(x, h, q, k, v, mask), **o),
+        ),
+    ),
+)
+
+
+# --- feed-forward network ---------------------------------------------------------------------------------------------
+
+
+def _feed_forward_cases() -> list[tuple[Any, ...]]:
+    return [
+        (array([[1, 2], [0, -1]]), np.tanh, linear_weights(1, 2, 2), linear_weights(2, 2, 2)),
+        (drawn(1, 3, 2), relu, linear_weights(3, 2, 5), linear_weights(4, 5, 2)),
+        (drawn(2, 3, 4), gelu, linear_weights(5, 4, 6), linear_weights(6, 6, 4)),
+    ]
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+FEED_FORWARD = Exercise(
+    "feed_forward",
+    right.feed_forward,
+    _feed_forward_cases,
+    (
+        "linear(x, **hidden) applies the first layer.",
+        "activation is a function: activation(h). It stands between the two layers.",
+        "Apply hidden, then activation, then output.",
+    ),
+    ("npformer.blocks.ffn:feed_forward",),
+    (
+        Slip(
+            "activation left out",
+            "The activation is not applied. Without it the two layers are one linear map.",
+            lambda x, act, hidden, output: feed_forward(x, _same, hidden, output),
+        ),
+        Slip(
+            "activation after the output",
+            "The activation is applied after the second layer. It is applied between the two layers.",
+            lambda x, act, hidden, output: act(feed_forward(x, _same, hidden, output)),
+        ),
+        Slip(
+            "activation before the first layer",
+            "The activation is applied to x. It is applied between the two layers.",
+            lambda x, act, hidden, output: feed_forward(act(x), _same, hidden, output),
+        ),
+        Slip(
+            "activation after both layers",
+            "The activation is applied after each of the two layers. It is applied between them only.",
+            lambda x, act, hidden, output: act(feed_forward(x, act, hidden, output)),
+        ),
+        Slip(
+            "activation applied twice",
+            "The activation is applied twice between the layers. It is applied once.",
+            lambda x, act, hidden, output: feed_forward(x, lambda h: act(act(h)), hidden, output),
+        ),
+        Slip(
+            "argument activation ignored",
+            "The activation is always gelu. It is the argument activation.",
+            lambda x, act, hidden, output: feed_forward(x, gelu, hidden, output),
+        ),
+        Slip(
+            "argument activation ignored, relu",
+            "The activation is always relu. It is the argument activation.",
+            lambda x, act, hidden, output: feed_forward(x, relu, hidden, output),
+        ),
+        Slip(
+            "input added",
+            "x is added to the result. The residual sum belongs to the layer, not here.",
+            lambda x, act, hidden, output: x + feed_forward(x, act, hidden, output),
+        ),
+        Slip(
+            "second layer left out",
+            "The layer output is not applied.",
+            lambda x, act, hidden, output: act(linear(x, **hidden)),
+        ),
+        Slip(
+            "layers exchanged",
+            "The layer output is applied before hidden.",
+            lambda x, act, hidden, output: feed_forward(x, act, output, hidden),
+        ),
+        Slip(
+            "first bias left out",
+            "The bias of hidden is not added.",
+            lambda x, act, hidden, output: feed_forward(x, act, _bare(hidden), output),
+        ),
+        Slip(
+            "second bias left out",
+            "The bias of output is not added.",
+            lambda x, act, hidden, output: feed_forward(x, act, hidden, _bare(output)),
+        ),
+        Slip(
+            "biases left out",
+            "The biases of the two layers are not added.",
+            lambda x, act, hidden, output: feed_forward(x, act, _bare(hidden), _bare(output)),
+        ),
+    ),
+)

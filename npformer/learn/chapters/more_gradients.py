@@ -1,0 +1,356 @@
+"""Chapter 5, the backward of layer norm and of attention. `whole_gradient.py` has the last exercise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npformer.learn import right
+from npformer.learn.exercise import Exercise, Slip, array, drawn
+from npformer.learn.right import softmax, softmax_backward
+
+Array = np.ndarray
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+def _norm_cases() -> list[tuple[Any, ...]]:
+    return [
+        (array([[1, 0, 0], [2, -1, 3]]), array([[1, 2, 6], [0, 4, 5]]), array([1, 1, 2])),
+        (drawn(1, 4, 4), drawn(2, 4, 4), array([0.5, 1, 2, -1]), 0.25),
+        (drawn(3, 3, 4), drawn(4, 3, 4) / 500, array([1, 2, 3, 4])),
+    ]
+
+
+def _mean(x: Array) -> Array:
+    return x.mean(-1, keepdims=True)
+
+
+def _norm(
+    grad: Array,
+    x: Array,
+    weight: Array,
+    eps: float = 1e-12,
+    *,
+    dx: Any = lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) / s,
+    variance: Any = lambda c: _mean(c * c),
+    dweight: Any = lambda grad, n, x, w: (grad * n).sum(0),
+    dbias: Any = lambda grad: grad.sum(0),
+    g: Any = lambda grad, w: grad * w,
+) -> tuple[Array, Array, Array]:
+    """The gradients with one of the steps exchanged."""
+    centred = x - _mean(x)
+    deviation = np.sqrt(variance(centred) + eps)
+    n = centred / deviation
+    return dx(g(grad, weight), n, deviation), dweight(grad, n, x, weight), dbias(grad)
+
+
+LAYER_NORM_BACKWARD = Exercise(
+    "layer_norm_backward",
+    right.layer_norm_backward,
+    _norm_cases,
+    (
+        "Compute n and the root again, as in layer_norm. E is the mean over the last axis, with keepdims=True.",
+        "weight has a part in dx through g = grad * weight. dweight is the sum over the rows of grad * n, not of "
+        "g * n.",
+        "From g subtract its mean and n times the mean of g * n, and divide by the root: that is dx.",
+    ),
+    ("npformer.functions:layer_norm_backward",),
+    (
+        Slip(
+            "mean terms left out",
+            "dx is g / sqrt(Var[x] + eps). E[g] and n E[g n] are subtracted from g: the mean and the variance "
+            "depend on x too.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: g / s),
+        ),
+        Slip(
+            "E[g] left out",
+            "E[g] is not subtracted: the mean of the row depends on x too.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: (g - n * _mean(g * n)) / s),
+        ),
+        Slip(
+            "n E[g n] left out",
+            "n E[g n] is not subtracted: the variance of the row depends on x too.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g)) / s),
+        ),
+        Slip(
+            "n left out before E[g n]",
+            "E[g n] is subtracted without its factor n.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - _mean(g * n)) / s),
+        ),
+        Slip(
+            "sums for means",
+            "The sums of g and g n are subtracted. Their means are.",
+            lambda *a: _norm(
+                *a, dx=lambda g, n, s: (g - g.sum(-1, keepdims=True) - n * (g * n).sum(-1, keepdims=True)) / s
+            ),
+        ),
+        Slip(
+            "means over the first axis",
+            "The means are over axis 0. They are over each row, the last axis.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: (g - g.mean(0) - n * (g * n).mean(0)) / s),
+        ),
+        Slip(
+            "not divided by the deviation",
+            "dx is not divided by sqrt(Var[x] + eps).",
+            lambda *a: _norm(*a, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n)),
+        ),
+        Slip(
+            "divided by the variance",
+            "dx is divided by the variance plus eps. It is divided by the root of that.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) / s**2),
+        ),
+        Slip(
+            "multiplied by the deviation",
+            "dx is multiplied by sqrt(Var[x] + eps). It is divided by it.",
+            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) * s),
+        ),
+        Slip(
+            "weight left out of dx",
+            "dx is computed from grad. It is computed from g = grad * weight.",
+            lambda *a: _norm(*a, g=lambda grad, w: grad),
+        ),
+        Slip(
+            "weight applied after the means",
+            "The means are those of grad, and dx is multiplied by weight afterwards. Multiply grad by weight first.",
+            lambda *a: _after(*a),
+        ),
+        Slip(
+            "unbiased variance",
+            "The variance divides by D - 1. It divides by D.",
+            lambda *a: _norm(*a, variance=lambda c: (c * c).sum(-1, keepdims=True) / (c.shape[-1] - 1)),
+        ),
+        Slip("eps ignored", "The argument eps is not used.", lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 0.0)),
+        Slip(
+            "eps is always 1e-5",
+            "eps is 1e-5, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 1e-5),
+        ),
+        Slip(
+            "another default of eps",
+            "eps is 1e-5 by default. The default is 1e-12.",
+            lambda grad, x, w, eps=1e-5: _norm(grad, x, w, eps),
+        ),
+        Slip(
+            "dweight from x",
+            "dweight is the sum of grad * x. It is the sum of grad * n, with n the normalised x.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * x).sum(0)),
+        ),
+        Slip(
+            "dweight from x - E[x]",
+            "dweight is the sum of grad * (x - E[x]). It is the sum of grad * n, which is divided by the root.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * (x - _mean(x))).sum(0)),
+        ),
+        Slip(
+            "weight in dweight",
+            "dweight is multiplied by weight. It is the sum of grad * n.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * w * n).sum(0)),
+        ),
+        Slip(
+            "weight in dbias",
+            "dbias is the sum of grad * weight. It is the sum of grad's rows.",
+            lambda grad, x, w, eps=1e-12: (*_norm(grad, x, w, eps)[:2], (grad * w).sum(0)),
+        ),
+        Slip(
+            "dweight not summed",
+            "dweight is grad * n. It is the sum of its rows.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: grad * n),
+        ),
+        Slip(
+            "dbias not summed",
+            "dbias is grad. It is the sum of grad's rows.",
+            lambda *a: _norm(*a, dbias=lambda grad: grad),
+        ),
+        Slip(
+            "dweight and dbias not summed",
+            "dweight and dbias have a row for each token. They are sums of the rows.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: grad * n, dbias=lambda grad: grad),
+        ),
+        Slip(
+            "dweight and dbias are means",
+            "dweight and dbias are means over the rows. They are sums.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * n).mean(0), dbias=lambda grad: grad.mean(0)),
+        ),
+        Slip(
+            "sums of each row",
+            "dweight and dbias are summed over the last axis. They are summed over the rows, axis 0.",
+            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * n).sum(-1), dbias=lambda grad: grad.sum(-1)),
+        ),
+        Slip(
+            "dweight and dbias exchanged",
+            "dbias is returned before dweight. The order is dx, dweight, dbias.",
+            lambda *a: _ordered(_norm(*a), 0, 2, 1),
+        ),
+        Slip("sign", "The gradients have the opposite sign.", lambda *a: tuple(-each for each in _norm(*a))),
+    ),
+)
+
+
+def _ordered(grads: tuple[Array, Array, Array], *order: int) -> tuple[Array, ...]:
+    """The gradients in another order."""
+    return tuple(grads[i] for i in order)
+
+
+def _after(grad: Array, x: Array, weight: Array, eps: float = 1e-12) -> tuple[Array, Array, Array]:
+    dx, dweight, dbias = _norm(grad, x, weight, eps, g=lambda grad, w: grad)
+    return dx * weight, dweight, dbias
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def _attention_cases() -> list[tuple[Any, ...]]:
+    return [
+        (array([[[1, 0], [0, 2]]]), array([[[2, 0], [0, 2]]]), array([[[1, 0], [1, 1]]]), array([[[1, 0], [0, 10]]])),
+        (drawn(1, 2, 3, 3), drawn(2, 2, 3, 3), drawn(3, 2, 3, 3), drawn(4, 2, 3, 3)),
+        (drawn(1, 2, 3, 4), drawn(2, 2, 3, 4), drawn(3, 2, 5, 4), drawn(4, 2, 5, 4)),
+    ]
+
+
+def _backward(
+    grad: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    forward: float = 1.0,
+    scale: float = 1.0,
+    dscores: Any = softmax_backward,
+    dv: Any = lambda grad, w: w.mT @ grad,
+    dw: Any = lambda grad, v: grad @ v.mT,
+) -> tuple[Array, Array, Array]:
+    """The gradients with one of the steps exchanged. forward and scale are factors of 1 / sqrt(K)."""
+    root = 1 / math.sqrt(q.shape[-1])
+    w = softmax(q @ k.mT * (root * forward))
+    ds = dscores(dw(grad, v), w) * (root * scale)
+    return ds @ k, ds.mT @ q, dv(grad, w)
+
+
+def _root(q: Array) -> float:
+    return math.sqrt(q.shape[-1])
+
+
+ATTENTION_BACKWARD = Exercise(
+    "attention_backward",
+    right.attention_backward,
+    _attention_cases,
+    (
+        "Compute the scores and the weights W again, as in scaled_dot_product_attention.",
+        "Every product has two gradients: of C = A B they are dA = dC B^T and dB = A^T dC. Start with context = W v.",
+        "dv = W^T grad and dW = grad v^T, then dS = softmax_backward(dW, W), then dq = dS k and dk = dS^T q, "
+        "both divided by sqrt(K).",
+    ),
+    ("npformer.attention:scaled_dot_product_attention_backward",),
+    (
+        Slip(
+            "not divided by sqrt(K)",
+            "dq and dk are not divided by sqrt(K), which divides the scores.",
+            lambda g, q, k, v: _backward(g, q, k, v, scale=_root(q)),
+        ),
+        Slip(
+            "divided by K",
+            "dq and dk are divided by K. They are divided by its square root.",
+            lambda g, q, k, v: _backward(g, q, k, v, scale=1 / _root(q)),
+        ),
+        Slip(
+            "scores not divided",
+            "The scores are not divided by sqrt(K) before the softmax.",
+            lambda g, q, k, v: _backward(g, q, k, v, forward=_root(q)),
+        ),
+        Slip(
+            "sqrt(K) left out everywhere",
+            "Neither the scores nor dq and dk are divided by sqrt(K).",
+            lambda g, q, k, v: _backward(g, q, k, v, forward=_root(q), scale=_root(q)),
+        ),
+        Slip(
+            "dq not divided by sqrt(K)",
+            "dq is not divided by sqrt(K).",
+            lambda g, q, k, v: _each(_backward(g, q, k, v), dq=_root(q)),
+        ),
+        Slip(
+            "dk not divided by sqrt(K)",
+            "dk is not divided by sqrt(K).",
+            lambda g, q, k, v: _each(_backward(g, q, k, v), dk=_root(q)),
+        ),
+        Slip(
+            "softmax's sum left out",
+            "dS is W * dW. The sum of dW * W over each row is subtracted from dW first: use softmax_backward.",
+            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: w * dw),
+        ),
+        Slip(
+            "softmax's backward left out",
+            "dW is taken for dS. It goes through softmax_backward first.",
+            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: dw),
+        ),
+        Slip(
+            "softmax's diagonal only",
+            "dS is W (1 - W) dW, the diagonal of the Jacobian. Use softmax_backward.",
+            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: w * (1 - w) * dw),
+        ),
+        Slip(
+            "softmax's arguments exchanged",
+            "The arguments of softmax_backward are exchanged. They are dW and W.",
+            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: softmax_backward(w, dw)),
+        ),
+        Slip(
+            "dq and dk exchanged",
+            "dk is returned before dq. The order is dq, dk, dv.",
+            lambda g, q, k, v: _ordered(_backward(g, q, k, v), 1, 0, 2),
+        ),
+        Slip(
+            "dv first",
+            "dv is returned first. The order is dq, dk, dv.",
+            lambda g, q, k, v: _ordered(_backward(g, q, k, v), 2, 0, 1),
+        ),
+        Slip(
+            "dS not transposed",
+            "dk is dS q. It is dS^T q.",
+            lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds @ k, ds @ q)),
+        ),
+        Slip(
+            "dS transposed in dq",
+            "dq is dS^T k. It is dS k.",
+            lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds.mT @ k, ds.mT @ q)),
+        ),
+        Slip(
+            "q and k exchanged",
+            "dq is dS q and dk is dS^T k. dq is dS k, and dk is dS^T q.",
+            lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds @ q, ds.mT @ k)),
+        ),
+        Slip(
+            "weights not transposed",
+            "dv is W grad. It is W^T grad.",
+            lambda g, q, k, v: _backward(g, q, k, v, dv=lambda grad, w: w @ grad),
+        ),
+        Slip(
+            "dv is grad",
+            "dv is grad. It is W^T grad.",
+            lambda g, q, k, v: _backward(g, q, k, v, dv=lambda grad, w: grad),
+        ),
+        Slip(
+            "v not transposed",
+            "dW is grad v. It is grad v^T.",
+            lambda g, q, k, v: _backward(g, q, k, v, dw=lambda grad, v: grad @ v),
+        ),
+        Slip(
+            "dW transposed",
+            "dW is v grad^T. It is grad v^T.",
+            lambda g, q, k, v: _backward(g, q, k, v, dw=lambda grad, v: v @ grad.mT),
+        ),
+    ),
+)
+
+
+def _each(grads: tuple[Array, Array, Array], dq: float = 1.0, dk: float = 1.0) -> tuple[Array, Array, Array]:
+    """The gradients with factors."""
+    return grads[0] * dq, grads[1] * dk, grads[2]
+
+
+def _of_scores(grad: Array, q: Array, k: Array, v: Array, gradients: Any) -> tuple[Array, Array, Array]:
+    """dq and dk by another formula of dS / sqrt(K)."""
+    w = softmax(q @ k.mT / math.sqrt(q.shape[-1]))
+    ds = softmax_backward(grad @ v.mT, w) / math.sqrt(q.shape[-1])
+    return (*gradients(ds), w.mT @ grad)

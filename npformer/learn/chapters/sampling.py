@@ -1,0 +1,226 @@
+"""Chapter 6, GELU's approximation and sampling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from npformer.activations import relu, silu
+from npformer.functions import softmax
+from npformer.learn import right
+from npformer.learn.exercise import Exercise, Slip, array, drawn
+from npformer.learn.right import (
+    gelu,
+    gelu_tanh,
+)
+
+Array = np.ndarray
+
+
+# --- gelu_tanh --------------------------------------------------------------------------------------------------------
+
+
+ROOT = math.sqrt(2 / math.pi)
+
+
+def _tanh_form(x: Array, root: float = ROOT, factor: float = 0.044715, power: int = 3) -> Array:
+    return x * (1 + np.tanh(root * (x + factor * x**power))) / 2
+
+
+GELU_TANH = Exercise(
+    "gelu_tanh",
+    right.gelu_tanh,
+    lambda: [(array([-2, -1, 0, 1, 2]),), (drawn(1, 3, 4) * 2,), (array([[-30, 30, 5, -5]]),)],
+    (
+        "np.tanh takes arrays.",
+        "Use math.sqrt(2 / math.pi): np.sqrt of a number gives a float64, which widens float32 arrays.",
+        "inner = sqrt(2 / pi) times the sum of x and 0.044715 x^3; y is half of x, times 1 plus tanh(inner).",
+    ),
+    ("npformer.activations:gelu_tanh", "npformer.activations:_gelu_by_tanh"),
+    (
+        Slip("exact form", "This is the exact form of GELU. GPT-2 was trained with the tanh approximation.", gelu),
+        Slip(
+            "quick GELU", "This is x sigmoid(1.702 x), another approximation.", lambda x: x / (1 + np.exp(-1.702 * x))
+        ),
+        Slip("cubic term left out", "The term 0.044715 x^3 is missing.", lambda x: _tanh_form(x, factor=0.0)),
+        Slip("square for cube", "The term is 0.044715 x^2. It is 0.044715 x^3.", lambda x: _tanh_form(x, power=2)),
+        Slip("0.044715 left out", "The term is x^3. It is 0.044715 x^3.", lambda x: _tanh_form(x, factor=1.0)),
+        Slip(
+            "another constant", "The factor of x^3 is 0.44715. It is 0.044715.", lambda x: _tanh_form(x, factor=0.44715)
+        ),
+        Slip(
+            "sqrt(2 / pi) left out",
+            "The argument of tanh is not multiplied by sqrt(2 / pi).",
+            lambda x: _tanh_form(x, root=1.0),
+        ),
+        Slip(
+            "2 / pi for sqrt(2 / pi)",
+            "The argument of tanh is multiplied by 2 / pi. Its square root is the factor.",
+            lambda x: _tanh_form(x, root=2 / math.pi),
+        ),
+        Slip(
+            "sqrt(2) / pi for sqrt(2 / pi)",
+            "The argument of tanh is multiplied by sqrt(2) / pi. The factor is sqrt(2 / pi).",
+            lambda x: _tanh_form(x, root=math.sqrt(2) / math.pi),
+        ),
+        Slip(
+            "sqrt(pi / 2) for sqrt(2 / pi)",
+            "The argument of tanh is multiplied by sqrt(pi / 2). The factor is sqrt(2 / pi).",
+            lambda x: _tanh_form(x, root=math.sqrt(math.pi / 2)),
+        ),
+        Slip(
+            "sqrt(2 / pi) for the first term only",
+            "sqrt(2 / pi) multiplies x only. It multiplies the sum of x and 0.044715 x^3.",
+            lambda x: x * (1 + np.tanh(ROOT * x + 0.044715 * x**3)) / 2,
+        ),
+        Slip("not halved", "The result is not divided by 2.", lambda x: 2 * gelu_tanh(x)),
+        Slip("1 left out", "The 1 in 1 + tanh is missing.", lambda x: gelu_tanh(x) - x / 2),
+        Slip(
+            "not multiplied by x",
+            "The result is not multiplied by x.",
+            lambda x: (1 + np.tanh(ROOT * (x + 0.044715 * x**3))) / 2,
+        ),
+        Slip("relu", "This is relu.", relu),
+        Slip("silu", "This is SiLU, x sigmoid(x).", silu),
+    ),
+)
+
+
+# --- sample -----------------------------------------------------------------------------------------------------------
+
+
+def _sample_cases() -> list[tuple[Any, ...]]:
+    logits = np.log(array([0.1, 0.5, 0.15, 0.25]))
+    small = [(logits, t, p, u) for u in (0.0, 0.3, 0.65, 0.7, 0.95) for t, p in ((1.0, 0.7), (1.0, 1.0), (0.5, 0.7))]
+    wide = [
+        (_distinct(seed), t, p, u) for seed in (1, 2) for t in (0.7, 1.5) for p in (0.3, 0.8) for u in (0.03, 0.5, 0.9)
+    ]
+    return [*small, *wide, (array([1, 2, 9]), 1.0, 0.5, 0.9)]
+
+
+def _distinct(seed: int) -> Array:
+    """Logits without ties, which have no order."""
+    return (np.random.default_rng(seed).permutation(7) / 2.5).astype(np.float32)
+
+
+def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
+    """Whether each word is among the most likely ones that add up to top_p. one: the number of words more."""
+    order = np.argsort(-p, kind="stable")
+    count = int(np.searchsorted(p[order].cumsum(), top_p * p.sum() - 1e-9)) + 1 + one
+    kept = np.zeros(len(p), bool)
+    kept[order[: max(count, 1)]] = True
+    return kept
+
+
+def _drawn(
+    logits: Array,
+    temperature: float,
+    top_p: float,
+    u: float,
+    *,
+    scale: Any = lambda x, t: x / t,
+    keep: Any = _kept,
+    again: bool = True,
+    by_rank: bool = False,
+    side: Any = "right",
+) -> int:
+    """`right.sample` with one of its steps exchanged."""
+    p = softmax(scale(logits, temperature))
+    p = np.where(keep(p, top_p), p, 0)
+    p = p / p.sum() if again else p
+    order = np.argsort(-p, kind="stable") if by_rank else np.arange(len(p))
+    at = int(np.searchsorted(p[order].cumsum(), u, side=side))
+    return int(order[min(at, len(p) - 1)])
+
+
+def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -> int:
+    """The most likely words are chosen before the temperature applies."""
+    kept = _kept(softmax(logits), top_p)
+    return _drawn(np.where(kept, logits, -np.inf), temperature, 1.0, u, keep=lambda p, top: p > 0)
+
+
+SAMPLE = Exercise(
+    "sample",
+    right.sample,
+    _sample_cases,
+    (
+        "Divide the logits by the temperature, take softmax, and sort the probabilities from the largest on: "
+        "np.argsort(-p).",
+        "A word belongs to the set if the sum of all more likely words is still below top_p. Set the others to 0 "
+        "and divide "
+        "by the sum.",
+        "np.cumsum(p) in the order of the ids, then the first index where it is larger than u: "
+        "np.searchsorted with side='right'.",
+    ),
+    ("npformer.generation.decoding:_sample", "npformer.generation.processors:outside_top_p"),
+    (
+        Slip(
+            "temperature multiplied",
+            "The logits are multiplied by the temperature. They are divided by it.",
+            lambda *a: _drawn(*a, scale=lambda x, t: x * t),
+        ),
+        Slip(
+            "temperature ignored",
+            "The temperature is not used. It divides the logits.",
+            lambda *a: _drawn(*a, scale=lambda x, t: x),
+        ),
+        Slip(
+            "top_p before the temperature",
+            "The most likely words are chosen before the temperature applies. Divide by the temperature first.",
+            _tempered_after,
+        ),
+        Slip(
+            "top_p ignored",
+            "All words can be drawn. Only the most likely words that add up to top_p can.",
+            lambda *a: _drawn(*a, keep=lambda p, top: p > 0),
+        ),
+        Slip(
+            "last word of the set left out",
+            "The word with which the sum reaches top_p is left out. It belongs to the set.",
+            lambda *a: _drawn(*a, keep=lambda p, top: _kept(p, top, one=-1)),
+        ),
+        Slip(
+            "one word more",
+            "The set has one word more than it needs to reach top_p.",
+            lambda *a: _drawn(*a, keep=lambda p, top: _kept(p, top, one=1)),
+        ),
+        Slip(
+            "top_p compared with each word",
+            "The set has the words with a probability of at least top_p times the largest. It has the most "
+            "likely words that add up to top_p.",
+            lambda *a: _drawn(*a, keep=lambda p, top: p >= top * p.max()),
+        ),
+        Slip(
+            "not divided by the sum",
+            "The probabilities of the set do not add up to 1. Divide them by their sum.",
+            lambda *a: _drawn(*a, again=False),
+        ),
+        Slip(
+            "in the order of probability",
+            "The words are added up from the most likely on. They are added up in the order of their ids.",
+            lambda *a: _drawn(*a, by_rank=True),
+        ),
+        Slip(
+            "most likely word",
+            "The most likely word is returned. The number u draws a word.",
+            lambda logits, *a: int(logits.argmax()),
+        ),
+        Slip(
+            "excluded word drawn",
+            "A word with a probability of 0 is drawn for u = 0. The sum must be larger than u, not at least u.",
+            lambda *a: _drawn(*a, side="left"),
+        ),
+        Slip(
+            "least likely words",
+            "The set has the least likely words.",
+            lambda *a: _drawn(*a, keep=lambda p, top: _kept(-p + p.max() + p.min(), top)),
+        ),
+        Slip(
+            "drawn backward",
+            "u draws from the last word on. It draws from the first.",
+            lambda logits, t, p, u: _drawn(logits, t, p, 1 - u),
+        ),
+    ),
+)

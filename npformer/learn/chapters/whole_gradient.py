@@ -1,0 +1,210 @@
+"""The last exercise of chapter 5: the loss and the gradients of a small classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npformer.functions import cross_entropy_backward
+from npformer.functions import softmax as _softmax
+from npformer.learn import right
+from npformer.learn.exercise import Exercise, Slip, drawn, linear_weights, norm_weights
+from npformer.learn.right import (
+    attention_backward,
+    combine_heads,
+    layer_norm,
+    layer_norm_backward,
+    linear,
+    linear_backward,
+    split_heads,
+)
+
+Array = np.ndarray
+
+
+def tiny_weights(seed: int = 1, words: int = 5, width: int = 4, labels: int = 3) -> dict[str, Any]:
+    """The weights of the small classifier."""
+    return {
+        "token": {"weight": drawn(seed, words, width)},
+        "position": {"weight": drawn(seed + 1, 6, width)},
+        **{name: linear_weights(seed + 2 + i, width, width) for i, name in enumerate(("query", "key", "value"))},
+        "norm": norm_weights(seed + 5, width),
+        "output": linear_weights(seed + 6, width, labels),
+    }
+
+
+def _gradients(
+    ids: Array,
+    target: int,
+    h: int,
+    w: Any,
+    *,
+    dlogits: Any = lambda logits, target: cross_entropy_backward(1.0, logits, np.array(target)),
+    read: int | slice = 0,
+    residual: float = 1.0,
+    paths: tuple[str, ...] = ("query", "key", "value"),
+    scatter: Any = None,
+    dposition: Any = None,
+    order: tuple[int, int, int] = (0, 1, 2),
+    through_norm: bool = True,
+) -> tuple[Any, dict[str, Any]]:
+    """`right.loss_and_gradients` with one of the steps exchanged."""
+    x = right.embeddings(ids, w["token"]["weight"], w["position"]["weight"])
+    q, k, v = (split_heads(linear(x, **w[name]), h) for name in ("query", "key", "value"))
+    total = x + combine_heads(right.scaled_dot_product_attention(q, k, v))
+    y = layer_norm(total, **w["norm"])
+    logits = linear(y, **w["output"])
+    grads: dict[str, Any] = {}
+    grad = np.zeros_like(logits)
+    grad[read] = dlogits(logits[0], target)
+    grad, *grads["output"] = linear_backward(grad, y, w["output"]["weight"])
+    of_norm, *grads["norm"] = layer_norm_backward(grad, total, w["norm"]["weight"])
+    grad = of_norm if through_norm else grad
+    dx = residual * grad
+    heads = attention_backward(split_heads(grad, h), q, k, v)
+    for i, name in enumerate(("query", "key", "value")):
+        more, *grads[name] = linear_backward(combine_heads(heads[order[i]]), x, w[name]["weight"])
+        dx = dx + more * (name in paths)
+    token, position = np.zeros_like(w["token"]["weight"]), np.zeros_like(w["position"]["weight"])
+    (scatter or np.add.at)(token, ids, dx)
+    position[: len(ids)] = dx
+    if dposition is not None:
+        position = dposition(position, dx, ids)
+    loss = right.cross_entropy(logits[0], target)
+    found = {"token": {"weight": token}, "position": {"weight": position}}
+    found |= {name: dict(zip(("weight", "bias"), arrays, strict=True)) for name, arrays in grads.items()}
+    return loss, {name: found[name] for name in w}
+
+
+def _assigned(table: Array, ids: Array, dx: Array) -> None:
+    table[ids] = dx
+
+
+def _by_id(position: Array, dx: Array, ids: Array) -> Array:
+    found = np.zeros_like(position)
+    np.add.at(found, ids, dx)
+    return found
+
+
+def _changed(name: str, change: Any) -> Any:
+    """The right gradients with those of one group changed."""
+
+    def wrong(ids: Array, target: int, h: int, w: Any) -> tuple[Any, dict[str, Any]]:
+        loss, grads = right.loss_and_gradients(ids, target, h, w)
+        return loss, {
+            key: {k: change(a) for k, a in each.items()} if key == name else each for key, each in grads.items()
+        }
+
+    return wrong
+
+
+LOSS_AND_GRADIENTS = Exercise(
+    "loss_and_gradients",
+    right.loss_and_gradients,
+    lambda: [
+        (np.array([1, 3]), 0, 1, tiny_weights()),
+        (np.array([2, 0, 2, 4]), 2, 2, tiny_weights(20)),
+        (np.array([3, 3, 3]), 1, 2, tiny_weights(40)),
+    ],
+    (
+        "Keep every intermediate result of the forward pass. Then go backward through the same steps in reverse order.",
+        "Only the first row of the logits has a gradient, so start with zeros and set row 0. The residual sum "
+        "sends the "
+        "same gradient to x and to combine_heads; x gets it, and the three gradients of query, key and value, added.",
+        "np.add.at(dtoken, ids, dx) adds the rows of repeated tokens. Rows 0 ... L - 1 of dposition are dx. "
+        "Return loss and "
+        "a dict of dicts with the keys of weights.",
+    ),
+    ("npformer.transformer:backward", "npformer.multi_head:multi_head_attention_backward"),
+    (
+        Slip(
+            "repeated tokens assigned",
+            "A token that occurs several times gets the gradient of its last row only. Their sum is its "
+            "gradient: np.add.at adds them.",
+            lambda *a: _gradients(*a, scatter=_assigned),
+        ),
+        Slip(
+            "residual left out",
+            "The gradient of x lacks the part that comes straight through the sum x + attention.",
+            lambda *a: _gradients(*a, residual=0.0),
+        ),
+        Slip(
+            "attention's part left out",
+            "The gradient of x lacks the parts that come through query, key and value.",
+            lambda *a: _gradients(*a, paths=()),
+        ),
+        Slip(
+            "query's part left out",
+            "The gradient of x lacks the part that comes through query.",
+            lambda *a: _gradients(*a, paths=("key", "value")),
+        ),
+        Slip(
+            "key's part left out",
+            "The gradient of x lacks the part that comes through key.",
+            lambda *a: _gradients(*a, paths=("query", "value")),
+        ),
+        Slip(
+            "value's part left out",
+            "The gradient of x lacks the part that comes through value.",
+            lambda *a: _gradients(*a, paths=("query", "key")),
+        ),
+        Slip(
+            "value's part alone",
+            "The gradient of x has the part that comes through value, without those of query and key.",
+            lambda *a: _gradients(*a, paths=("value",)),
+        ),
+        Slip(
+            "one-hot not subtracted",
+            "The gradient of the logits is softmax(logits). The one-hot vector of the target is subtracted.",
+            lambda *a: _gradients(*a, dlogits=lambda logits, target: _softmax(logits)),
+        ),
+        Slip(
+            "sign",
+            "The gradient of the logits is onehot - softmax. It is softmax - onehot.",
+            lambda *a: _gradients(
+                *a, dlogits=lambda logits, target: -cross_entropy_backward(1.0, logits, np.array(target))
+            ),
+        ),
+        Slip(
+            "divided by the number of labels",
+            "The gradient of the logits is divided by the number of labels.",
+            lambda *a: _gradients(
+                *a, dlogits=lambda logits, target: cross_entropy_backward(1.0, logits, np.array(target)) / len(logits)
+            ),
+        ),
+        Slip(
+            "gradient in every row",
+            "Every row of the logits gets the gradient. Only the first one is part of the loss.",
+            lambda *a: _gradients(*a, read=slice(None)),
+        ),
+        Slip(
+            "gradient in the last row",
+            "The last row of the logits gets the gradient. The first one does.",
+            lambda *a: _gradients(*a, read=-1),
+        ),
+        Slip(
+            "norm's backward left out",
+            "The gradient does not go through layer_norm_backward on its way to x and attention.",
+            lambda *a: _gradients(*a, through_norm=False),
+        ),
+        Slip(
+            "positions by token id",
+            "The rows of the position table are those of the token ids. They are rows 0, 1, ...",
+            lambda *a: _gradients(*a, dposition=_by_id),
+        ),
+        Slip(
+            "position table left out",
+            "The gradient of the position table is 0. It is dx in the rows 0 ... L - 1.",
+            lambda *a: _gradients(*a, dposition=lambda p, dx, ids: 0 * p),
+        ),
+        Slip(
+            "query and key exchanged",
+            "The gradients of query and key are exchanged.",
+            lambda *a: _gradients(*a, order=(1, 0, 2)),
+        ),
+        Slip(
+            "token table left out", "The gradient of the token table is 0.", _changed("token", lambda array: 0 * array)
+        ),
+    ),
+)

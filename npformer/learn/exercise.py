@@ -1,0 +1,96 @@
+"""`Exercise`: a function of the course with its right answer, its cases, and the mistakes that learners make in it.
+
+The exercises are in `chapters/`, their right answers in `right.py`. `judge.py` compares a learner's function with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Function = Callable[..., Any]
+
+
+class Slip(NamedTuple):
+    """A mistake in a single function.
+
+    Parameters
+    ----------
+    name : str
+    sentence : str, the mistake and what is right instead
+    wrong : function with the mistake, which takes the arguments of the exercise
+    """
+
+    name: str
+    sentence: str
+    wrong: Function
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function that the learner writes.
+
+    Parameters
+    ----------
+    name : str
+    right : the function as it should be, in terms of npformer's own
+    cases : function without arguments that returns the arguments of each call, the smallest numbers first
+    hints : up to three, each says more than the one before
+    solution : names of npformer's own functions that compute the same, in `module:name` form
+    slips : mistakes with their names
+    """
+
+    name: str
+    right: Function
+    cases: Callable[[], list[tuple[Any, ...]]]
+    hints: tuple[str, ...]
+    solution: tuple[str, ...]
+    slips: tuple[Slip, ...]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Exercises that are learned together.
+
+    Parameters
+    ----------
+    title : str
+    exercises : in the order in which they are written
+    """
+
+    title: str
+    exercises: tuple[Exercise, ...]
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    """Random float32 numbers with one decimal, which are easy to read."""
+    return np.random.default_rng(seed).normal(size=shape).round(1).astype(np.float32)
+
+
+def array(values: Any) -> np.ndarray:
+    """A float32 array of these values."""
+    return np.array(values, np.float32)
+
+
+def linear_weights(seed: int, inputs: int, outputs: int) -> dict[str, np.ndarray]:
+    """A linear layer with a bias that is not 0."""
+    return {"weight": drawn(seed, inputs, outputs), "bias": drawn(seed + 1000, outputs)}
+
+
+def norm_weights(seed: int, width: int) -> dict[str, np.ndarray]:
+    """A norm with a weight that is not 1 and a bias that is not 0."""
+    return {"weight": 1 + drawn(seed, width) / 4, "bias": drawn(seed + 1000, width)}
+
+
+def layer_weights(seed: int, width: int, hidden: int) -> dict[str, Any]:
+    """A layer of an encoder or decoder."""
+    names = ("query", "key", "value", "output")
+    return {
+        "attention": {name: linear_weights(seed + i, width, width) for i, name in enumerate(names)},
+        "attention_norm": norm_weights(seed + 4, width),
+        "ffn": {"hidden": linear_weights(seed + 5, width, hidden), "output": linear_weights(seed + 6, hidden, width)},
+        "ffn_norm": norm_weights(seed + 7, width),
+    }

@@ -1,0 +1,268 @@
+"""Judges a learner's function: right, not yet written, or wrong, with the reason in a sentence.
+
+`answers.py` compares numbers. A mistake is named only if it gives the learner's numbers in every case.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npformer.learn.answers import Outcome, Truth, copied, gives, is_numeric, leaves, near, same, truth
+from npformer.learn.exercise import Exercise, Function
+from npformer.learn.shown import difference, shown_case
+
+PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a function.
+
+    Parameters
+    ----------
+    name : str
+    state : PASSED, UNWRITTEN or WRONG
+    problem : str, one sentence
+    cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" without one
+    line : int, where an exception was raised; 0 without one
+    numbers : str, the first case that shows the problem
+    """
+
+    name: str
+    state: str
+    problem: str = ""
+    cause: str = ""
+    sentence: str = ""
+    line: int = 0
+    numbers: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the learner's function."""
+
+    args: tuple[Any, ...]
+    outcome: Outcome
+    error: BaseException | None = None
+    written: str = ""  # the name of an argument that it has changed
+
+
+Doctor = Callable[[str, Function], tuple[str, str]]
+
+
+def judge(
+    exercise: Exercise, function: Any, signature: inspect.Signature, file: str, doctor: Doctor | None = None
+) -> Verdict:
+    """Judges a function of the learner's file.
+
+    doctor: names a mistake that the exercise's own table lacks.
+    """
+    problem = _signature_problem(exercise.name, function, signature)
+    if problem:
+        return Verdict(exercise.name, WRONG, problem)
+    names = list(signature.parameters)
+    calls = [_called(function, args, names) for args in exercise.cases()]
+    if any(isinstance(each.error, NotImplementedError) for each in calls):
+        return Verdict(exercise.name, UNWRITTEN)
+    truths = [truth(exercise.right, each.args) for each in calls]
+    for each, true in zip(calls, truths, strict=True):
+        verdict = _judged(exercise.name, function, each, true, names, file)
+        if verdict is not None:
+            return _with_cause(verdict, exercise, calls, function, doctor)
+    dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
+    return next(filter(None, dtypes), Verdict(exercise.name, PASSED))
+
+
+def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
+    if not callable(function):
+        return f"{name} is not a function any more."
+    try:
+        given = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return f"The signature of {name} cannot be read."
+    wanted = list(expected.parameters.values())
+    named = [each.name for each in given[: len(wanted)]] == [each.name for each in wanted]
+    optional = all(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+                   for each in given[len(wanted) :])  # fmt: skip
+    defaults = all(ours.default is ours.empty or theirs.default is not theirs.empty
+                   for ours, theirs in zip(wanted, given, strict=False))  # fmt: skip
+    if named and optional and defaults:
+        return ""
+    return f"The signature was changed: expected {name}{expected}, got {name}{inspect.signature(function)}."
+
+
+def _called(function: Function, args: tuple[Any, ...], names: list[str]) -> _Call:
+    given = copied(args)
+    try:
+        with np.errstate(all="ignore"):
+            answer = function(*given)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the learner's code may raise anything, SystemExit included
+        return _Call(args, Outcome(raised=type(error).__name__), error, _written(args, given, names))
+    return _Call(args, Outcome(_frozen(answer)), None, _written(args, given, names))
+
+
+def _frozen(answer: Any) -> Any:
+    """The answer with copies of its arrays, which a later call could otherwise change."""
+    try:
+        return copied((answer,))[0]
+    except Exception:
+        return answer
+
+
+def _written(before: tuple[Any, ...], after: tuple[Any, ...], names: list[str]) -> str:
+    for name, old, new in zip(names, before, after, strict=False):
+        kept = dict(leaves(old))
+        for path, value in leaves(new):
+            if not is_numeric(value):
+                continue
+            if path not in kept or not np.array_equal(
+                value, kept.pop(path), equal_nan=np.asarray(value).dtype.kind == "f"
+            ):
+                return f"{name}.{path}" if path else name
+    return ""
+
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(name: str, function: Function, made: _Call, true: Truth, names: list[str], file: str) -> Verdict | None:
+    """The first problem of a call; None without one."""
+    wrong = Verdict(name, WRONG)
+    if made.error is not None:
+        return _exception(wrong, made, names, file)
+    numbers = shown_case(names, made.args, made.outcome.answer, true.outcome.answer)
+    if made.written:
+        problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
+        return replace(wrong, problem=problem, cause="in-place write", sentence=problem, numbers=numbers)
+    problem = _form(made.outcome.answer, true.outcome.answer)
+    if problem:
+        return replace(wrong, problem=problem, numbers=numbers)
+    if not same(made.outcome.answer, true):
+        again = _called(function, made.args, names).outcome
+        if not _equal(again.answer, made.outcome.answer):
+            return replace(wrong, problem="Two calls with the same arguments give different answers.", numbers=numbers)
+        return replace(wrong, problem=_values(made.outcome.answer, true), numbers=numbers)
+    return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    first, second = dict(leaves(a)), dict(leaves(b))
+    return first.keys() == second.keys() and all(near(first[path], second[path], 0.0) for path in first)
+
+
+def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verdict:
+    assert made.error is not None
+    frames = [each for each in traceback.extract_tb(made.error.__traceback__) if each.filename == file]
+    line = (frames[-1].lineno or 0) if frames else 0
+    source = linecache.getline(file, line).strip() if line else ""
+    place = f"Line {line}, `{source}`, raises" if line else "It raises"
+    problem = (
+        f"{place} {type(made.error).__name__}: {str(made.error).splitlines()[0] if str(made.error) else ''}".rstrip(
+            ": "
+        )
+    )
+    return replace(wrong, problem=problem, line=line, numbers=shown_case(names, made.args))
+
+
+def _form(answer: Any, right: Any, what: str = "") -> str:
+    """A sentence if an answer has another type, structure or shape than the right one."""
+    where = f" for {what}" if what else ""
+    if answer is None:
+        return f"It returns None{where}. Is a return missing?"
+    if isinstance(right, dict):
+        if not isinstance(answer, dict):
+            return f"Expected a dict{where}, got {_kind(answer)}."
+        if missing := [str(name) for name in right if name not in answer]:
+            return f"The dict{where} lacks {', '.join(missing)}."
+        if extra := [str(name) for name in answer if name not in right]:
+            return f"The dict{where} has an unknown key {extra[0]}."
+        parts = ((answer[name], right[name], f"{what}.{name}" if what else str(name)) for name in right)
+        return next(filter(None, (_form(*each) for each in parts)), "")
+    if isinstance(right, list | tuple):
+        if not isinstance(answer, list | tuple) or len(answer) != len(right):
+            return f"Expected {len(right)} values{where}, got {_kind(answer)}."
+        parts = ((a, r, f"value {i}{where}") for i, (a, r) in enumerate(zip(answer, right, strict=True), 1))
+        return next(filter(None, (_form(*each) for each in parts)), "")
+    if not is_numeric(answer):
+        return f"Expected {'a number' if np.ndim(right) == 0 else 'an array'}{where}, got {_kind(answer)}."
+    if np.shape(answer) != np.shape(right):
+        return f"Wrong shape{where}: expected {np.shape(right)}, got {np.shape(answer)}."
+    return ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a value of type {type(value).__name__}"
+
+
+def _values(answer: Any, true: Truth) -> str:
+    """The sentence about wrong numbers: NaN and infinity are named."""
+    exact = dict(leaves(true.outcome.answer))
+    for path, value in leaves(answer):
+        numbers, right = np.asarray(value), np.asarray(exact[path])
+        if numbers.dtype.kind == "f" and right.dtype.kind == "f":
+            if np.isnan(numbers).any() and not np.isnan(right).any():
+                return "The answer has NaN."
+            if np.isinf(numbers).any() and not np.isinf(right).any():
+                return "The answer has infinity."
+    return f"The numbers are wrong{difference(answer, true)}."
+
+
+def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
+    """A verdict if right numbers have the wrong dtype."""
+    wrong, exacts = Verdict(name, WRONG), dict(leaves(true.outcome.answer))
+    for path, value in leaves(answer):
+        exact = exacts[path]
+        kind, got = np.asarray(exact).dtype.kind, np.asarray(value).dtype
+        if np.ndim(exact) == 0 and got.kind in ("iu" if kind in "iu" else "fiu"):
+            continue
+        expected = {"f": "float32", "b": "bool"}.get(kind, "an integer dtype")
+        if str(got) == expected or (got.kind in "iu" and kind in "iu"):
+            continue
+        problem = f"Right numbers of the wrong dtype: expected {expected}, got {got}."
+        if str(got) != "float64" or kind != "f":
+            return replace(wrong, problem=problem)
+        sentence = (
+            "A float64 number or array, such as np.sqrt(2) or np.zeros(3), widens float32 arrays. "
+            "Use math.sqrt and float(), or end with .astype(x.dtype)."
+        )
+        return replace(wrong, problem=problem, cause="float64 from float32", sentence=sentence)
+    return None
+
+
+# --- causes -----------------------------------------------------------------------------------------------------------
+
+
+def _with_cause(
+    verdict: Verdict,
+    exercise: Exercise,
+    calls: list[_Call],
+    function: Function,
+    doctor: Doctor | None,
+) -> Verdict:
+    """Adds the known mistake that gives the learner's numbers in every case."""
+    if verdict.cause or any(each.written for each in calls):
+        return verdict
+    for slip in exercise.slips:
+        # a mistake must differ from the right answer where the learner's does, so a match in all cases suffices
+        if all(gives(slip.wrong, each.args, each.outcome) for each in calls):
+            return replace(verdict, cause=slip.name, sentence=slip.sentence)
+    if doctor is not None and not any(each.error for each in calls):
+        cause, sentence = doctor(exercise.name, function)
+        return replace(verdict, cause=cause, sentence=sentence)
+    return verdict

@@ -1,0 +1,48 @@
+"""A learner's progress, in a file of their folder: the functions that have passed, and the hints that were shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from npformer.common.errors import NpformerError
+from npformer.common.files import place_in_folder, read_json, written_whole
+
+FILE = "progress.json"
+
+
+def checked(folder: Path, passed: Sequence[str]) -> dict[str, int]:
+    """Stores the names of the functions that pass, and returns the number of hints that were shown for each."""
+    state = read(folder)
+    if state["passed"] != list(passed):
+        _write(folder, {**state, "passed": list(passed)})
+    return dict(state["hints"])
+
+
+def hinted(folder: Path, name: str, most: int) -> int:
+    """Counts one more hint for a function, and returns the number that were shown, at most `most`."""
+    state = read(folder)
+    shown = min(most, int(state["hints"].get(name, 0)) + 1)
+    _write(folder, {**state, "hints": {**state["hints"], name: shown}})
+    return shown
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The learner's progress; empty before the first check."""
+    path = folder / FILE
+    state: dict[str, Any] = read_json(path) if path.exists() else {}
+    passed, hints = state.get("passed", []), state.get("hints", {})
+    if (
+        not isinstance(passed, list)
+        or not isinstance(hints, dict)
+        or not all(isinstance(n, int) for n in hints.values())
+    ):
+        raise NpformerError(f"{path}: not a progress file of the course; remove it")
+    return {"passed": passed, "hints": hints}
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    with written_whole(place_in_folder(folder / FILE)) as partial:
+        partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")

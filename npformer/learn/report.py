@@ -1,0 +1,121 @@
+"""The report of a check: as a table of one chapter at a time, and as a dict for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import indent, wrap
+from typing import Any
+
+from npformer.learn.chapters import CHAPTERS
+from npformer.learn.judge import PASSED, UNWRITTEN, WRONG, Verdict
+from npformer.learn.whole import Run
+
+WIDTH = 96
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What a check has found.
+
+    Parameters
+    ----------
+    file : str, the learner's file
+    verdicts : the verdict on each function of the chapters that were checked
+    runs : runs of the whole model
+    problem : str, why the file could not be loaded; "" if it was
+    printed : str, the end of what the file printed
+    hints : name of a function -> number of hints that were shown
+    """
+
+    file: str
+    verdicts: tuple[Verdict, ...]
+    runs: tuple[Run, ...] = ()
+    problem: str = ""
+    printed: str = ""
+    hints: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every function that was checked passed, and the whole model works."""
+        return not self.problem and self.passed == len(self.verdicts) and all(run.ok is not False for run in self.runs)
+
+    @property
+    def passed_names(self) -> list[str]:
+        return [each.name for each in self.verdicts if each.state == PASSED]
+
+    @property
+    def passed(self) -> int:
+        return len(self.passed_names)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report in the form of `npformer learn check --json`."""
+        chapter_of = {each.name: i for i, chapter in enumerate(CHAPTERS, 1) for each in chapter.exercises}
+        return {
+            "file": self.file,
+            "ok": self.ok,
+            "passed": self.passed,
+            "total": len(self.verdicts),
+            "problem": self.problem,
+            "functions": [
+                {"chapter": chapter_of[each.name], **each.as_dict(), "hints": self.hints.get(each.name, 0)}
+                for each in self.verdicts
+            ],
+            "runs": [run.as_dict() for run in self.runs],
+            "printed": self.printed,
+        }
+
+    def __str__(self) -> str:
+        if self.problem:
+            return "\n".join([f"{self.file}: {self.problem}", *self._printed()])
+        by_name = {each.name: each for each in self.verdicts}
+        lines, current = list[str](), False
+        for number, chapter in enumerate(CHAPTERS, 1):
+            verdicts = [by_name[each.name] for each in chapter.exercises if each.name in by_name]
+            passed = sum(each.state == PASSED for each in verdicts)
+            later = current and all(each.state == UNWRITTEN for each in verdicts)
+            if not verdicts or later:
+                continue
+            title = f"Chapter {number}: {chapter.title}"
+            lines.append(f"{title:38}{passed} of {len(verdicts)} passed")
+            if passed < len(verdicts):
+                current = True
+                lines += [line for each in verdicts for line in _row(each)]
+        lines += ["", *self._end(by_name), *self._printed()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _end(self, by_name: Mapping[str, Verdict]) -> list[str]:
+        lines = [line for run in self.runs for line in wrap(run.text, WIDTH)]
+        wrong = [each.name for each in self.verdicts if each.state == WRONG]
+        unwritten = [each.name for each in self.verdicts if each.state == UNWRITTEN]
+        lines.append(f"{self.passed} of {len(self.verdicts)} functions passed.")
+        after = [each.state for each in self.verdicts][len(self.verdicts) if not wrong else self._index(wrong[0]) + 1 :]
+        if any(state != UNWRITTEN for state in after):
+            them = "it" if len(wrong) == 1 else "them"
+            lines[-1] += f" {_listed(wrong)} replaced by npformer's in the functions that call {them}."
+        if following := [*wrong, *unwritten]:
+            lines.append(f"Next: {following[0]}. `npformer learn hint {following[0]}` gives a hint.")
+        return lines
+
+    def _index(self, name: str) -> int:
+        return [each.name for each in self.verdicts].index(name)
+
+    def _printed(self) -> list[str]:
+        return ["", "Your file printed:", indent(self.printed, "  ")] if self.printed else []
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{names[0]} was" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} were"
+
+
+def _row(verdict: Verdict) -> list[str]:
+    lines = [f"  {verdict.name:30}{verdict.state}"]
+    if verdict.state != WRONG:
+        return lines
+    lines += [f"      {line}" for line in wrap(verdict.problem, WIDTH - 6)]
+    lines += [f"      {line}" for line in verdict.numbers.splitlines()]
+    if verdict.cause and verdict.sentence != verdict.problem:
+        lines += [f"      {line}" for line in wrap(f"Cause: {verdict.sentence}", WIDTH - 6)]
+    return lines

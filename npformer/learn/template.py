@@ -1,0 +1,24 @@
+"""The learner's file as it is at the start: its text, and the signatures of its functions."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from npformer.common.files import read_text
+
+FILE = "my_transformer.py"
+TEMPLATE = Path(__file__).with_name("my_transformer.txt")
+
+
+def template() -> str:
+    """The file that `learn start` writes: every function with its docstring, none with an answer."""
+    return read_text(TEMPLATE)
+
+
+def signatures() -> dict[str, inspect.Signature]:
+    """The signature of every function in the file."""
+    names: dict[str, Any] = {}
+    exec(compile(template(), FILE, "exec"), names)  # the package's own file
+    return {name: inspect.signature(each) for name, each in names.items() if inspect.isfunction(each)}

@@ -1,0 +1,103 @@
+"""The learner's whole model at work: it answers a text, learns from a few texts, and writes.
+
+Each run takes the learner's module, and begins once the functions it needs are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.loading import load
+from npformer.common.errors import NpformerError
+from npformer.functions import softmax
+from npformer.interpret.study_inputs import read_inputs
+from npformer.learn.chapters.whole_gradient import tiny_weights
+
+TEXT = "I love ice cream"
+CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
+PROMPT = "It is a truth universally acknowledged"
+WORDS = 24
+STEPS, RATE = 30, 0.5
+NEAR = 1e-3  # of probabilities: float32 rounding in six layers changes them by less than 1e-5
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a run of the whole model.
+
+    Parameters
+    ----------
+    name : "classify", "learn" or "write"
+    ok : bool, whether the result is right; None if it could not be run
+    text : str, one sentence
+    """
+
+    name: str
+    ok: bool | None
+    text: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def classify(module: Any) -> Run:
+    """The learner's answer to TEXT with the weights of the bundled classifier, and npformer's."""
+    model = load(CLASSIFIER)
+    [text] = read_inputs(model, TEXT).texts
+    shares = softmax(np.asarray(module.classify(text.ids, model.config.n_heads, model.weights), np.float64))
+    right = softmax(model.run([text])[0]["logits"].astype(np.float64))
+    best = int(shares.argmax())
+    answer = f"{model.config.labels[best]}, {shares[best]:.2%}"
+    if shares.shape == right.shape and np.allclose(shares, right, atol=NEAR):
+        return Run("classify", True, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}.')
+    expected = f"{model.config.labels[right.argmax()]}, {right.max():.2%}"
+    return Run("classify", False, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}; expected {expected}.')
+
+
+def learn(module: Any) -> Run:
+    """Gradient descent with the learner's gradients: the label of a text is whether word 3 is in it."""
+    texts = [np.array(ids) for ids in ([1, 3, 2], [0, 2, 4], [3, 0], [4, 1, 1], [2, 2, 3, 0], [1, 4, 0, 2])]
+    weights, losses = tiny_weights(7, labels=2), []
+    for _ in range(STEPS):
+        total = 0.0
+        for ids in texts:
+            loss, grads = module.loss_and_gradients(ids, int(3 in ids), 2, weights)
+            total += float(loss)
+            weights = _descended(weights, grads, RATE / len(texts))
+        losses.append(total / len(texts))
+    fell = losses[-1] < losses[0] / 4
+    about = f"the loss of six texts falls from {losses[0]:.3f} to {losses[-1]:.3f} in {STEPS} rounds"
+    return Run("learn", fell, f"Your file learns: {about}." if fell else f"Your file does not learn: {about}.")
+
+
+def _descended(weights: Any, grads: Any, rate: float) -> Any:
+    """weights - rate * grads."""
+    if isinstance(weights, dict):
+        return {name: _descended(each, grads[name], rate) for name, each in weights.items()}
+    return (weights - rate * np.asarray(grads)).astype(weights.dtype)
+
+
+def write(module: Any) -> Run:
+    """A text of the learner's model with the weights of the GPT, which a checkout has."""
+    try:
+        model = load(WRITER)
+    except NpformerError as error:
+        return Run("write", None, f"Your file could write now, but the model is missing: {error}")
+    [text] = read_inputs(model, PROMPT).texts
+    ids, caches, draws, written = text.ids, None, np.random.default_rng(4), list[int]()
+    for _ in range(WORDS):
+        logits, caches = module.decoder_step(ids, model.config.n_heads, model.weights, caches)
+        written.append(int(module.sample(logits, 0.8, 0.9, float(draws.random()))))
+        ids = np.array(written[-1:])
+    said = " ".join((PROMPT + model.tokenizer.decode(written)).split())
+    return Run("write", True, f"Your file writes with {WRITER}: {said} ...")
+
+
+#: The number of the chapter whose functions complete a run -> the run.
+RUNS: dict[int, Callable[[Any], Run]] = {4: classify, 5: learn, 6: write}
+#: The run -> the number of the chapters that it needs.
+NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 5), 6: (1, 2, 3, 6)}

@@ -1,0 +1,145 @@
+"""The process in which a learner's file runs: `python -m npformer.learn.worker REQUEST`.
+
+The file is executed, so its code can do all that the learner's own programs can. It has a process of its own, which
+ends when a function exceeds its time limit. `faulthandler` then writes the line that is being executed, even inside
+NumPy. Each verdict is appended to a file as a line of JSON, so that the verdicts before such an end are kept.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import json
+import linecache
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from npformer.learn import right, whole
+from npformer.learn.chapters import CHAPTERS
+from npformer.learn.judge import PASSED, judge
+from npformer.learn.template import signatures
+
+LOADING = "loading"
+PRINTED = 2**24  # bytes; a loop that prints would fill the disk
+
+
+class Request(NamedTuple):
+    """What the worker is asked for.
+
+    Parameters
+    ----------
+    file : str, the learner's file
+    results, ended_at : str, the file of verdicts, and that of the stack at the end of the time
+    known : names of functions -> the states that are known already
+    chapters : numbers of the chapters to judge
+    limit, run_limit : float, seconds for a function and for a run of the whole model
+    """
+
+    file: str
+    results: str
+    ended_at: str
+    known: dict[str, str]
+    chapters: list[int]
+    limit: float
+    run_limit: float
+
+
+def main() -> None:
+    """Judges the functions that are asked for, one after another."""
+    request = Request(**json.loads(sys.argv[1]))
+    _limit_output()
+    warnings.simplefilter("ignore")
+    with (
+        open(request.results, "a", encoding="utf-8") as results,
+        open(request.ended_at, "w", encoding="utf-8") as stack,
+    ):
+
+        def tell(**fields: Any) -> None:
+            print(json.dumps(fields), file=results, flush=True)
+
+        @contextmanager
+        def within(name: str, limit: float) -> Iterator[None]:
+            tell(began=name)
+            faulthandler.dump_traceback_later(limit, exit=True, file=stack)
+            try:
+                yield
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+
+        with within(LOADING, request.limit):
+            module, problem = loaded(request.file)
+        if module is None:
+            tell(problem=problem)
+            return
+        states = _judged(request, module, tell, within)
+        for chapter, run in whole.RUNS.items():
+            needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
+            if chapter in request.chapters and all(states.get(name) == PASSED for name in needed):
+                if f"run {chapter}" in request.known:
+                    continue
+                with within(f"run {chapter}", request.run_limit):
+                    tell(run=run(module).as_dict())
+        tell(end=True)
+
+
+def _judged(request: Request, module: ModuleType, tell: Any, within: Any) -> dict[str, str]:
+    """The state of every function. A function that is not right is replaced for the others that call it."""
+    expected, states = signatures(), dict(request.known)
+    for number, chapter in enumerate(CHAPTERS, 1):
+        for exercise in chapter.exercises:
+            name = exercise.name
+            if name not in states and number in request.chapters:
+                with within(name, request.limit):
+                    if hasattr(module, name):
+                        verdict = judge(exercise, getattr(module, name), expected[name], request.file)
+                    else:
+                        verdict = None
+                    tell(verdict=None if verdict is None else verdict.as_dict(), name=name)
+                states[name] = "" if verdict is None else verdict.state
+            if states.get(name) != PASSED:
+                setattr(module, name, getattr(right, name))
+    return states
+
+
+def loaded(file: str) -> tuple[ModuleType | None, str]:
+    """The learner's file as a module, or a sentence about why it cannot be loaded."""
+    path = Path(file)
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        return None, f"Line {error.lineno}, `{line}`, is not Python: {error.msg}."
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the file may raise anything
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+        place = (
+            f"Line {frames[-1].lineno}, `{linecache.getline(file, frames[-1].lineno or 0).strip()}`, raises"
+            if frames
+            else "The file raises"
+        )
+        return None, f"{place} {type(error).__name__}: {error}"
+    return module, ""
+
+
+def _limit_output() -> None:
+    with suppress(ImportError, ValueError, OSError):  # Windows has no resource limits
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (PRINTED, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The course, `npformer learn`: exercises, verdicts, and the whole path of a learner."""

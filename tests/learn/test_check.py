@@ -1,0 +1,220 @@
+"""`learn check`: the plain sentence for each thing that can go wrong in a learner's file, and the report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import npformer
+from npformer.cli.main import main
+from npformer.learn import Report, check, start
+from npformer.learn.template import template
+
+PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
+
+
+def written(folder: Path, functions: dict[str, str], text: str | None = None) -> Path:
+    """The learner's folder with these functions in the template, or in another text."""
+    made = template() if text is None else text
+    for name, code in functions.items():
+        pattern = rf"def {name}\(.*?(?=\n\n\n|\Z)"
+        made, count = re.subn(pattern, lambda _, code=code: code.strip("\n"), made, count=1, flags=re.DOTALL)  # type: ignore[misc]
+        assert count == 1
+    folder.mkdir(exist_ok=True)
+    (folder / "my_transformer.py").write_text(made, encoding="utf-8")
+    return folder
+
+
+def problems(report: Report) -> dict[str, str]:
+    return {each.name: each.problem for each in report.verdicts if each.state == "wrong"}
+
+
+def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
+    """The functions are judged one by one, so one file shows many problems."""
+    file = written(
+        tmp_path,
+        {
+            "embeddings": "def embeddings(tokens, token_table, position_table, start=0):\n    return 0",
+            "layer_norm": "def layer_norm(x, weight, bias, eps=1e-12):\n    x -= x.mean(-1, keepdims=True)\n"
+            "    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight + bias",
+            "gelu": "def gelu(x):\n    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))",
+            "linear": "def linear(x, weight, bias):\n    y = x @ weight + bias",
+            "softmax": "def softmax(x):\n    while True:\n        x = x + 0",
+            "split_heads": "def split_heads(x, n_heads):\n    return x.reshape(len(x), n_heads, -1)",
+            "combine_heads": "def combine_heads(x):\n    return np.concatenate(x, axis=3)",
+            "causal_mask": "def causal_mask(n_queries, n_keys):\n    import os\n    os._exit(7)",
+            "pool": "def pool(x, weight, bias):\n    return [x[0]]",
+            "cross_entropy": "def cross_entropy(logits, target):\n    raise SystemExit(3)",
+            "linear_backward": "def linear_backward(grad, x, weight):\n    return grad @ weight.T, x.T @ grad",
+            "softmax_backward": "def softmax_backward(grad, y):\n    return np.random.default_rng().normal(size=y.shape)",
+            "sample": "sample = 3",
+        },
+    )
+    found = problems(check(file, limit=1.0))
+    assert found["embeddings"] == (
+        "The signature was changed: expected embeddings(ids, token_table, position_table, start=0), "
+        "got embeddings(tokens, token_table, position_table, start=0)."
+    )
+    assert found["layer_norm"] == "It writes to its argument x. Return a new array, and change copies only."
+    assert found["gelu"] == "Right numbers of the wrong dtype: expected float32, got float64."
+    assert found["linear"] == "It returns None. Is a return missing?"
+    assert re.fullmatch(
+        r"It did not end within 1 seconds. It was at line \d+, `(while True:|x = x \+ 0)`. Is there an endless loop\?",
+        found["softmax"],
+    )
+    assert found["split_heads"] == "Wrong shape: expected (2, 3, 2), got (3, 2, 2)."
+    assert re.fullmatch(
+        r"Line \d+, `return np.concatenate\(x, axis=3\)`, raises AxisError: axis 3 is out of bounds .*",
+        found["combine_heads"],
+    )
+    assert found["causal_mask"] == "It ended the process with exit code 7."
+    assert found["pool"] == "Expected an array, got a list of 1."
+    assert re.fullmatch(r"Line \d+, `raise SystemExit\(3\)`, raises SystemExit: 3", found["cross_entropy"])
+    assert found["linear_backward"] == "Expected 3 values, got a tuple of 2."
+    assert found["softmax_backward"] == "Two calls with the same arguments give different answers."
+    assert found["sample"] == "sample is not a function any more."
+    assert len(found) == 13
+
+
+def test_a_wrong_function_shows_its_numbers_and_the_cause(tmp_path: Path) -> None:
+    code = """
+def layer_norm(x, weight, bias, eps=1e-12):
+    n = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True, ddof=1) + eps)
+    return n * weight + bias
+"""
+    report = check(written(tmp_path, {"layer_norm": code}))
+    [verdict] = [each for each in report.verdicts if each.name == "layer_norm"]
+    assert verdict.cause == "unbiased variance"
+    assert str(report).startswith(
+        """\
+Chapter 1: From words to rows         0 of 4 passed
+  embeddings                    not yet written
+  layer_norm                    wrong
+      The numbers are wrong.
+      x       [[1. 2. 6.]
+               [0. 4. 5.]]
+      weight  [1. 1. 2.]
+      bias    [0.  1.  0.5]
+      yours   [[-0.7559  0.622   2.7678]
+               [-1.1339  1.378   2.0119]]
+      right   [[-0.9258  0.5371  3.2775]
+               [-1.3887  1.4629  2.3516]]
+      Cause: The variance divides by D - 1. In a layer norm it divides by D.
+"""
+    )
+
+
+def test_no_cause_is_named_for_numbers_that_no_known_mistake_gives(tmp_path: Path) -> None:
+    code = "def layer_norm(x, weight, bias, eps=1e-12):\n    return x * weight * 3 + bias"
+    report = check(written(tmp_path, {"layer_norm": code}))
+    [verdict] = [each for each in report.verdicts if each.name == "layer_norm"]
+    assert (verdict.state, verdict.cause) == ("wrong", "")
+    assert "Cause" not in str(report)
+
+
+def test_a_function_is_judged_by_itself_when_one_that_it_calls_is_wrong(tmp_path: Path) -> None:
+    """The layer is right, although it calls a wrong layer norm and a linear that is not yet written."""
+    wrong = {
+        "layer_norm": "def layer_norm(x, weight, bias, eps=1e-12):\n    return x",
+        "linear": "def linear(x, weight, bias):\n    raise NotImplementedError",
+    }
+    report = check(written(tmp_path, wrong, PLAIN))
+    states = {each.name: each.state for each in report.verdicts}
+    assert {name for name, state in states.items() if state != "passed"} == {"layer_norm", "linear"}
+    assert "layer_norm was replaced by npformer's in the functions that call it." in str(report)
+    assert report.runs == ()  # the whole model would be the learner's in part only
+
+
+def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    file = written(tmp_path, {}, "import math\n\ndef linear(x:\n    return x\n")
+    assert str(check(file)).endswith("my_transformer.py: Line 3, `def linear(x:`, is not Python: '(' was never closed.")
+    file = written(tmp_path, {}, "import numpy as np\nnp.ones(3) @ np.ones(4)\n")
+    assert "Line 2, `np.ones(3) @ np.ones(4)`, raises ValueError" in str(check(file))
+    file = written(tmp_path, {}, "while True:\n    pass\n")
+    assert "The file cannot be loaded. It did not end within 0.5 seconds." in str(check(file, limit=0.5))
+
+
+def test_a_missing_function_and_what_the_file_prints_are_reported(tmp_path: Path) -> None:
+    report = check(written(tmp_path, {}, "print('so far so good')\n"), chapter=1)
+    assert problems(report)["gelu"] == "The file has no function gelu: it was removed or renamed."
+    assert str(report).endswith("Your file printed:\n  so far so good")
+
+
+def test_the_whole_path(tmp_path: Path) -> None:
+    """A solved file of plain NumPy answers with the bundled classifier, learns, and writes with the GPT of a checkout."""
+    report = check(written(tmp_path, {}, PLAIN))
+    assert report.ok
+    assert report.passed == 25
+    classify, learn, write = report.runs
+    assert classify.text == 'Your file answers "I love ice cream" with distilbert-sst2: POSITIVE, 99.94%.'
+    assert (learn.ok, learn.text[:37]) == (True, "Your file learns: the loss of six tex")
+    if write.ok is None:
+        pytest.skip(write.text)  # a source distribution has no GPT
+    assert write.text.startswith("Your file writes with gpt2-austen: It is a truth universally acknowledged")
+
+
+def test_progress_and_hints_are_in_the_folder(tmp_path: Path) -> None:
+    folder = start(tmp_path / "course")
+    assert [len(npformer.learn.hint("gelu", folder)) for _ in range(4)] == [1, 2, 3, 3]
+    report = check(written(folder, {"linear": "def linear(x, weight, bias):\n    return x @ weight + bias"}), chapter=1)
+    assert json.loads((folder / "progress.json").read_text(encoding="utf-8")) == {
+        "passed": ["linear"],
+        "hints": {"gelu": 3},
+    }
+    assert {each["name"]: each["hints"] for each in report.as_dict()["functions"]}["gelu"] == 3
+
+
+def test_the_template_shows_no_answer() -> None:
+    """No line of it computes: every function only raises NotImplementedError."""
+    code = re.sub(r'""".*?"""', "", template(), flags=re.DOTALL)
+    lines = {
+        line.strip() for line in code.splitlines() if line.strip() and not line.startswith(("#", "def ", "import "))
+    }
+    assert lines == {"raise NotImplementedError"}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "course")
+    assert main(["learn", "start", folder]) == 0
+    assert main(["learn", "start", folder]) == 1
+    capsys.readouterr()
+    assert main(["learn", "check", "--folder", folder, "--chapter", "1", "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["passed"], report["total"]) == (False, 0, 4)
+    assert [each["state"] for each in report["functions"]] == ["not yet written"] * 4
+    assert main(["learn", "hint", "linear", "--folder", folder]) == 0
+    assert capsys.readouterr().out == "1. @ multiplies matrices.\n"
+    assert main(["learn", "solution", "split_heads"]) == 0
+    assert "def split_heads(x: np.ndarray, n_heads: int)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "--folder", "nowhere"], "no such file; `npformer learn start FOLDER` writes it"),
+        (["check", "linear"], "learn check: expected --folder DIR"),
+        (["hint"], "learn hint: expected the name of a function"),
+        (["hint", "lienar"], "the course has no function 'lienar'; did you mean linear?"),
+        (["check", "--chapter", "9", "--folder", "."], "no such file"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["learn", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_complete_file_has_exit_code_0(tmp_path: Path) -> None:
+    code = "def linear(x, weight, bias):\n    return x @ weight + bias"
+    first = re.findall(r"^def .*?(?=\n\n\n)", PLAIN, flags=re.DOTALL | re.MULTILINE)[:4]
+    names = ("embeddings", "layer_norm", "gelu", "linear")
+    folder = written(tmp_path, dict(zip(names, first, strict=True)) | {"linear": code})
+    assert main(["learn", "check", "--chapter", "1", "--folder", str(folder)]) == 0

@@ -1,0 +1,106 @@
+"""Every exercise: right solutions pass, every named mistake is named, and no other mistake is named for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.learn import right
+from npformer.learn.answers import FACTOR, call, leaves, mapped, truth
+from npformer.learn.chapters import EXERCISES
+from npformer.learn.exercise import Exercise, Slip
+from npformer.learn.judge import PASSED, WRONG, judge
+from npformer.learn.template import signatures
+from tests.learn import loops, plain
+
+SIGNATURES = signatures()
+LONG = (
+    "multi_head_attention",
+    "encoder_layer",
+    "encoder",
+    "classify",
+    "loss_and_gradients",
+    "decoder_layer",
+    "decoder_step",
+)
+
+
+def as_learner(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function as a learner writes it: with the signature of the template, float32 in and float32 out."""
+
+    def learners(*args: Any) -> Any:
+        return mapped(lambda array: array.astype(np.float32) if array.dtype.kind == "f" else array, function(*args))
+
+    learners.__signature__ = SIGNATURES[name]  # type: ignore[attr-defined]
+    return learners
+
+
+def test_the_template_has_every_function_and_no_answer() -> None:
+    assert list(SIGNATURES) == list(EXERCISES)
+    for name, exercise in EXERCISES.items():
+        given = list(inspect.signature(exercise.right).parameters)
+        assert given[: len(SIGNATURES[name].parameters)] == list(SIGNATURES[name].parameters)
+
+
+@pytest.mark.parametrize("module", [right, plain, loops], ids=["npformer", "plain", "loops"])
+def test_right_solutions_pass(module: ModuleType) -> None:
+    for name, exercise in EXERCISES.items():
+        verdict = judge(exercise, getattr(module, name), SIGNATURES[name], str(module.__file__))
+        assert verdict.state == PASSED, verdict
+
+
+@pytest.mark.parametrize("module", [plain, loops], ids=["plain", "loops"])
+def test_right_solutions_need_half_of_the_budget_at_most(module: ModuleType) -> None:
+    """The other half is for solutions that nobody here has thought of."""
+    for name, exercise in EXERCISES.items():
+        for args in exercise.cases():
+            true = truth(exercise.right, args)
+            answer, exact = dict(leaves(call(getattr(module, name), args).answer)), dict(leaves(true.outcome.answer))
+            for path, budget in true.budgets.items():
+                finite = np.isfinite(exact[path])
+                error = np.abs(np.asarray(answer[path], np.float64) - exact[path])[finite].max(initial=0)
+                assert error <= budget / 2, (name, path, error / budget * FACTOR)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+def test_every_mistake_is_named_and_no_other(exercise: Exercise) -> None:
+    """The judge takes the first mistake that fits in every case: so no two mistakes of a table are alike."""
+    for slip in exercise.slips:
+        verdict = judge(exercise, as_learner(slip.wrong, exercise.name), SIGNATURES[exercise.name], "")
+        assert (verdict.state, verdict.cause) == (WRONG, slip.name), verdict
+
+
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+def test_two_mistakes_with_numbers_of_their_own_have_names_of_their_own(exercise: Exercise) -> None:
+    sentences = [slip.sentence for slip in exercise.slips]
+    assert len(set(sentences)) == len(sentences)
+
+
+def nearly(slip: Slip) -> Callable[..., Any]:
+    """The mistake, off by a thousandth."""
+    return lambda *args: mapped(lambda array: array * 1.001 if array.dtype.kind == "f" else array, slip.wrong(*args))
+
+
+@pytest.mark.parametrize(
+    "exercise", [each for each in EXERCISES.values() if each.name != "sample"], ids=lambda e: e.name
+)
+def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
+    """Numbers that a known mistake nearly gives have another cause."""
+    for slip in exercise.slips:
+        args = [truth(slip.wrong, args) for args in exercise.cases()]
+        if any(each.outcome.raised for each in args) or not floats(args[0].outcome.answer):
+            continue
+        verdict = judge(exercise, as_learner(nearly(slip), exercise.name), SIGNATURES[exercise.name], "")
+        assert verdict.state == WRONG
+        assert verdict.cause == "", (slip.name, verdict.cause)
+
+
+def floats(answer: Any) -> bool:
+    """Whether every array of an answer has finite numbers that are not all 0, so that a factor shows."""
+    arrays = [np.asarray(each) for _, each in leaves(answer)]
+    return all(each.dtype.kind == "f" and each.ndim and np.isfinite(each).all() and each.any() for each in arrays)
