@@ -180,8 +180,6 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         return [x @ weight for weight in weights]
     rows = len(x)
     way = _way(x.dtype, rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
-    if way.small:
-        weights = tuple([in_order(weight) for weight in weights])
     if way.rows != rows:
         x = _with_rows(x, way.rows)
     products = list(out) if out else [np.empty((way.rows, weight.shape[1]), x.dtype) for weight in weights]
@@ -218,7 +216,6 @@ class _Way:
         self.kernel = k = kernel(dtype)
         self.rows = k.rows(count)
         self.edges = k.has_edges(self.rows)
-        self.small = any(inner * columns <= k.small for inner, columns in shapes)
         self.no_panels: list[Panels | None] = [None] * len(shapes)
         paneled = [count <= MANY and _may_have_panels(dtype, *shape) for shape in shapes]
         self.paneled = paneled if any(paneled) else []

@@ -152,8 +152,11 @@ class Kernel:
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """a @ b for several rows and a multiple of VECTOR columns; small products use the blocks of a large one."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
-        # Twice the limit, to be safe: blocks make a large product slower but do not change its bits.
-        if size > 2 * self.small or len(parts := self.k_blocks(a.shape[-1])) == 1:
+        if size > 2 * self.small:  # twice the limit, to be safe: what is done for a small product changes no other bits
+            return np.matmul(a, b, out=out)
+        if b.strides[-1] != b.itemsize:  # a transposed array, whose columns small kernels add in another order
+            b = np.ascontiguousarray(b)
+        if len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)
         total = np.matmul(a[..., parts[0]], b[..., parts[0], :], out=out)
         for part in parts[1:]:

@@ -100,13 +100,20 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inner", "outer"), [(32, 262), (64, 64), (384, 1000)])
-def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, dtype: str) -> None:
-    """A projection tied to its token table is a transposed view of it."""
-    x, weight = normal(40, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
-    (whole,) = products.weight_products(x, weight)
-    for rows in (1, 2, 3, 6, 12, 39):
-        assert alike(products.weight_products(x[:rows], weight)[0], whole[:rows]), rows
+@pytest.mark.parametrize("threads", [1, 2, 20])
+@pytest.mark.parametrize(("inner", "outer"), [(32, 262), (64, 64), (384, 1000), (256, 6000), (1100, 912)])
+def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, threads: int, dtype: str) -> None:
+    """A projection tied to its token table is a transposed view of it.
+
+    Small kernels would add its columns in another order, and some parts of a large one are small: the columns that fill
+    no panel, and what each of many threads computes.
+    """
+    x, weight = normal(140, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
+    weight.base.flags.writeable = weight.flags.writeable = False
+    whole = products.matmul(x, np.ascontiguousarray(weight))
+    for rows in (1, 2, 3, 6, 6, 6, 12, 39, 40, 60, 140):
+        with num_threads(threads):
+            assert alike(products.weight_products(x[:rows], weight)[0], whole[:rows]), rows
 
 
 def test_products_of_other_types_and_of_nothing_are_numpys() -> None:
