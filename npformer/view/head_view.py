@@ -15,6 +15,7 @@ from npformer.view.stack_view import StackView, chosen, elsewhere, strongest
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
+LONG = 48  # tokens; a longer text is folded on the page
 FAINT, FAINTER = 0.05, 0.01  # smallest drawn weight: for all tokens, for a few
 
 
@@ -70,7 +71,7 @@ class HeadView(StackView):
     """See `heads`."""
 
     kind: ClassVar[str] = "heads"
-    scripts: ClassVar[tuple[str, ...]] = ("stacks", "links", "heads")
+    scripts: ClassVar[tuple[str, ...]] = ("stacks", "links", "folding", "heads")
 
     heading: ClassVar[str] = "Attention heads"
 
@@ -78,8 +79,13 @@ class HeadView(StackView):
         return {**super()._meta(), "faint": FAINT, "fainter": FAINTER}
 
     def _notes(self) -> list[str]:
-        lines = f"Weights below {FAINT} are not drawn, or below {FAINTER} for selected tokens."
-        return [*super()._notes(), lines]
+        lines = [f"Weights below {FAINT} are not drawn, or below {FAINTER} for selected tokens."]
+        if max(len(side.tokens) for stack in self.stacks for side in (stack.queries, stack.keys)) > LONG:
+            lines = [
+                f"Lines begin at a quarter of the largest weight, at most {FAINT}; of selected tokens at {FAINTER}.",
+                "Of a long text the tokens with the largest weights have rows; a click opens a folded row.",
+            ]
+        return [*super()._notes(), *lines]
 
     def _height(self) -> int:
         longest = max(len(self._first.queries.tokens), len(self._first.keys.tokens))

@@ -227,4 +227,4 @@ def _reasons(view: AttributionView) -> list[list[Any]]:
     if not method.signed:
         return []
     order = np.argsort(-np.abs(method.scores), kind="stable")[:LOOKS].tolist()
-    return [[method.words[i], i, f"{method.scores[i]:+z.2f}"] for i in order if method.scores[i]]
+    return [[shortened(method.words[i], 40), i, f"{method.scores[i]:+z.2f}"] for i in order if method.scores[i]]

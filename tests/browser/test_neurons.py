@@ -110,6 +110,8 @@ def test_a_long_text_reports_the_omitted_tokens(page: Page, monkeypatch: pytest.
     arrays = head_stages(15, layers=3, heads=8, length=160, width=16)
     page.show(view.neurons(arrays, tokens=["w"] * 160, layer=1, head=5))
     assert "the file has only layer 1 of 3" in page.text("#notes")
+    page.click(page.segment("All 160"))
+    page.until(lambda: len(page.all(".score")) == 160)
     scores = arrays["layers.1.attention.scores"][5, 0]
     assert page.texts(".score output") == [printed(value) for value in scores]
     assert len(page.all(".strip[data-drawn]")) < 300  # of 482: rows far below are not drawn

@@ -329,7 +329,7 @@ def test_512_tokens_in_every_view(page: Page) -> None:
     shown = view.page(model, "good ice cream " * 170, methods=["gradient", "roll-out"])
     t = trace(model, "good ice cream " * 170)
     assert len(t.tokens) == 512
-    at(page, shown, "view=neurons&layer=1&head=2&from=300")
+    at(page, shown, "view=neurons&layer=1&head=2&from=300&rows=all")
     scores = t["layers.1.attention.scores"][2, 300].astype(np.float64)
     found = [float(number) for number in page.texts(".score output")]
     assert found == pytest.approx(scores, abs=1e-4)

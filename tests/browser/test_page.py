@@ -202,6 +202,7 @@ def test_paper_is_light_and_has_no_buttons(page: Page, make: Make) -> None:
 
 def test_the_printed_head_view_has_all_its_lines(page: Page) -> None:
     page.show(view.heads(weights(3, 1, 90, 90), tokens=["w"] * 90), height=600)
+    page.click(page.segment("All 90"))
     page.js("addEventListener('beforeprint', () => { window.printed = document.querySelector('canvas').height; })")
     page.cdp("Page.printToPDF")
     assert page.js("return window.printed") == 90 * 26
@@ -221,6 +222,7 @@ def test_twelve_by_twelve_heads_at_128_tokens(page: Page, kind: str) -> None:
     page.show(path)
     assert page.js("return performance.getEntriesByName('ready').length") == 1  # how soon: tests/benchmarks/views.py
     if kind == "heads":
+        page.click(page.segment("All 128"))
         page.hover(page.all(".from [role=option]")[90])
         assert page.texts(".to output") == [f"{value:.3f}" for value in array[0][:, 90].max(axis=0)]
     else:
@@ -234,6 +236,7 @@ def test_twelve_by_twelve_heads_at_128_tokens(page: Page, kind: str) -> None:
 def test_512_tokens_stay_usable(page: Page) -> None:
     array = looks_like_a_trained_model(2, 12, 512)
     page.show(view.heads(array, tokens=[f"w{i}" for i in range(512)], layer=1))
+    page.click(page.segment("All 512"))
     canvas = page.one(".lines canvas").size
     assert canvas["height"] <= 900  # as high as the window, not as the text
     page.focus(page.one(".from [tabindex='0']"))

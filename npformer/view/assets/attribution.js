@@ -6,6 +6,7 @@ const texts = el("div", { class: "texts" });
 const list = el("table", { class: "list" });
 let method = 0;
 let order = "place";
+const opened = new Set(); // words of folded rows that were opened
 
 const colour = (m, share) => (m.signed ? signedColour(share, 1) : weightColour(share ** 2 * 0.6));
 
@@ -13,9 +14,10 @@ function word(m, number, text) {
   const share = m.shares[number];
   const rgb = colour(m, share);
   return el(
-    "button",
+    "span", // not a button: a line breaks inside words that were left out together
     {
-      type: "button",
+      role: "button",
+      tabindex: 0,
       class: `word ${share < 0 ? "against" : "for"}`,
       "data-word": number,
       "--c": css(rgb),
@@ -45,16 +47,32 @@ function row(m, number) {
   );
 }
 
+const lengthOf = (m) => m.texts.flat().reduce((sum, [text]) => sum + text.length, 0);
+
+// A row for words with smaller scores, which a click opens.
+function folded(numbers) {
+  const open = () => {
+    numbers.forEach((number) => opened.add(number));
+    draw();
+  };
+  const button = el("button", { type: "button", class: "quiet", onclick: open }, `\u22ee ${numbers.length} more words`);
+  return el("tr", { class: "fold" }, el("td", { colspan: 4 }, button));
+}
+
 function draw() {
   const m = meta.methods[method];
   about.textContent = m.about;
+  texts.classList.toggle("long", m.words.length > LONG || m.texts.flat().length > 4 * LONG || lengthOf(m) > 600);
   texts.replaceChildren(
     ...m.texts.map((pieces) =>
       el("p", { dir: "auto" }, ...pieces.map(([text, number]) => (number === null ? text : word(m, number, text)))),
     ),
   );
   const numbers = m.words.map((_, i) => i);
-  if (order === "size") numbers.sort((a, b) => Math.abs(m.shares[b]) - Math.abs(m.shares[a]));
+  const size = (number) => Math.abs(m.shares[number]);
+  const largest = numbers.length > LONG ? largestOf(numbers, size, KEPT) : new Set(numbers);
+  if (order === "size") numbers.sort((a, b) => size(b) - size(a));
+  const entries = foldedRows(numbers, (number) => largest.has(number) || opened.has(number));
   list.replaceChildren(
     el(
       "thead",
@@ -68,7 +86,7 @@ function draw() {
         m.beside ? el("th", { scope: "col", class: "number" }, m.beside.heading) : null,
       ),
     ),
-    el("tbody", {}, ...numbers.map((number) => row(m, number))),
+    el("tbody", {}, ...entries.map((entry) => (Array.isArray(entry) ? folded(entry) : row(m, entry)))),
   );
 }
 
@@ -123,6 +141,7 @@ const buildControls = () =>
           method,
           (i) => {
             method = Number(i);
+            opened.clear();
             draw();
             page.changed();
           },

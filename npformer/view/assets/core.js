@@ -255,6 +255,21 @@ function largestParts(title, parts, decimals = 3) {
   return [el("h2", {}, title), el("ol", { class: signed ? "parts" : "parts one-sided" }, ...listed)];
 }
 
+const LONG = 48; // rows; a longer list shows the strongest and folds the others
+const KEPT = 24; // strongest rows
+
+// The indices, with each run of several that are not kept as a list.
+function foldedRows(indices, isKept) {
+  const found = [];
+  for (const i of indices) {
+    if (isKept(i)) found.push(i);
+    else if (Array.isArray(found.at(-1))) found.at(-1).push(i);
+    else found.push([i]);
+  }
+  return found.map((each) => (each.length === 1 ? each[0] : each));
+}
+const largestOf = (indices, value, count) => new Set([...indices].sort((a, b) => value(b) - value(a)).slice(0, count));
+
 // A canvas with its drawing context, sized in CSS pixels and sharp on any screen.
 function sized(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;

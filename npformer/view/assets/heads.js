@@ -14,7 +14,7 @@ function mark() {
     ["queries", "keys"],
     ["keys", "queries"],
   ]) {
-    for (const option of lists[name].children) {
+    for (const option of lists[name].querySelectorAll("[data-index]")) {
       const index = Number(option.dataset.index);
       const item = { side: name, index };
       option.setAttribute("aria-selected", pinned(item));
@@ -93,11 +93,14 @@ function update() {
 
 function build() {
   filterRows();
+  foldRows();
   for (const which of ["queries", "keys"]) {
     const { tokens, tokenTypes } = side(which);
-    lists[which].replaceChildren(...rows[which].map((i, row) => option(which, i, row, tokens[i], tokenTypes)));
+    const row = (entry, at) =>
+      Array.isArray(entry) ? foldedRow(which, entry, at) : option(which, entry, at, tokens[entry], tokenTypes);
+    lists[which].replaceChildren(...entries[which].map(row));
   }
-  const most = Math.max(rows.queries.length, rows.keys.length);
+  const most = Math.max(entries.queries.length, entries.keys.length);
   const rem = parseFloat(getComputedStyle(root).fontSize);
   rowHeight = Math.round(rem * (most <= 10 ? 2.25 : most <= 20 ? 1.875 : 1.625));
   root.style.setProperty("--row", `${rowHeight}px`);
@@ -162,6 +165,7 @@ function colourSquares() {
 
 async function show() {
   weights = await layerWeights(state.layer);
+  if (foldable()) build(); // other weights, other rows
   update();
 }
 
@@ -170,6 +174,7 @@ async function show() {
 function setHeads(heads) {
   state.heads = new Set(heads);
   colourSquares();
+  if (foldable()) build();
   update();
   page.changed();
 }
@@ -204,7 +209,7 @@ function clear() {
 }
 
 const itemOf = (event) => {
-  const element = event.target.closest("[role=option]");
+  const element = event.target.closest("[data-index]");
   return (
     element && {
       side: element.parentElement === lists.queries ? "queries" : "keys",
@@ -222,16 +227,18 @@ function focusRow(which, row) {
 }
 
 function onKey(event) {
+  const which = event.currentTarget === lists.queries ? "queries" : "keys";
+  const row = [...event.currentTarget.children].indexOf(event.target.closest("[role=option]"));
+  if (row < 0) return;
   const item = itemOf(event);
-  if (!item) return;
-  const row = places[item.side][item.index];
-  const other = item.side === "queries" ? "keys" : "queries";
-  const move = { ArrowDown: row + 1, ArrowUp: row - 1, Home: 0, End: rows[item.side].length - 1 }[event.key];
-  if (move !== undefined) focusRow(item.side, move);
-  else if ((event.key === "ArrowRight") === (item.side === "queries") && event.key.startsWith("Arrow"))
+  const other = which === "queries" ? "keys" : "queries";
+  const move = { ArrowDown: row + 1, ArrowUp: row - 1, Home: 0, End: entries[which].length - 1 }[event.key];
+  if (move !== undefined) focusRow(which, move);
+  else if ((event.key === "ArrowRight") === (which === "queries") && event.key.startsWith("Arrow"))
     focusRow(other, row);
-  else if (event.key === " " || event.key === "Enter") pin(item);
-  else return;
+  else if (event.key !== " " && event.key !== "Enter") return;
+  else if (item) pin(item);
+  else openRow(which, row);
   event.preventDefault();
 }
 
@@ -244,7 +251,9 @@ for (const which of Object.values(lists)) {
   which.addEventListener("focusout", () => point(null));
   which.addEventListener("click", (event) => {
     const item = itemOf(event);
+    const fold = event.target.closest(".fold");
     if (item) pin(item);
+    else if (fold) openRow(lists.queries === fold.parentElement ? "queries" : "keys", [...fold.parentElement.children].indexOf(fold));
   });
   which.addEventListener("keydown", onKey);
 }
@@ -278,6 +287,7 @@ themed.push(() => {
 // ---- Controls ----------------------------------------------------------------------------------------------------
 
 function change(part) {
+  closeRows();
   Object.assign(state, part);
   if ("stack" in part || "form" in part) {
     state.pins = [];
@@ -293,6 +303,7 @@ function change(part) {
 }
 
 function buildControls() {
+  filterRows();
   controls.replaceChildren(
     select(
       "Layer",
@@ -301,6 +312,13 @@ function buildControls() {
       (i) => change({ layer: Number(i) }),
     ),
     ...stackControls(change),
+    ...foldControls((part) => {
+      closeRows();
+      Object.assign(chosenRows, part);
+      build();
+      update();
+      page.changed();
+    }),
     el(
       "div",
       { class: "field heads" },
@@ -343,7 +361,8 @@ return {
     const pins = (name) => several(state.pins.filter((pin) => pin.side === name).map((pin) => pin.index));
     const first = meta.shown.heads.length === stack().heads ? null : "all";
     const head = state.heads.size === stack().heads ? first : (several(shownHeads()) ?? "none");
-    return { ...readStack(), head, from: pins("queries"), to: pins("keys") };
+    const long = foldable() ? { rows: chosenRows.whole ? "all" : null, least: chosenRows.least } : {};
+    return { ...readStack(), head, ...long, from: pins("queries"), to: pins("keys") };
   },
   apply(choices) {
     applyStack(choices);
@@ -361,6 +380,9 @@ return {
       ["keys", choices.to],
     ].flatMap(([name, text]) => numbers(text, side(name).tokens.length).map((index) => ({ side: name, index })));
     state.hover = null;
+    closeRows();
+    chosenRows.whole = choices.rows === "all";
+    chosenRows.least = /^0\.\d+$/.test(choices.least ?? "") ? Number(choices.least) : null;
     buildSquares();
     buildControls();
     build();

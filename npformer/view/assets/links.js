@@ -95,7 +95,7 @@ function draw() {
   const context = sized(canvas, width, height);
   const scrolled = canvas.getBoundingClientRect().top - lines.getBoundingClientRect().top;
   const found = strands(width, height, scrolled, () => new Path2D());
-  hint.textContent = `No weight here reaches ${least()}.` + (few() ? "" : " Point at a token for its own.");
+  hint.textContent = `No weight here reaches ${fixed(least(), 2)}.` + (few() ? "" : " Point at a token for its own.");
   hint.hidden = found.size > 0 || !state.heads.size;
   for (const [path, { colour, level, thick }] of looks(found)) {
     context.globalAlpha = level;
@@ -107,11 +107,11 @@ function draw() {
 
 const extent = () => ({
   width: lines.clientWidth,
-  height: Math.max(rows.queries.length, rows.keys.length) * rowHeight,
+  height: Math.max(entries.queries.length, entries.keys.length) * rowHeight,
 });
 // For all tokens only strong lines show, by weight. For a few tokens lines show by the root of the weight.
 const few = () => active("queries").length + active("keys").length > 0;
-const least = () => (few() ? FAINTER : FAINT);
+const least = () => (few() ? FAINTER : leastOfAll());
 
 // Paths with their styles, faint ones first.
 const looks = (found) =>
@@ -146,7 +146,7 @@ function paths() {
 
 // The lines that cross the window, those of one head and one opacity as one path: head * STEPS + opacity -> path.
 function strands(width, height, scrolled, newPath) {
-  const opacity = few() ? strength : (weight) => weight;
+  const opacity = few() ? strength : (weight) => Math.min(1, weight * lift());
   const faintest = least();
   const heads = shownHeads();
   const apart = heads.length > 1 ? Math.min(12, 3 * (heads.length - 1)) / (heads.length - 1) : 0;

@@ -9,6 +9,8 @@ const controls = el("div", { class: "controls-row" });
 let arrays = null; // query, key and value of the layer shown; scores, weights, context if they are not as computed here
 let computed = null; // the row of each of those for the query
 
+let every = false; // of a long text: every key, not only those with the largest weights
+const opened = new Set(); // keys of folded rows that were opened
 const KINDS = { query: "query", key: "key", product: "query × key", value: "value", output: "output" };
 const slot = () => part().heads.indexOf(state.head); // index of the head in the arrays
 const row = (name, i) => arrays[name]?.row(slot(), i) ?? computed[name];
@@ -68,6 +70,9 @@ function build() {
   const heading = (text, formula, kind) =>
     el("th", { scope: "col", class: kind }, text, formula ? el("small", {}, formula) : null);
   observer.disconnect();
+  const places = [...keys.tokens.keys()];
+  const largest = places.length > LONG && !every ? largestOf(places, (k) => weights[k], KEPT) : new Set(places);
+  const entries = foldedRows(places, (k) => largest.has(k) || opened.has(k));
   table.style.setProperty("--dims", width);
   table.replaceChildren(
     el(
@@ -106,22 +111,40 @@ function build() {
     el(
       "tbody",
       { class: "keys" },
-      ...keys.tokens.map((text, k) =>
-        el(
-          "tr",
-          { tabindex: -1, "data-key": k },
-          el("th", { scope: "row" }, el("span", { class: "place" }, String(k)), token(text)),
-          strip("key", k),
-          strip("product", k),
-          el("td", { class: "score", "data-key": k }, el("output", {}, fixed(scores[k]))),
-          el("td", { class: "weight" }, el("output", {}, fixed(weights[k])), meter(weights[k])),
-          strip("value", k),
-        ),
-      ),
+      ...entries.map((k) => (Array.isArray(k) ? folded(k) : keyRow(k, keys.tokens[k], scores[k], weights[k]))),
     ),
   );
   table.querySelectorAll(".score").forEach(colourScore);
   for (const cell of table.querySelectorAll(".strip")) observer.observe(cell);
+}
+
+const keyRow = (k, text, score, weight) =>
+  el(
+    "tr",
+    { tabindex: -1, "data-key": k },
+    el("th", { scope: "row" }, el("span", { class: "place" }, String(k)), token(text)),
+    strip("key", k),
+    strip("product", k),
+    el("td", { class: "score", "data-key": k }, el("output", {}, fixed(score))),
+    el("td", { class: "weight" }, el("output", {}, fixed(weight)), meter(weight)),
+    strip("value", k),
+  );
+
+// A row for keys with smaller weights, which a click opens.
+function folded(keys) {
+  const open = () => {
+    keys.forEach((k) => opened.add(k));
+    build();
+  };
+  return el(
+    "tr",
+    { class: "fold" },
+    el(
+      "td",
+      { colspan: 6 },
+      el("button", { type: "button", class: "quiet", onclick: open }, `\u22ee ${keys.length} more keys`),
+    ),
+  );
 }
 
 function colourScore(cell) {
@@ -225,7 +248,8 @@ function pointRow(line) {
 }
 table.addEventListener("keydown", (event) => {
   const line = event.target.closest("tr");
-  const lines = [...table.querySelectorAll("tbody tr")];
+  const lines = [...table.querySelectorAll("tbody tr:not(.fold)")];
+  if (!lines.includes(line)) return;
   const last = arrays.query.shape[2] - 1;
   const to = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   const sideways = { ArrowRight: 1, ArrowLeft: -1, PageDown: 8, PageUp: -8 }[event.key];
@@ -304,14 +328,29 @@ function buildControls() {
     },
     "Show its lines",
   );
+  const count = part().keys.tokens.length;
+  const rows = segmented(
+    "Rows",
+    [
+      ["some", `Strongest ${KEPT}`],
+      ["all", `All ${count}`],
+    ],
+    every ? "all" : "some",
+    (rows) => {
+      every = rows === "all";
+      change({});
+    },
+  );
   controls.replaceChildren(
     ...(meta.parts.length > 1 ? [which] : []),
     ...Object.values(selects),
+    ...(count > LONG ? [rows] : []),
     ...(page.has("heads") ? [lines] : []),
   );
 }
 
 async function change(what) {
+  opened.clear();
   const key = document.activeElement.closest("tr")?.dataset.key;
   Object.assign(state, what);
   if ("part" in what) {
@@ -370,8 +409,10 @@ const view = {
     layer: part().numbers[state.layer],
     head: state.head,
     from: state.token,
+    rows: every && part().keys.tokens.length > LONG ? "all" : null,
   }),
-  apply({ attention, layer, head, from }) {
+  apply({ attention, layer, head, from, rows }) {
+    every = rows === "all";
     const number = (text, choices) =>
       /^\d+$/.test(text ?? "") && choices.includes(Number(text)) ? Number(text) : null;
     state.part = number(attention, [...meta.parts.keys()]) ?? meta.shown.part;

@@ -120,7 +120,7 @@ function plot(step, array, head) {
   const canvas = el("canvas", { "aria-hidden": true });
   pixels(canvas, width, height, (x, y) => colour(rows[y][x]));
   canvas.style.height =
-    height <= LINES ? `calc(${height} * var(--line-height))` : `${Math.min(360, Math.max(150, 2 * height))}px`;
+    height <= LINES ? `calc(${height} * var(--line-height))` : `${Math.min(200, Math.max(150, 2 * height))}px`;
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const y = Math.max(0, Math.min(height - 1, Math.floor(((event.clientY - box.top) / box.height) * height)));
@@ -231,6 +231,7 @@ const outcome =
 
 // ---- Building ----------------------------------------------------------------------------------------------------
 
+const isShort = meta.sides.every((name) => meta.tokens[name].length <= LONG); // a long text opens with its first section
 const idOf = (title) => title.toLowerCase().replaceAll(" ", "-");
 const once = (article) => (article.filled ??= fill(article));
 const observer = whenNear(once);
@@ -250,7 +251,7 @@ const blocks = sections.map(({ title, steps }, n) => {
   const first = sections.findIndex((s) => /layer \d+$/i.test(s.title));
   const block = el(
     "details",
-    { id: idOf(title), open: !layer || n === first },
+    { id: idOf(title), open: isShort ? !layer || n === first : n === 0 },
     el(
       "summary",
       {},

@@ -1,0 +1,88 @@
+// Head view, long texts: only the tokens with the strongest links have a row; those between them are folded into one row,
+// which a click opens. Lines to a folded token end at the row it is folded into.
+
+const entries = { queries: [], keys: [] }; // rows from top to bottom: the index of a token, or a list of folded ones
+const opened = { queries: new Set(), keys: new Set() }; // tokens of rows that were opened
+const chosenRows = { whole: false, least: null }; // all rows; the smallest weight that is drawn, null: chosen here
+let strongestWeight = 1; // of the shown heads
+
+const foldable = () => Math.max(rows.queries.length, rows.keys.length) > LONG;
+
+// The largest weight from and to each token in the shown heads.
+function strengths() {
+  const most = {
+    queries: new Float64Array(side("queries").tokens.length),
+    keys: new Float64Array(side("keys").tokens.length),
+  };
+  for (const h of state.heads)
+    for (const k of rows.keys)
+      for (const q of rows.queries) {
+        const weight = weights.at(h, q, k);
+        if (weight > most.queries[q]) most.queries[q] = weight;
+        if (weight > most.keys[k]) most.keys[k] = weight;
+      }
+  return most;
+}
+
+function foldRows() {
+  const most = weights ? strengths() : null;
+  strongestWeight = most ? most.queries.reduce((a, b) => Math.max(a, b), 0) : 1;
+  const folds = most && foldable() && !chosenRows.whole;
+  for (const which of ["queries", "keys"]) {
+    const largest = folds && largestOf(rows[which], (i) => most[which][i], KEPT);
+    const isKept = (i) => !folds || largest.has(i) || opened[which].has(i) || pinned({ side: which, index: i });
+    entries[which] = foldedRows(rows[which], isKept);
+    entries[which].forEach((entry, row) => [entry].flat().forEach((i) => (places[which][i] = row)));
+  }
+}
+
+// The smallest weight whose line is drawn for all tokens: in a text with weak links only, a quarter of the strongest.
+const leastOfAll = () => chosenRows.least ?? (foldable() ? Math.min(FAINT, strongestWeight / 4) : FAINT);
+
+// In a long text with weak links only, they are drawn stronger: the strongest as a weight of 0.6.
+const lift = () => (foldable() ? Math.max(1, 0.6 / strongestWeight) : 1);
+
+function foldedRow(which, indices, row) {
+  const { tokens } = side(which);
+  const label = `${indices.length} tokens, ${shown(tokens[indices[0]])} to ${shown(tokens[indices.at(-1)])}: show them`;
+  return el(
+    "div",
+    { role: "option", class: "fold", tabindex: row ? -1 : 0, "aria-selected": false, "aria-label": label, title: label },
+    `\u22ee ${indices.length} more`,
+  );
+}
+
+function openRow(which, row) {
+  for (const i of entries[which][row]) opened[which].add(i);
+  build();
+  update();
+  focusRow(which, row);
+}
+
+function closeRows() {
+  opened.queries.clear();
+  opened.keys.clear();
+}
+
+// Controls for a long text: which rows, and from which weight lines are drawn.
+function foldControls(change) {
+  if (!foldable()) return [];
+  const count = Math.max(rows.queries.length, rows.keys.length);
+  return [
+    segmented(
+      "Rows",
+      [
+        ["some", `Strongest ${KEPT}`],
+        ["all", `All ${count}`],
+      ],
+      chosenRows.whole ? "all" : "some",
+      (key) => change({ whole: key === "all" }),
+    ),
+    select(
+      "Lines from",
+      [["", "auto"], ...[0.5, 0.2, 0.1, 0.05, 0.02, 0.01].map((weight) => [weight, String(weight)])],
+      chosenRows.least ?? "",
+      (value) => change({ least: value === "" ? null : Number(value) }),
+    ),
+  ];
+}
