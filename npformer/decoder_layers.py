@@ -168,17 +168,19 @@ def decoder(
     """
     if len(lengths) != len(source_lengths):
         raise NpformerError(f"decoder: {len(lengths)} targets for {len(source_lengths)} sources")
-    stack = Stack((decoder_layer_of(n_heads, activation, LayerNorm(eps), norm_first),) * len(layers), LayerNorm(eps))
-    weights = {"layers": layers} if norm is None else {"layers": layers, "norm": norm}
-    return stack(x, _rows(lengths, source, source_lengths), weights)
+    layer = decoder_layer_of(n_heads, activation, LayerNorm(eps), norm_first)
+    stack = Stack((layer,) * len(layers), None if norm is None else LayerNorm(eps))
+    return stack(x, _rows(lengths, source, source_lengths), {"layers": layers, "norm": norm})
 
 
-def decoder_layer_of(n_heads: int, activation: Activation, norm: LayerNorm, norm_first: bool, d_ffn: int = 0) -> Layer:
+def decoder_layer_of(
+    n_heads: int, activation: Activation, norm: LayerNorm, norm_first: bool, d_ffn: int = 0, bias: bool = True
+) -> Layer:
     """A decoder layer: causal self-attention, cross-attention, and the feed-forward network."""
     blocks = (
-        ("attention", Attention(n_heads, (Causal(),))),
-        ("cross_attention", CrossAttention(n_heads)),
-        ("ffn", FeedForward(activation, d_ffn)),
+        ("attention", Attention(n_heads, (Causal(),), bias)),
+        ("cross_attention", CrossAttention(n_heads, bias)),
+        ("ffn", FeedForward(activation, d_ffn, bias)),
     )
     return Layer(blocks, norm, norm_first)
 

@@ -170,15 +170,16 @@ class Embeddings:
 
     Parameters
     ----------
-    norm : of the sum, where its weights are given
+    norm : of the sum, optional
     scale : float, of the tokens' rows
     first_position : int, row of the position table for a text's first token
     padding_idx : int, a token whose row is not trained, optional
-    n_tokens, n_positions, n_token_types : int, rows of the tables
+    n_tokens, n_positions, n_token_types : int, rows of the tables; 0 without the table
     width : int, of the tables
+    projected : bool, a linear layer makes rows of the model's width
     """
 
-    norm: LayerNorm = LAYER_NORM
+    norm: LayerNorm | None = LAYER_NORM
     scale: float = 1.0
     first_position: int = 0
     padding_idx: int | None = None
@@ -186,31 +187,45 @@ class Embeddings:
     n_positions: int = 0
     n_token_types: int = 0
     width: int = 0
+    projected: bool = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights that embeddings may have."""
+        """The groups of weights, in the order of the forward pass."""
         rows = {"token": self.n_tokens, "position": self.n_positions, "segment": self.n_token_types}
-        found = {name: group.table(count, self.width) for name, count in rows.items()}
-        found |= {"norm": group.norm(self.width), "project": group.linear(self.width, d_model)}
+        found = {name: group.table(count, self.width) for name, count in rows.items() if count}
+        found |= {} if self.norm is None else {"norm": self.norm.group(self.width)}
+        found |= {"project": group.linear(self.width, d_model)} if self.projected else {}
         return group.within("embeddings", found)
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
         positions = batch.positions + self.first_position
         tables = weights["embeddings"]
-        return embeddings(ids, positions, batch.token_type_ids, **tables, normalize=self.norm, scale=self.scale)
+        normalize = self.norm or LAYER_NORM
+        return embeddings(ids, positions, batch.token_type_ids, **tables, normalize=normalize, scale=self.scale)
 
     def backward(self, grad: np.ndarray, stages: Stages, batch: Batch, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Backward of `__call__`: the gradients of the weights."""
         return embeddings_backward(
             grad, stages, batch.ids, batch.positions + self.first_position, batch.token_type_ids,
-            **weights["embeddings"], normalize=self.norm, scale=self.scale, padding_idx=self.padding_idx,
+            **weights["embeddings"], normalize=self.norm or LAYER_NORM, scale=self.scale, padding_idx=self.padding_idx,
         )  # fmt: skip
 
-    @staticmethod
-    def output(weights: Mapping[str, Any]) -> str:
-        """The stage that is their output."""
-        tables = weights["embeddings"]
-        return f"embeddings.{'project' if 'project' in tables else 'norm' if 'norm' in tables else 'sum'}"
+    def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, float]:
+        """The part of each table in a logit, as `embeddings_pull`."""
+        return embeddings_pull(direction, f"{at}embeddings.", weights["embeddings"], self.norm or LAYER_NORM)
 
-    def stages(self, weights: Mapping[str, Any]) -> list[Stage]:
-        return embeddings_stages(weights["embeddings"], self.norm)
+    @property
+    def dropped(self) -> str:
+        """The stage with dropout in training."""
+        return "embeddings.sum" if self.norm is None else "embeddings.norm"
+
+    @property
+    def output(self) -> str:
+        """The stage that is their output."""
+        return "embeddings.project" if self.projected else self.dropped
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Their stages in firing order."""
+        groups = [name.removeprefix("embeddings.") for name in self.groups(0)]
+        return embeddings_stages(groups, self.norm or LAYER_NORM)

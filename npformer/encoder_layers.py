@@ -65,7 +65,7 @@ def encoder_layer(
     (5, 384)
     """
     weights = {"attention": attention, "attention_norm": attention_norm, "ffn": ffn, "ffn_norm": ffn_norm}
-    layer = layer_of(n_heads, activation, "gate" in ffn, LayerNorm(eps), norm_first)
+    layer = _layer(n_heads, activation, weights, eps, norm_first)
     return layer(x, Rows(lengths, attending=row_indices), weights)
 
 
@@ -109,9 +109,15 @@ def encoder(
     >>> npformer.encoder(x, np.array([3, 2]), 12, npformer.gelu, model.weights["layers"]).shape
     (5, 384)
     """
-    of_layers = [layer_of(n_heads, activation, "gate" in each["ffn"], LayerNorm(eps), norm_first) for each in layers]
-    weights = {"layers": layers} if norm is None else {"layers": layers, "norm": norm}
-    return Stack(tuple(of_layers), LayerNorm(eps))(x, Rows(lengths, attending=row_indices), weights)
+    of_layers = tuple([_layer(n_heads, activation, each, eps, norm_first) for each in layers])
+    stack = Stack(of_layers, None if norm is None else LayerNorm(eps))
+    return stack(x, Rows(lengths, attending=row_indices), {"layers": layers, "norm": norm})
+
+
+def _layer(n_heads: int, activation: Activation, weights: Mapping[str, Any], eps: float, norm_first: bool) -> Layer:
+    """The layer that these weights are for."""
+    unnormed = ("attention",) if weights.get("attention_norm") is None else ()
+    return layer_of(n_heads, activation, "gate" in weights["ffn"], LayerNorm(eps), norm_first, unnormed=unnormed)
 
 
 def layer_of(
@@ -122,7 +128,9 @@ def layer_of(
     norm_first: bool,
     mechanisms: tuple[Mechanism, ...] = (),
     d_ffn: int = 0,
+    bias: bool = True,
+    unnormed: tuple[str, ...] = (),
 ) -> Layer:
     """An encoder layer: attention, then the feed-forward network."""
-    feed: Block = Gated(activation, d_ffn) if gated else FeedForward(activation, d_ffn)
-    return Layer((("attention", Attention(n_heads, mechanisms)), ("ffn", feed)), norm, norm_first)
+    feed: Block = Gated(activation, d_ffn, bias) if gated else FeedForward(activation, d_ffn, bias)
+    return Layer((("attention", Attention(n_heads, mechanisms, bias)), ("ffn", feed)), norm, norm_first, unnormed)

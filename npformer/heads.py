@@ -15,6 +15,7 @@ import numpy as np
 from npformer import group
 from npformer.activations import BACKWARDS, gelu
 from npformer.blocks.block import Activation
+from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
 from npformer.group import Group
 from npformer.multi_head import Linear
@@ -153,6 +154,12 @@ def transform_stages(x: str, activation: Activation, norm: LayerNorm | None) -> 
     return [*found, norm.stage("head.norm", "activation", "head.activation", shape="(T, E)", hook=hook)]
 
 
+def hidden_pull(direction: Direction, hidden: Linear) -> None:
+    """Pulls a direction of act(x W + b), below a norm or the last layer, back to x."""
+    direction.gate("head.hidden", "head.activation")
+    direction.linear("head.hidden", hidden)
+
+
 def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
     """The logit that each token replaces another, act(x W + b) w + c, (T, D) -> (T,).
 
@@ -207,6 +214,11 @@ class Pooler:
         grad, d_pooler = pool_backward(grad, stages, read, self.activation, **weights["pooler"])
         return grad, {"pooler": d_pooler}
 
+    def pull(self, direction: Direction, weights: Weights) -> None:
+        """Pulls a direction of its output back to the rows that it reads."""
+        direction.gate("pooler", "pooled")
+        direction.linear("pooler", weights["pooler"])
+
     def stages(self, x: str) -> list[Stage]:
         return pool_stages(x)
 
@@ -221,17 +233,20 @@ class Transform:
     norm : LayerNorm
     of_texts : bool, whether there is one row per text
     width : int, width of its output, for the shapes of the weights
+    bias : bool, of the linear layer
     """
 
     activation: Activation
     norm: LayerNorm
     of_texts: bool = False
     width: int = 0
+    bias: bool = True
 
     output: ClassVar[str] = "head.norm"
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {"head.hidden": group.linear(d_model, self.width), "head.norm": group.norm(self.width)}
+        hidden = group.linear(d_model, self.width, self.bias)
+        return {"head.hidden": hidden, "head.norm": self.norm.group(self.width)}
 
     def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
         rows, head = tap("pooled", read) if self.of_texts else read, weights["head"]
@@ -244,6 +259,11 @@ class Transform:
         layers = head["hidden"], head["norm"]
         grad, d_head = transform_backward(grad, stages, rows, self.activation, *layers, normalize=self.norm)
         return stages.through_edit("pooled", grad) if self.of_texts else grad, {"head": d_head}
+
+    def pull(self, direction: Direction, weights: Weights) -> None:
+        """Pulls a direction of its output back to the rows that it reads."""
+        self.norm.pull(direction, "head.norm", "head.activation", **weights["head"]["norm"])
+        hidden_pull(direction, weights["head"]["hidden"])
 
     def stages(self, x: str) -> list[Stage]:
         found = [pooled_stage(x)] if self.of_texts else []
@@ -260,18 +280,20 @@ class Head(ABC):
     of_texts : bool, it reads one row of each text, not every token's
     means : bool, that row is the mean of the text's rows
     n_outputs : int, columns of the last layer, for the shapes of the weights
+    bias : bool, of the last layer
     """
 
     below: Pooler | Transform | None = None
     of_texts: bool = False
     means: bool = False
     n_outputs: int = 0
+    bias: bool = True
 
     def groups(self, d_model: int) -> dict[str, Group]:
         """The groups of weights."""
         below = {} if self.below is None else self.below.groups(d_model)
         width = self.below.width if isinstance(self.below, Transform) else d_model
-        return {**below, "head.output": group.linear(width, self.n_outputs)}
+        return {**below, "head.output": group.linear(width, self.n_outputs, self.bias)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
         """The answers by name, from the last layer (T, D) and each text's pooled row (B, D)."""
@@ -293,6 +315,11 @@ class Head(ABC):
     def input(self, rows: np.ndarray, weights: Weights) -> np.ndarray:
         """The input of the last layer, from rows (..., D)."""
         return rows if self.below is None else self.below(rows, weights)
+
+    def pull(self, direction: Direction, weights: Weights) -> None:
+        """Pulls a direction of the last layer's input back to the rows that the head reads."""
+        if self.below is not None:
+            self.below.pull(direction, weights)
 
     def stages(self, x: str, weights: Weights) -> list[Stage]:
         """The stages in firing order, of rows that are stage x."""
@@ -354,6 +381,9 @@ class ReplacedTokens(Head):
     def groups(self, d_model: int) -> dict[str, Group]:
         return {"head.hidden": group.linear(d_model, d_model), **super().groups(d_model)}
 
+    def pull(self, direction: Direction, weights: Weights) -> None:
+        hidden_pull(direction, weights["head"]["hidden"])
+
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         return {"logits": replaced_tokens(rows, self.activation, **head)}
 
@@ -372,21 +402,21 @@ class HiddenStates:
 
     Parameters
     ----------
-    pooler : Pooler
+    pooler : Pooler, optional
     """
 
-    pooler: Pooler
+    pooler: Pooler | None = None
 
     of_texts: ClassVar[bool] = False
     means: ClassVar[bool] = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights that a model without a head may have above its layers."""
-        return self.pooler.groups(d_model)
+        """The groups of weights, which a file may lack."""
+        return {} if self.pooler is None else self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
         answers = {"last_hidden_state": x}
-        if "pooler" in weights:
+        if self.pooler is not None and "pooler" in weights:
             answers["pooler_output"] = self.pooler(read, weights)
         return answers
 
@@ -395,7 +425,7 @@ class HiddenStates:
     ) -> Gradients:
         """Backward of `__call__`: dx (T, D), dread (B, D) if the pooler's output has a gradient, and the weights'."""
         dx = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
-        if "pooler_output" not in grads:
+        if self.pooler is None or "pooler_output" not in grads:
             return dx, None, {}
         d_read, tree = self.pooler.backward(grads["pooler_output"], stages, read, weights)
         return dx, d_read, tree
@@ -404,4 +434,4 @@ class HiddenStates:
         return rows
 
     def stages(self, x: str, weights: Weights) -> list[Stage]:
-        return self.pooler.stages(x) if "pooler" in weights else []
+        return [] if self.pooler is None or "pooler" not in weights else self.pooler.stages(x)

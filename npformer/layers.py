@@ -34,8 +34,9 @@ class Layer:
     Parameters
     ----------
     blocks : pairs of a name and a block, in the order in which they are computed
-    norm : of each block, where its weights are given
+    norm : of each block
     norm_first : bool
+    unnormed : names of blocks without a norm
 
     References
     ----------
@@ -45,15 +46,16 @@ class Layer:
     blocks: tuple[tuple[str, Block], ...]
     norm: LayerNorm = LAYER_NORM
     norm_first: bool = False
+    unnormed: tuple[str, ...] = ()
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
         for name, block in self.blocks:
-            norm = weights.get(f"{name}_norm")
-            h = tap(f"{name}_norm", self.norm(x, **norm)) if self.norm_first and norm is not None else x
+            before, after = self._norms(name)
+            h = tap(before, self.norm(x, **weights[before])) if before else x
             with scope(name):
                 y = block(h, rows, **weights[name])
             y = tap(f"{name}_residual", (x if len(x) == len(y) else x[rows.attending]) + y)
-            x = y if self.norm_first or norm is None else tap(f"{name}_norm", self.norm(y, out=spare(y), **norm))
+            x = tap(after, self.norm(y, out=spare(y), **weights[after])) if after else y
             rows = rows.whole  # attention has left the attending rows only
         return x
 
@@ -61,86 +63,90 @@ class Layer:
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
     ) -> Backward:
         grads, shared = dict[str, Any](), Shared()
-        inputs = [x, *(stages[self._output(name, weights)] for name, _ in self.blocks[:-1])]
+        inputs = [x, *(stages[self._output(name)] for name, _ in self.blocks[:-1])]
         of_rows = [rows, *[rows.whole] * (len(self.blocks) - 1)]
         for (name, block), x, rows in zip(self.blocks[::-1], inputs[::-1], of_rows[::-1], strict=True):
-            norm = weights.get(f"{name}_norm")
-            h = x
-            if norm is not None and self.norm_first:  # x + block(Normalize(x))
-                h = stages[f"{name}_norm"]
-            elif norm is not None:  # Normalize(x + block(x))
-                grad, grads[f"{name}_norm"] = self._norm_backward(name, grad, stages, stages[f"{name}_residual"], norm)
+            before, after = self._norms(name)
+            if after:  # Normalize(x + block(x))
+                grad = stages.through_edit(after, grad)
+                grad, grads[after] = self.norm.backward(grad, stages[f"{name}_residual"], **weights[after])
             grad = stages.through_edit(f"{name}_residual", grad)
+            h = stages[before] if before else x
             dx, grads[name], more = block.backward(grad, stages.within(name), h, rows, **weights[name])
-            if norm is not None and self.norm_first:
-                dx, grads[f"{name}_norm"] = self._norm_backward(name, dx, stages, x, norm)
+            if before:  # x + block(Normalize(x))
+                dx, grads[before] = self.norm.backward(stages.through_edit(before, dx), x, **weights[before])
             dx[slice(None) if len(dx) == len(grad) else rows.attending] += grad
             grad = dx
             _add(shared, more)
         return grad, grads, shared
 
-    def _norm_backward(
-        self, name: str, grad: np.ndarray, stages: Stages, x: np.ndarray, norm: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        return self.norm.backward(stages.through_edit(f"{name}_norm", grad), x, **norm)
+    def _norms(self, block: str) -> tuple[str, str]:
+        """The names of the norm before a block and of that after it, of which it has at most one; "" for none."""
+        name = "" if block in self.unnormed else f"{block}_norm"
+        return (name, "") if self.norm_first else ("", name)
 
-    def _output(self, block: str, weights: Mapping[str, Any]) -> str:
+    def _output(self, block: str) -> str:
         """The stage that is the output of a block and its norm."""
-        return f"{block}_{'residual' if self.norm_first or weights.get(f'{block}_norm') is None else 'norm'}"
+        return self._norms(block)[1] or f"{block}_residual"
 
-    def output(self, weights: Mapping[str, Any]) -> str:
+    @property
+    def output(self) -> str:
         """The stage that is the layer's output."""
-        return self._output(self.blocks[-1][0], weights)
+        return self._output(self.blocks[-1][0])
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The part of each block in a logit, as `Block.pull`; direction is then that in the layer's input."""
         found = dict[str, np.ndarray]()
         for name, block in reversed(self.blocks):
-            if not self.norm_first and (norm := weights.get(f"{name}_norm")) is not None:
-                self.norm.pull(direction, f"{at}{name}_norm", f"{at}{name}_residual", **norm)
+            if after := self._norms(name)[1]:
+                self.norm.pull(direction, f"{at}{after}", f"{at}{name}_residual", **weights[after])
             found[name] = block.pull(direction, f"{at}{name}.", **weights[name])
         return found
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights that the layer may have."""
+        """The groups of weights, in the order of the forward pass."""
         found = dict[str, Group]()
         for name, block in self.blocks:
-            found |= group.within(name, block.groups(d_model)) | {f"{name}_norm": group.norm(d_model)}
+            before, after = self._norms(name)
+            found |= {before: self.norm.group(d_model)} if before else {}
+            found |= group.within(name, block.groups(d_model))
+            found |= {after: self.norm.group(d_model)} if after else {}
         return found
 
-    def stages(self, weights: Mapping[str, Any]) -> list[Stage]:
-        """The layer's stages in firing order, with the norms that are among the weights."""
+    @property
+    def stages(self) -> list[Stage]:
+        """The layer's stages in firing order."""
         found, x = list[Stage](), INPUT
         for name, block in self.blocks:
-            around, norm = block.around, f"{name}_norm" if weights.get(f"{name}_norm") is not None else ""
+            around, (before, after) = block.around, self._norms(name)
             read, letter, total = x, around.x, f"{around.x} + {around.output}"
-            if norm and self.norm_first:
-                found.append(self.norm.stage(norm, letter, x, around.normed, hook=around.norm_hook))
-                read, letter = norm, around.normed
+            if before:
+                found.append(self.norm.stage(before, letter, x, around.normed, hook=around.norm_hook))
+                read, letter = before, around.normed
             given = {INPUT: read, SOURCE: SOURCE, EMBEDDED: EMBEDDED}
             found += within(name, block.stages, given, x=letter)
             formula = f"{around.total} = {total}" if self.norm_first else total
             parents = (x, found[-1].name)
             found.append(Stage(f"{name}_residual", "(T, D)", formula, "layers.Layer", around.total_hook, parents))
-            if norm and not self.norm_first:
-                found.append(self.norm.stage(norm, total, found[-1].name, around.total, hook=around.norm_hook))
+            if after:
+                found.append(self.norm.stage(after, total, found[-1].name, around.total, hook=around.norm_hook))
             x = found[-1].name
         return found
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers one after another, as many as there are weights, then a norm where its weights are given.
+    """Layers one after another, as many as there are weights, then a norm if there is one.
 
     Parameters
     ----------
     layers : Layer of each number, with the weights of `layers.0` and so on
-    norm : of the last layer's rows
+    norm : of the last layer's rows, optional
     after_first : a layer with the stack's own weights, which follows the first one
     """
 
     layers: tuple[Layer, ...]
-    norm: LayerNorm = LAYER_NORM
+    norm: LayerNorm | None = None
     after_first: Layer | None = None
 
     @cached_property
@@ -158,7 +164,7 @@ class Stack:
                 x = layer(x, at, of_layer)
             if i == 0 and self.after_first is not None:
                 x = self.after_first(x, at, weights)
-        return tap("norm", self.norm(x, **weights["norm"])) if "norm" in weights else x
+        return x if self.norm is None else tap("norm", self.norm(x, **weights["norm"]))
 
     def backward(
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
@@ -167,13 +173,13 @@ class Stack:
         rows, shared = self._begun(x, rows, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
         grads: dict[str, Any] = {"layers": of_layers}
-        inputs = [x, *(stages[name] for name in self.read("", weights)[1:])]
-        if "norm" in weights:
+        inputs = [x, *(stages[name] for name in self.read("")[1:])]
+        if self.norm is not None:
             grad, grads["norm"] = self.norm.backward(stages.through_edit("norm", grad), inputs[-1], **weights["norm"])
         for i, layer in reversed(list(enumerate(self.layers))):
             at = self._at(i, rows, last=i + 1 == len(self.layers))
             if i == 0 and self.after_first is not None:
-                first = stages[f"layers.0.{layer.output(weights['layers'][0])}"]
+                first = stages[f"layers.0.{layer.output}"]
                 grad, own, more = self.after_first.backward(grad, stages, first, at, weights)
                 grads |= own
                 _add(shared, more)
@@ -186,16 +192,15 @@ class Stack:
         grad = grad + shared.pop(EMBEDDED)["rows"] if EMBEDDED in shared else grad
         return grad, grads, shared
 
-    def output(self, weights: Mapping[str, Any]) -> str:
-        """The stage that is the stack's output."""
-        return "norm" if "norm" in weights else self.read("", weights)[-1]
+    def output(self, x: str) -> str:
+        """The stage that is the stack's output; x is the one that it reads."""
+        return self.read(x)[-1] if self.norm is None else "norm"
 
-    def read(self, x: str, weights: Mapping[str, Any]) -> list[str]:
+    def read(self, x: str) -> list[str]:
         """The stages that each layer reads, the first of which is x, and the stage before the stack's norm."""
-        layers = enumerate(zip(self.layers, weights["layers"], strict=False))
-        found = [x, *(f"layers.{i}.{layer.output(of_layer)}" for i, (layer, of_layer) in layers)]
+        found = [x, *(f"layers.{i}.{layer.output}" for i, layer in enumerate(self.layers))]
         if self.after_first is not None:
-            found[1] = self.after_first.output(weights)
+            found[1] = self.after_first.output
         return found
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
@@ -203,8 +208,8 @@ class Stack:
 
         at: the beginning of the names of the stack's stages.
         """
-        if "norm" in weights:
-            self.norm.pull(direction, f"{at}norm", at + self.read("", weights)[-1], **weights["norm"])
+        if self.norm is not None:
+            self.norm.pull(direction, f"{at}norm", at + self.read("")[-1], **weights["norm"])
         found = list[dict[str, np.ndarray]]()
         for i, layer in reversed(list(enumerate(self.layers))):
             after = self.after_first.pull(direction, at, weights) if i == 0 and self.after_first is not None else {}
@@ -212,24 +217,26 @@ class Stack:
         return found[::-1]
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights that the stack may have."""
-        found = {} if self.after_first is None else self.after_first.groups(d_model)
+        """The groups of weights, in the order of the forward pass."""
+        found = dict[str, Group]()
         for mechanism in self.mechanisms:
             found |= mechanism.groups(d_model)
         for i, layer in enumerate(self.layers):
             found |= group.within(f"layers.{i}", layer.groups(d_model))
-        return found | {"norm": group.norm(d_model)}
+            if i == 0 and self.after_first is not None:
+                found |= self.after_first.groups(d_model)
+        return found if self.norm is None else {**found, "norm": self.norm.group(d_model)}
 
-    def stages(self, weights: Mapping[str, Any], x: str) -> list[Stage]:
+    def stages(self, x: str) -> list[Stage]:
         """The stack's stages in firing order, of which the first are computed from stage x."""
         found, given = list[Stage](), {INPUT: x, SOURCE: SOURCE, EMBEDDED: x}
-        for i, (layer, of_layer) in enumerate(zip(self.layers, weights.get("layers", ()), strict=False)):
-            found += within(f"layers.{i}", layer.stages(of_layer), given, f"blocks.{i}.")
+        for i, layer in enumerate(self.layers):
+            found += within(f"layers.{i}", layer.stages, given, f"blocks.{i}.")
             given[INPUT] = found[-1].name
             if i == 0 and self.after_first is not None:
-                found += within("", self.after_first.stages(weights), given)
+                found += within("", self.after_first.stages, given)
                 given[INPUT] = found[-1].name
-        return [*found, self.norm.stage("norm", "Z", given[INPUT])] if "norm" in weights else found
+        return found if self.norm is None else [*found, self.norm.stage("norm", "Z", given[INPUT])]
 
     def _begun(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Rows:
         """The rows with the stack's mechanisms, each of which begins once."""

@@ -11,14 +11,22 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.direction import Direction
 from npformer.functions import layer_norm, layer_norm_backward
+from npformer.group import Group
 from npformer.stage import Stage
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with its eps. Ba et al., 2016, section 3."""
+    """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with its eps. Ba et al., 2016, section 3.
+
+    Parameters
+    ----------
+    eps : float
+    bias : bool, for the weights
+    """
 
     eps: float = 1e-12
+    bias: bool = True
 
     mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
@@ -40,6 +48,10 @@ class LayerNorm:
         scaled = direction.u * weights["weight"] if "weight" in weights else direction.u
         deviation = np.sqrt(direction.at(x).astype(np.float64).var() + self.eps)
         direction.u = (scaled - scaled.mean()) / deviation
+
+    def group(self, width: int) -> Group:
+        """The weight, and the bias if it has one."""
+        return Group((width,), width if self.bias else None, "norm")
 
     @staticmethod
     def stage(name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:

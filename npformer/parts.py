@@ -28,11 +28,22 @@ class Parts:
     decoder: tuple[Embeddings, Stack] | None = None
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights that the model may have, by name."""
+        """The groups of weights, by name."""
         head, stack = self.head.groups(d_model), _of_stack(self.embeddings, self.stack, d_model)
         if self.decoder is None:
             return stack | head
         return within("encoder", stack) | within("decoder", _of_stack(*self.decoder, d_model)) | head
+
+    @property
+    def dropped(self) -> list[str]:
+        """The stages of an encoder with dropout in training: the rows of the embeddings, and each block's output.
+
+        Vaswani et al., 2017, section 5.4.
+        """
+        names = [f"{name}.{block.dropped}" for name, block in self.stack.layers[0].blocks]
+        after = [] if self.stack.after_first is None else self.stack.after_first.blocks
+        own = [f"{name}.{block.dropped}" for name, block in after]
+        return [self.embeddings.dropped, *(f"layers.*.{name}" for name in names), *own]
 
 
 def _of_stack(embeddings: Embeddings, stack: Stack, d_model: int) -> dict[str, Group]:

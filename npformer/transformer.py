@@ -65,7 +65,7 @@ def backward(
     """
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
-    head, x = parts_of(config).head, last_rows(stages, weights, config)
+    head, x = parts_of(config).head, last_rows(stages, config)
     pooled_only = head.of_texts and not head.means and len(x) == len(batch.read)
     rows = slice(None) if pooled_only else batch.read
     dx, d_read, tree = head.backward(grads, stages, x, x[rows], weights)
@@ -112,21 +112,23 @@ def encode_backward(
 ) -> dict[str, Any]:
     """Backward of `encode`: the gradients of the encoder's weights, from that of its last layer, (T, D) or (B, D)."""
     parts = parts_of(config)
-    x = stages[parts.embeddings.output(weights)]
+    x = stages[parts.embeddings.output]
     grad, tree, _ = parts.stack.backward(grad, stages, x, Rows(batch.lengths, batch, row_indices), weights)
     return {"embeddings": parts.embeddings.backward(grad, stages, batch, weights), **tree}
 
 
-def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Stack, str, Mapping[str, Any]]:
-    """The stack that the head reads, the beginning of its stages' names, and its weights."""
+def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Embeddings, Stack, str, Mapping[str, Any]]:
+    """The embeddings and the stack that the head reads, the beginning of their stages' names, and their weights."""
     if config.decoder:
-        return _decoder(config)[1], "decoder.", weights["decoder"]
-    return parts_of(config).stack, "", weights
+        return *_decoder(config), "decoder.", weights["decoder"]
+    parts = parts_of(config)
+    return parts.embeddings, parts.stack, "", weights
 
 
-def last_rows(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
+def last_rows(stages: Stages, config: Config) -> np.ndarray:
     """The encoder's last layer in a recording, (T, D) or (B, D)."""
-    return stages[parts_of(config).stack.output(weights)]
+    parts = parts_of(config)
+    return stages[parts.stack.output(parts.embeddings.output)]
 
 
 # --- the encoder-decoder ----------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def transformer_backward(
     grads holds the gradient of the logits, stages is the recording of the forward. A projection that shares a token
     table has its part of the gradient in "head"; the lookup's part is in "encoder" or "decoder".
     """
-    x = last_decoded(stages, weights, config)
+    x = last_decoded(stages, config)
     grad, _, tree = parts_of(config).head.backward(grads, stages, x, x, weights)
     assert grad is not None
     return {**_stacks_backward(grad, stages, weights, config, source, target), **tree}
@@ -165,7 +167,7 @@ def _stacks_backward(
     grad: np.ndarray, stages: Stages, weights: Mapping[str, Any], config: Config, source: Batch, target: Batch
 ) -> dict[str, Any]:
     """The gradients of both stacks' weights, from that of the decoder's last layer (T, D)."""
-    encoder_output = last_rows(stages.within("encoder"), weights["encoder"], config)
+    encoder_output = last_rows(stages.within("encoder"), config)
     grad, d_decoder = decode_target_backward(grad, stages, weights, config, target, encoder_output, source.lengths)
     d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], config, source)
     return {"encoder": d_encoder, "decoder": d_decoder}
@@ -178,9 +180,10 @@ def _decoder(config: Config) -> tuple[Embeddings, Stack]:
     return decoder
 
 
-def last_decoded(stages: Stages, weights: Mapping[str, Any], config: Config) -> np.ndarray:
+def last_decoded(stages: Stages, config: Config) -> np.ndarray:
     """The decoder's last layer in a recording, (T, D)."""
-    return stages.within("decoder")[_decoder(config)[1].output(weights["decoder"])]
+    embeddings, stack = _decoder(config)
+    return stages.within("decoder")[stack.output(embeddings.output)]
 
 
 def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str, np.ndarray]:
@@ -198,7 +201,7 @@ def reread_backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
     """Backward of `reread`: the gradients of the weights, in a tree like theirs."""
-    x, head = last_decoded(stages, weights, config), parts_of(config).head
+    x, head = last_decoded(stages, config), parts_of(config).head
     rows = _ends(config, batch) if head.of_texts else batch.first
     dx, d_read, tree = head.backward(grads, stages, x, x[rows], weights)
     grad = _scattered(dx, d_read, x, rows)
@@ -245,7 +248,7 @@ def decode_target_backward(
     """Backward of `decode_target`: dsource (S, D) and the gradients of the decoder's weights."""
     stages, weights, (embeddings, stack) = stages.within("decoder"), weights["decoder"], _decoder(config)
     rows = Rows(target.lengths, target, source=source, source_lengths=source_lengths)
-    x = stages[embeddings.output(weights)]
+    x = stages[embeddings.output]
     grad, tree, shared = stack.backward(grad, stages, x, rows, weights)
     return shared[SOURCE]["rows"], {"embeddings": embeddings.backward(grad, stages, target, weights), **tree}
 
@@ -257,10 +260,10 @@ def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
     """The stages of a model in firing order, each with the stages it is computed from, for a tree with its groups."""
     parts = parts_of(config)
     if parts.decoder is None:
-        found = _stages_of(parts.embeddings, parts.stack, weights)
+        found = _stages_of(parts.embeddings, parts.stack)
     else:
-        encoder = within("encoder", _stages_of(parts.embeddings, parts.stack, weights["encoder"]), {}, hooks=None)
-        decoder = _stages_of(*parts.decoder, weights["decoder"])
+        encoder = within("encoder", _stages_of(parts.embeddings, parts.stack), {}, hooks=None)
+        decoder = _stages_of(*parts.decoder)
         found = [*encoder, *within("decoder", decoder, {SOURCE: encoder[-1].name}, hooks=None)]
     return [*found, *parts.head.stages(found[-1].name, weights)]
 
@@ -270,6 +273,6 @@ def unread(weights: Mapping[str, Any], config: Config) -> frozenset[str]:
     return frozenset(stage.name for stage in stages(weights, config) if not stage.kept)
 
 
-def _stages_of(embeddings: Embeddings, stack: Stack, weights: Mapping[str, Any]) -> list[Stage]:
-    found = embeddings.stages(weights)
-    return [*found, *stack.stages(weights, found[-1].name)]
+def _stages_of(embeddings: Embeddings, stack: Stack) -> list[Stage]:
+    found = embeddings.stages
+    return [*found, *stack.stages(found[-1].name)]

@@ -112,7 +112,7 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
     recording = Recording()
     with single_blas_thread(), listen(recording):
         y = encode(weights, config, batch, indices)
-    np.testing.assert_array_equal(last_rows(recording.stages, weights, config), y)
+    np.testing.assert_array_equal(last_rows(recording.stages, config), y)
     random = np.random.default_rng(1)
     grad = random.standard_normal(y.shape)
     tree = flatten(encode_backward(grad.copy(), recording.stages, weights, config, batch, indices))
@@ -245,6 +245,6 @@ def test_a_mechanism_declares_its_weights() -> None:
     own = FAMILIES["bert"].weights(config, "base")
     found = with_mechanisms("bert", "weighted", lambda config, i: (Weighted(),) * i).weights(config, "base")
     assert {name: found[name] for name in found.keys() - own.keys()} == {
-        "slopes": Group((7, 4)),
-        "layers.1.attention.slope": Group((32, 3), 3, is_linear=True),
+        "slopes": table(7, 4),
+        "layers.1.attention.slope": linear(32, 3),
     }

@@ -47,10 +47,12 @@ class Attention(Block):
     ----------
     n_heads : int
     mechanisms : how attention depends on places
+    bias : bool, of the linear layers
     """
 
     n_heads: int
     mechanisms: tuple[Mechanism, ...] = ()
+    bias: bool = True
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
     mistakes = attention_mistakes.MISTAKES
@@ -78,10 +80,8 @@ class Attention(Block):
         return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        found = dict.fromkeys(PROJECTIONS, linear_group(d_model, d_model))
-        for each in self.mechanisms:
-            found |= each.projections(d_model)
-        return found
+        own = [each.projections(d_model) for each in self.mechanisms]
+        return _projections(d_model, self.bias, *own)
 
     @property
     def stages(self) -> list[Stage]:
@@ -98,9 +98,11 @@ class CrossAttention(Block):
     Parameters
     ----------
     n_heads : int
+    bias : bool, of the linear layers
     """
 
     n_heads: int
+    bias: bool = True
 
     around = Attention.around
     mistakes = cross_attention_mistakes.MISTAKES
@@ -129,7 +131,7 @@ class CrossAttention(Block):
         return dx, grads, {SOURCE: {"rows": dsource}}
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return dict.fromkeys(PROJECTIONS, linear_group(d_model, d_model))
+        return _projections(d_model, self.bias)
 
     @property
     def stages(self) -> list[Stage]:
@@ -143,6 +145,14 @@ class CrossAttention(Block):
         assert rows.source is not None
         assert rows.source_lengths is not None
         return rows.source, rows.source_lengths
+
+
+def _projections(d_model: int, bias: bool, *own: Mapping[str, Group]) -> dict[str, Group]:
+    """The groups of query, key and value, of mechanisms, and of the output."""
+    found = dict.fromkeys(PROJECTIONS[:3], linear_group(d_model, d_model, bias, joined=3))
+    for each in own:
+        found |= each
+    return {**found, "output": linear_group(d_model, d_model, bias, joined=1)}
 
 
 def _in_order(rows: slice, source_rows: slice, count: int) -> Formula:

@@ -37,6 +37,7 @@ class Block(ABC):
     """A function of packed rows and weights, (T, D) -> (T, D). Subclasses are frozen dataclasses of their choices."""
 
     around: ClassVar[Around]
+    dropped: ClassVar[str] = "output"  # the stage with dropout in training
     mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
     @abstractmethod
@@ -56,7 +57,7 @@ class Block(ABC):
 
     @abstractmethod
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights that the block may have, by name; "" is the block's own."""
+        """The groups of weights of the block, by name; "" is the block's own."""
 
     @property
     @abstractmethod

@@ -40,6 +40,7 @@ class Convolution(Block):
     width: int = 0
 
     around = Around("Z of layer 0", "activation", "", "")
+    dropped = "hidden"
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         h = tap("hidden", convolve(*self._read(rows), **weights, row_indices=rows.attending))

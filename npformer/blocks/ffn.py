@@ -31,10 +31,12 @@ class FeedForward(Block):
     ----------
     activation : function such as `gelu`
     d_ffn : int, hidden units, for the shapes of the weights
+    bias : bool, of both linear layers
     """
 
     activation: Activation
     d_ffn: int = 0
+    bias: bool = True
 
     around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
     mistakes = activation_mistakes.MISTAKES
@@ -51,7 +53,8 @@ class FeedForward(Block):
         return np.array(direction.u @ direction.at(f"{at}output") - bias)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {"hidden": group.linear(d_model, self.d_ffn), "output": group.linear(self.d_ffn, d_model)}
+        inner, output = group.linear(d_model, self.d_ffn, self.bias), group.linear(self.d_ffn, d_model, self.bias)
+        return {"hidden": inner, "output": output}
 
     @property
     def stages(self) -> list[Stage]:

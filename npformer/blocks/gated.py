@@ -33,10 +33,12 @@ class Gated(Block):
     ----------
     activation : function such as `gelu`
     d_ffn : int, hidden units, for the shapes of the weights
+    bias : bool, of the linear layers
     """
 
     activation: Activation
     d_ffn: int = 0
+    bias: bool = True
 
     around = FeedForward.around
 
@@ -51,8 +53,8 @@ class Gated(Block):
         return FeedForward(self.activation).pull(direction, at, **weights)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        inner = group.linear(d_model, self.d_ffn)
-        return {"hidden": inner, "gate": inner, "output": group.linear(self.d_ffn, d_model)}
+        inner, output = group.linear(d_model, self.d_ffn, self.bias), group.linear(self.d_ffn, d_model, self.bias)
+        return {"hidden": inner, "gate": inner, "output": output}
 
     @property
     def stages(self) -> list[Stage]:

@@ -39,18 +39,22 @@ class Parameter(NamedTuple):
     group: str  # with the layer's number
     name: str  # "weight" or "bias"
     shape: tuple[int, ...]
-    transposed: bool  # a linear weight, which is (out, in) in torch's files
+    kind: str  # as in `Group`
+    joined: int = 0  # as in `Group`
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it is a linear weight, which is (out, in) in torch's files."""
+        return self.kind == "linear" and self.name == "weight"
 
 
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
     """npformer's flat name of every array of a model -> its `Parameter`, in forward order. head: another head."""
-    result, family = {}, family_of(config)
-    shapes = family.weights(config, head or config.head)
-    for group in family.groups(config, head or config.head):
-        shape, bias, is_linear = shapes[group]
-        result[f"{group}.weight"] = Parameter(group, "weight", shape, is_linear)
-        if bias is not None and family.has_bias(config, group, head or config.head):
-            result[f"{group}.bias"] = Parameter(group, "bias", (bias,), False)
+    result = {}
+    for group, (shape, bias, kind, joined) in family_of(config).weights(config, head or config.head).items():
+        result[f"{group}.weight"] = Parameter(group, "weight", shape, kind, joined)
+        if bias is not None:
+            result[f"{group}.bias"] = Parameter(group, "bias", (bias,), kind, joined)
     return result
 
 

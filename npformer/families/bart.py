@@ -23,7 +23,7 @@ from npformer.families.base import (
 )
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
-from npformer.families.vaswani import sides
+from npformer.norms import LayerNorm
 
 #: head -> the groups of weights above the stacks, and their modules.
 TOP = {
@@ -72,11 +72,8 @@ class Bart(Marian):
         del data["share_encoder_decoder_embeddings"], data["decoder_vocab_size"]
         return data if config.decoder else {**data, "is_decoder": True, **write_text_ids(config)}
 
-    def groups(self, config: Config, head: str) -> list[str]:
-        groups = super().groups(config, head)
-        for start in sides(config).values():
-            groups.insert(groups.index(f"{start}embeddings.position") + 1, f"{start}embeddings.norm")
-        return groups
+    def table_norm(self, config: Config) -> LayerNorm:
+        return self.norm(config)
 
     def head_groups(self, head: str) -> Collection[str]:
         return TOP.get(head) or super().head_groups(head)

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config
+from npformer.embeddings import Embeddings
 from npformer.families.building import embeddings_of, head_of, stack_of
 from npformer.group import Group
 from npformer.layers import Stack
+from npformer.norms import LayerNorm
 from npformer.parts import Parts
 
 #: Hugging Face's names of activations -> npformer's. If several map to one, the first is written back.
@@ -175,15 +177,25 @@ class Family:
 
     def build(self, config: Config, head: str) -> Parts:
         """The parts of a model with this head."""
-        return Parts(embeddings_of(config), self.stack(config), head_of(config, head, self.head_groups(head)))
+        groups, bias = self.head_groups(head), head not in self.unbiased
+        answering = head_of(config, head, groups, self.norm(config), bias)
+        return Parts(self.embeddings(config), self.stack(config), answering)
 
     def weights(self, config: Config, head: str) -> dict[str, Group]:
-        """The groups of weights that a model with this head may have, with their shapes."""
+        """The groups of weights of a model with this head, with their shapes."""
         return self.build(config, head).groups(config.d_model)
+
+    def norm(self, config: Config) -> LayerNorm:
+        """The norm of all parts."""
+        return LayerNorm(config.eps, config.bias)
+
+    def embeddings(self, config: Config) -> Embeddings:
+        """The embeddings of an encoder, or of a decoder on its own."""
+        return embeddings_of(config, self.norm(config), config.vocab_size)
 
     def stack(self, config: Config) -> Stack:
         """The layers of an encoder, or of a decoder on its own: BERT's unless a family overrides it."""
-        return stack_of(config)
+        return stack_of(config, self.norm(config))
 
     def head_groups(self, head: str) -> Collection[str]:
         """The groups of weights of a head, with the pooler's."""
@@ -191,17 +203,9 @@ class Family:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def groups(self, config: Config, head: str) -> list[str]:
-        """The groups of weights of a model with this head, in the order of the forward pass."""
-        raise NotImplementedError
-
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         """npformer's flat name of every array -> its source in a file; arrays are given as (group, name)."""
         raise NotImplementedError
-
-    def has_bias(self, config: Config, group: str, head: str) -> bool:
-        """Returns whether a group that can have a bias has one in a model with this head."""
-        return head not in self.unbiased if group == "head.output" else config.bias
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
         """Replaces `*` in a name with the layer's number."""

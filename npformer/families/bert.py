@@ -72,7 +72,6 @@ BERT = EncoderTable(
         "bert.embeddings": "embeddings.norm",
         "bert.pooler": "pooled",
     },
-    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
     read={
         "sequence-classification": "pooled",
         "multiple-choice": "pooled",

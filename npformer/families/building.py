@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import replace
 
 from npformer.activations import ACTIVATIONS
 from npformer.config import POOLED_HEADS, Config
@@ -17,24 +16,22 @@ from npformer.mechanisms import Causal, Mechanism
 from npformer.norms import LayerNorm
 
 
-def norm_of(config: Config) -> LayerNorm:
-    """The norm of all parts."""
-    return LayerNorm(config.eps)
-
-
-def embeddings_of(config: Config) -> Embeddings:
-    """The embeddings of an encoder."""
+def embeddings_of(config: Config, norm: LayerNorm | None, n_tokens: int, projected: bool = False) -> Embeddings:
+    """The embeddings of a stack, which have no tables if the input is vectors, with n_tokens 0."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    rows = (config.vocab_size, config.n_positions, config.n_token_types)
-    return Embeddings(norm_of(config), scale, config.positions.first, config.padding_idx, *rows, config.table_width)
+    n_positions = config.n_positions if n_tokens and config.positions.table != "none" else 0
+    rows = (n_tokens, n_positions, config.n_token_types)
+    return Embeddings(
+        norm, scale, config.positions.first, config.padding_idx, *rows, config.table_width, projected=projected
+    )
 
 
-def stack_of(config: Config, gated: bool = False, after_first: Layer | None = None) -> Stack:
+def stack_of(config: Config, norm: LayerNorm, gated: bool = False, after_first: Layer | None = None) -> Stack:
     """The layers of an encoder, or of a decoder on its own. gated: the feed-forward networks have a gate."""
-    norm, activation = norm_of(config), ACTIVATIONS[config.activation]
-    choices = config.n_heads, activation, gated, norm, config.norm_first
-    layers = [layer_of(*choices, _mechanisms(config, i), config.d_ffn) for i in range(config.n_layers)]
-    return Stack(tuple(layers), norm, after_first)
+    choices = config.n_heads, ACTIVATIONS[config.activation], gated, norm, config.norm_first
+    sizes = config.d_ffn, config.bias
+    layers = [layer_of(*choices, _mechanisms(config, i), *sizes) for i in range(config.n_layers)]
+    return Stack(tuple(layers), norm if config.final_norm else None, after_first)
 
 
 def _mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
@@ -42,26 +39,31 @@ def _mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
     return (*own, Causal()) if config.causal else own
 
 
-def decoder_of(config: Config) -> tuple[Embeddings, Stack]:
-    """The embeddings and layers of a decoder that reads a source."""
-    norm, activation = norm_of(config), ACTIVATIONS[config.activation]
-    layer = decoder_layer_of(config.decoder.n_heads, activation, norm, config.norm_first, config.decoder.d_ffn)
-    embeddings = replace(embeddings_of(config), n_tokens=config.decoder.vocab_size)
-    return embeddings, Stack((layer,) * config.decoder.n_layers, norm)
+def decoder_stack_of(config: Config, norm: LayerNorm) -> Stack:
+    """The layers of a decoder that reads a source."""
+    activation, decoder = ACTIVATIONS[config.activation], config.decoder
+    layer = decoder_layer_of(decoder.n_heads, activation, norm, config.norm_first, decoder.d_ffn, config.bias)
+    return Stack((layer,) * decoder.n_layers, norm if config.final_norm else None)
 
 
-def head_of(config: Config, head: str, groups: Container[str]) -> Head | HiddenStates:
-    """The head of this name. groups: its groups of weights, which show if it has a pooler or a transform."""
-    of_texts, pooler = head in POOLED_HEADS, Pooler(ACTIVATIONS[config.pooler])
+def head_of(
+    config: Config, head: str, groups: Container[str], norm: LayerNorm, bias: bool = True
+) -> Head | HiddenStates:
+    """The head of this name. groups: its groups of weights, which show if it has a pooler or a transform.
+
+    bias: of the last layer
+    """
+    of_texts = head in POOLED_HEADS
+    pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None
     if head == "base":
         return HiddenStates(pooler)
-    below: Pooler | Transform | None = pooler if "pooler" in groups else None
+    below: Pooler | Transform | None = pooler
     if "head.norm" in groups:
-        below = Transform(ACTIVATIONS[config.below_head], norm_of(config), of_texts, _width(config, head))
+        below = Transform(ACTIVATIONS[config.below_head], norm, of_texts, _width(config, head), norm.bias)
     if head == "replaced-token":
         return ReplacedTokens(n_outputs=config.n_outputs, activation=ACTIVATIONS[config.below_head])
     kind = Spans if head == "question-answering" else Logits
-    return kind(below, of_texts, of_texts and config.pooling == "mean", config.n_outputs)
+    return kind(below, of_texts, of_texts and config.pooling == "mean", config.n_outputs, bias)
 
 
 def _width(config: Config, head: str) -> int:

@@ -21,11 +21,9 @@ from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Disentangled
-from npformer.norms import LayerNorm
 
 THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
-OWN = ("distance_key", "distance_query")
 EXPECTED = {"relative_attention": True}  # required, because Transformers' default is False
 FORMS = {"p2c": "query", "c2p": "key"}  # pos_att_type -> form of the table, in the order written
 
@@ -81,28 +79,14 @@ class Deberta(EncoderTable):
         convolution = None
         if config.convolution:
             block = Convolution(ACTIVATIONS[config.convolution.activation], config.convolution.width)
-            convolution = Layer((("convolution", block),), LayerNorm(config.eps))
-        return stack_of(config, after_first=convolution)
-
-    def _modules(self, config: Config, head: str) -> dict[str, str]:
-        modules = super()._modules(config, head)
-        [distances] = config.mechanisms
-        own = [f"distance_{form}" for form in distances.forms if distances.own]
-        absent = [each for each in OWN if each not in own] + ([] if distances.norm else ["distances_norm"])
-        absent += [] if config.convolution else ["convolution", "convolution_norm"]
-        absent += [] if config.positions.table == "learned" else ["embeddings.position"]
-        absent += [] if config.n_token_types else ["embeddings.segment"]
-        return {group: module for group, module in modules.items() if not group.endswith(tuple(absent))}
+            convolution = Layer((("convolution", block),), self.norm(config))
+        return stack_of(config, self.norm(config), after_first=convolution)
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         found = super().sources(config, arrays, head)
         if config.convolution:
             found["convolution.weight"] = found["convolution.weight"]._replace(kernel=config.convolution.width)
         return found
-
-    def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        more = {"convolution.hidden": rate} if config.convolution else {}
-        return super().dropout(config, rate, attention, head) | more
 
 
 def _convolution(data: Mapping[str, Any]) -> InputConvolution | None:
@@ -216,7 +200,6 @@ DEBERTA = Deberta(
         "pooler": "pooled",
         "classifier": "logits",
     },
-    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
     read={
         "sequence-classification": "pooled",
         "multiple-choice": "pooled",

@@ -57,6 +57,7 @@ DISTILBERT = EncoderTable(
         "distilbert.transformer.layer.*": "layers.*.ffn_norm",
         "distilbert.embeddings": "embeddings.norm",
     },
+    dropped=("embeddings.norm", "layers.*.ffn.output"),
     read={
         "sequence-classification": "pooled",
         "multiple-choice": "pooled",

@@ -83,7 +83,6 @@ ELECTRA = EncoderTable(
         "classifier": "logits",
         "generator_predictions": "head.norm",
     },
-    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
     read={
         "sequence-classification": "layers.*.ffn_norm pooled",
         "multiple-choice": "pooled",

@@ -96,7 +96,6 @@ GPT2 = Gpt2(
         "transformer.h.*.mlp.act": "layers.*.ffn.activation",
         "transformer.h.*": "layers.*.ffn_residual",
     },
-    dropped=("embeddings.sum", "layers.*.attention.output", "layers.*.ffn.output"),
     read={"token-classification": "norm", "multiple-choice": "norm"},
     read_rate={"multiple-choice": 0.1},
 )  # fmt: skip

@@ -55,7 +55,10 @@ class ModernBert(EncoderTable):
         }
 
     def stack(self, config: Config) -> Stack:
-        return stack_of(config, gated=True)
+        """Without a norm of the first layer's attention."""
+        stack = stack_of(config, self.norm(config), gated=True)
+        first, *others = stack.layers
+        return replace(stack, layers=(replace(first, unnormed=("attention",)), *others))
 
     def write_config(self, config: Config) -> dict[str, Any]:
         local: Local = config.local or self.constants["local"]
@@ -160,7 +163,6 @@ MODERNBERT = ModernBert(
         "layers.*.ffn.output": "model.layers.*.mlp.Wo",
         "norm": "model.final_norm",
     },
-    absent=frozenset({"layers.0.attention_norm"}),
     heads={
         "base": {},
         "sequence-classification": {**HEAD, "head.output": "classifier"},

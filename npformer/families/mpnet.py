@@ -81,7 +81,6 @@ MPNET = EncoderTable(
         "classifier": "logits",
         "lm_head": "logits",
     },
-    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
     read={
         "sequence-classification": "layers.*.ffn_norm pooled",
         "multiple-choice": "pooled",

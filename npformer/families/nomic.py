@@ -17,6 +17,7 @@ from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
+from npformer.norms import LayerNorm
 
 #: Transformers' field -> the hub's field, which is GPT-2's.
 HUB = {
@@ -91,13 +92,13 @@ class NomicBert(EncoderTable):
         }
 
     def stack(self, config: Config) -> Stack:
-        return stack_of(config, gated=True)
+        return stack_of(config, self.norm(config), gated=True)
+
+    def norm(self, config: Config) -> LayerNorm:
+        return LayerNorm(config.eps)
 
     def head_of(self, data: Mapping[str, Any]) -> str:
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
-
-    def has_bias(self, config: Config, group: str, head: str) -> bool:
-        return group.endswith("norm") or not group.startswith("layers.")
 
     def optional(self, config: Config) -> frozenset[str]:
         return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # absent in the hub's head
@@ -203,6 +204,5 @@ NOMIC_BERT = NomicBert(
         "nomic_bert.embeddings": "embeddings.norm",
         "nomic_bert.pooler": "pooled",
     },
-    dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
     read={"sequence-classification": "pooled", "token-classification": "layers.*.ffn_norm"},
 )

@@ -113,7 +113,6 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
             "classifier": "logits",
             "lm_head": "logits",
         },
-        dropped=("embeddings.norm", "layers.*.attention.output", "layers.*.ffn.output"),
         read={
             "sequence-classification": "layers.*.ffn_norm pooled",
             "multiple-choice": "pooled",

@@ -9,6 +9,7 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions, Sharing
+from npformer.embeddings import Embeddings
 from npformer.families.base import (
     ACTIVATIONS,
     Family,
@@ -22,6 +23,8 @@ from npformer.families.base import (
     write_labels,
     write_text_ids,
 )
+from npformer.families.building import embeddings_of
+from npformer.group import Group
 
 #: Settings that change the computation, and the supported value.
 SUPPORTED = {"add_cross_attention": False}
@@ -45,13 +48,12 @@ class EncoderTable(Family):
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
     in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # group -> Transformers' module, if files differ
-    absent: frozenset[str] = frozenset()  # absent groups of the encoder, with layer numbers
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED, which are also written
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
     twins: Mapping[str, str] = field(default_factory=dict)  # parameter -> its second name in a file
     lacking: frozenset[str] = frozenset()  # optional groups of the base model
     buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
-    dropped: tuple[str, ...] = ("embeddings.norm", "layers.*.ffn.output")  # stages with dropout in training
+    dropped: tuple[str, ...] = ()  # stages with dropout in training, if other than `Parts.dropped`
     read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages that it reads, which also have dropout
     read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> its dropout rate, if it differs
 
@@ -163,19 +165,28 @@ class EncoderTable(Family):
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
+    def embeddings(self, config: Config) -> Embeddings:
+        norm = self.norm(config) if "embeddings.norm" in self.encoder else None
+        projected = self.always_projected or config.table_width != config.d_model
+        return embeddings_of(config, norm, config.vocab_size, projected)
+
     def head_groups(self, head: str) -> Collection[str]:
         return self.heads[head]
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def groups(self, config: Config, head: str) -> list[str]:
-        return list(self._modules(config, head))
+    def weights(self, config: Config, head: str) -> dict[str, Group]:
+        """Those of the parts, in the order of the table."""
+        found = super().weights(config, head)
+        return {group: found[group] for group in self._modules(config, head) if group in found} | found
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         modules, sources, tensors = self._modules(config, head), {}, dict[tuple[str, str], list[str]]()
         for group, module in modules.items():  # groups of a layer may be parts of one tensor
             tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
+            if group not in modules:
+                raise NpformerError(f"{group}: the files of a {config.model_type} model have no such weights")
             module = modules[group]
             name = f"{module}.{array}"
             twin = self.twins.get(name)
@@ -200,14 +211,12 @@ class EncoderTable(Family):
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Groups -> modules; in most families tables as wide as the layers have no projection."""
+        """The groups that a model of this family can have -> modules."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:
                 modules[ours.replace("*", str(layer))] = self.in_layer(theirs, config, layer)
-        if config.table_width == config.d_model and not self.always_projected:
-            modules.pop("embeddings.project", None)
-        return {ours: theirs for ours, theirs in modules.items() if ours not in self.absent}
+        return modules
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
         if not self.layer_groups:
@@ -235,7 +244,9 @@ class EncoderTable(Family):
     # --- training ----------------------------------------------------------------------------------------------------
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        rates = dict.fromkeys(self.dropped, rate) | {"*attention.weights": attention}
+        rates = dict.fromkeys(self.dropped or self.build(config, config.head).dropped, rate) | {
+            "*attention.weights": attention
+        }
         for stage in self.read.get(config.head, "").split():
             last = stage.replace("*", str(config.n_layers - 1))
             rates[last] = self.read_rate.get(config.head, rate) if head is None else head

@@ -38,8 +38,9 @@ from npformer.base_model import check_model
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.direction import Direction
-from npformer.embeddings import embeddings_pull
+from npformer.families import parts_of
 from npformer.functions import log_softmax
+from npformer.heads import Head
 from npformer.interpret.effects import Effects
 from npformer.interpret.logit_lens import hidden_logits, streams
 from npformer.interpret.metric import Logit, label_name, logits_asked
@@ -269,14 +270,14 @@ class _Walk:
         config, stages = self.model.config, self.stages
         ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads the text a token later
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
-        self.stack, self.at, self.weights = head_stack(config, self.model.weights)
+        self.embeddings, self.stack, self.at, self.weights = head_stack(config, self.model.weights)
         self.streams = streams(self.model)
 
     def result(self) -> LogitAttribution:
         config, tokens = self.model.config, self.tokens()
         direction = self.head()
         parts = self.stack.pull(direction, self.at, self.weights)
-        embeddings = embeddings_pull(direction, f"{self.at}embeddings.", self.weights["embeddings"], self.stack.norm)
+        embeddings = self.embeddings.pull(direction, self.at, self.weights)
         count, of_source = len(parts), config.decoder.n_heads if config.decoder else 0
         heads = np.zeros((count, of_source + (of_source or config.n_heads), len(tokens)))
         own = heads.shape[1] - of_source
@@ -322,12 +323,7 @@ class _Walk:
             direction.u += sign * output["weight"][:, column].astype(np.float64)
             bias += sign * float(output["bias"][column]) if "bias" in output else 0.0
         direction.biases["logits"] = bias
-        if config.head in POOLED_HEADS and "pooler" in weights:
-            direction.gate("pooler", "pooled")
-            direction.linear("pooler", weights["pooler"])
-        if "hidden" in weights["head"]:
-            if "norm" in weights["head"]:
-                self.stack.norm.pull(direction, "head.norm", "head.activation", **weights["head"]["norm"])
-            direction.gate("head.hidden", "head.activation")
-            direction.linear("head.hidden", weights["head"]["hidden"])
+        head = parts_of(config).head
+        assert isinstance(head, Head)
+        head.pull(direction, weights)
         return direction

@@ -20,7 +20,7 @@ import numpy as np
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
-from npformer.embeddings import Embeddings
+from npformer.families import parts_of
 from npformer.functions import constant_weights
 from npformer.interpret.attribution import Method, Target, on_tokens, target
 from npformer.interpret.study_inputs import tokens_read
@@ -161,10 +161,11 @@ def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.
 
 def _stages(model: Any) -> list[str]:
     """Returns the names of the embeddings' outputs: the encoder's, and that of a decoder that reads the same text."""
+    output = parts_of(model.config).embeddings.output
     if not model.config.decoder:
-        return [Embeddings.output(model.weights)]
+        return [output]
     stacks = ("encoder",) if model.config.head == "translation" else ("encoder", "decoder")
-    return [f"{stack}.{Embeddings.output(model.weights[stack])}" for stack in stacks]
+    return [f"{stack}.{output}" for stack in stacks]
 
 
 def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:

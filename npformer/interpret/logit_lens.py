@@ -11,7 +11,6 @@ import numpy as np
 from npformer.base_model import BaseModel, check_model
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
-from npformer.embeddings import Embeddings
 from npformer.families import parts_of
 from npformer.interpret.metric import label_name, masked, position_of
 from npformer.interpret.study_inputs import row_read
@@ -98,14 +97,14 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
 
 def streams(model: BaseModel) -> list[str]:
     """Returns the inputs of each layer of the stack below the head, and the input of the last norm or the head."""
-    stack, at, weights = head_stack(model.config, model.weights)
-    return [at + each for each in stack.read(Embeddings.output(weights), weights)]
+    embeddings, stack, at, _ = head_stack(model.config, model.weights)
+    return [at + each for each in stack.read(embeddings.output)]
 
 
 def hidden_logits(model: BaseModel, rows: np.ndarray, answer: str) -> np.ndarray:
     """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer; with the last norm, if there is one."""
-    stack, _, weights = head_stack(model.config, model.weights)
-    if "norm" in weights:
+    _, stack, _, weights = head_stack(model.config, model.weights)
+    if stack.norm is not None:
         rows = stack.norm(rows, **weights["norm"])
     return parts_of(model.config).head(rows, rows, model.weights)[answer].reshape(len(rows), -1)
 

@@ -59,8 +59,8 @@ def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
 #: Every stage, in firing order; `*` stands for a layer's number.
 STAGES = (
     *embeddings_stages(_ANY),
-    *within("layers.*", _LAYER.stages({"attention_norm": {}, "ffn_norm": {}}), {}, "blocks.*."),
-    *_CONVOLUTION.stages({"convolution_norm": {}}),
+    *within("layers.*", _LAYER.stages, {}, "blocks.*."),
+    *_CONVOLUTION.stages,
     LayerNorm.stage("norm", "Z", ""),
     *heads.pool_stages(""),
     *heads.transform_stages("", gelu, LAYER_NORM),

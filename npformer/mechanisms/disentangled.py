@@ -16,10 +16,11 @@ from npformer import group
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
-from npformer.functions import embedding_backward, layer_norm, layer_norm_backward, linear, linear_backward
+from npformer.functions import embedding_backward, linear, linear_backward
 from npformer.group import Group
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
+from npformer.norms import LayerNorm
 from npformer.runtime.packing import Batch
 from npformer.runtime.products import inner_products_in_room
 from npformer.stage import Stage
@@ -78,10 +79,10 @@ class Disentangled(Mechanism):
 
     def groups(self, d_model: int) -> dict[str, Group]:
         found = {"distances": group.table(self.n_rows, d_model)}
-        return found | {"distances_norm": group.norm(d_model)} if self.norm else found
+        return found | {"distances_norm": LayerNorm(self.eps).group(d_model)} if self.norm else found
 
     def projections(self, d_model: int) -> dict[str, Group]:
-        return {f"distance_{form}": group.linear(d_model, d_model) for form in self.forms if self.own}
+        return {f"distance_{form}": group.linear(d_model, d_model, joined=3) for form in self.forms if self.own}
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Disentangled:
         farthest = batch.farthest
@@ -90,7 +91,7 @@ class Disentangled(Mechanism):
         first = max(self.n_buckets - farthest, 0)
         table = weights["distances"]["weight"][first : self.n_buckets + farthest + 1]
         if "distances_norm" in weights:
-            table = layer_norm(table, **weights["distances_norm"], eps=self.eps)
+            table = LayerNorm(self.eps)(table, **weights["distances_norm"])
         return replace(self, table=table, first=first)
 
     def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Disentangled(Mechanism):
         ids = np.arange(self.first, self.first + len(grad))
         if "distances_norm" in weights:
             rows = weights["distances"]["weight"][ids]
-            grad, tree["distances_norm"] = layer_norm_backward(grad, rows, **weights["distances_norm"], eps=self.eps)
+            grad, tree["distances_norm"] = LayerNorm(self.eps).backward(grad, rows, **weights["distances_norm"])
         return {"distances": {"weight": embedding_backward(grad, ids)}, **tree}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:

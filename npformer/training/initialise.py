@@ -53,24 +53,22 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
     random = np.random.default_rng(seed)
     flat, inputs = {}, 1
     for name, each in layout.drawn(config).items():
-        if not each.group.endswith("norm") and each.name == "weight":
+        if each.kind != "norm" and each.name == "weight":
             inputs = each.shape[0]
         flat[name] = _drawn(each, random, scheme, inputs).astype(dtype)
     return layout.own_to_tree(flat, config, np.dtype(dtype))
 
 
 def _drawn(each: layout.Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:
-    is_table, is_attention = each.name == "weight" and not each.transposed, "attention." in each.group
-    if each.group.endswith("norm"):
+    if each.kind == "norm":
         return np.full(each.shape, 1.0 if each.name == "weight" else 0.0)
     if scheme == "normal":
         return np.zeros(each.shape) if each.name == "bias" else random.normal(0, 0.02, each.shape)
-    if is_table:
+    if each.kind == "table":
         return random.normal(0, 1 if scheme == "torch" else each.shape[-1] ** -0.5, each.shape)
     bound = 1 / math.sqrt(inputs)
     if scheme == "xavier" and each.name == "weight":
-        joined = 3 if is_attention and not each.group.endswith("output") else 1
-        bound = math.sqrt(6 / (inputs + joined * each.shape[1]))
-    elif scheme == "xavier" and is_attention:
+        bound = math.sqrt(6 / (inputs + max(each.joined, 1) * each.shape[1]))
+    elif scheme == "xavier" and each.joined:
         bound = 0.0
     return random.uniform(-bound, bound, each.shape)

@@ -179,8 +179,8 @@ def test_fine_tuning(tmp_path: Path) -> None:
     examples = [Example(Text(np.arange(5 + i)), i % 3) for i in range(6)]
     rates = standard_rates(settings, 0.5)
     assert rates == {
-        "embeddings.norm": 0.5, "layers.*.ffn.output": 0.5, "*attention.weights": 0.5, "layers.1.ffn_norm": 0.5,
-        "pooled": 0.5,
+        "embeddings.norm": 0.5, "layers.*.attention.output": 0.5, "layers.*.ffn.output": 0.5, "*attention.weights": 0.5,
+        "layers.1.ffn_norm": 0.5, "pooled": 0.5,
     }  # fmt: skip
 
     def batch(model: Model) -> dict[str, Any]:

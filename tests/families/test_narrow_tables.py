@@ -79,7 +79,7 @@ def test_as_wide_as_the_layers_they_need_no_projection(width: int, tmp_path: Pat
     """Both spellings compute the same; a file has the width, which is read as 0."""
     config = narrow("base", width).config
     assert written(tmp_path / "torch", config)["embedding_size"] == 32
-    assert PROJECT not in NARROW.groups(config, "base")
+    assert PROJECT not in NARROW.weights(config, "base")
     assert load_folder(tmp_path / "torch")[0] == replace(config, d_embedding=0)
 
 

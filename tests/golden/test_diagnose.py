@@ -19,7 +19,6 @@ from npformer import golden
 from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.errors import NpformerError
-from npformer.embeddings import Embeddings
 from npformer.families import parts_of
 from npformer.golden.mistakes.precision import half
 from npformer.interpret.edits import edit
@@ -316,7 +315,7 @@ def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     with make(model, recorded.texts) as (wrong, texts):
         t = trace(wrong, texts)
     ours = {
-        "hidden_states.0": Embeddings.output(model.weights),
+        "hidden_states.0": parts_of(model.config).embeddings.output,
         "hidden_states.1": "layers.0.ffn_norm",
         "hidden_states.2": "layers.1.ffn_norm",
     }

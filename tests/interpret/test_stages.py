@@ -138,12 +138,12 @@ class Sloped(Mechanism):
 
 
 def test_stages_of_a_mechanism_come_from_its_class() -> None:
-    names = [stage.name for stage in stages.layer_with([Sloped, Causal]).stages({})]
+    names = [stage.name for stage in stages.layer_with([Sloped, Causal]).stages]
     assert names.index("attention.sloped") == names.index("attention.scores") - 1
 
 
 def test_the_table_has_the_stages_of_every_exported_mechanism() -> None:
     exported = [getattr(mechanisms, name) for name in mechanisms.__all__ if name != "Mechanism"]
     for kind in exported:
-        for stage in stages.layer_with([kind]).stages({}):
+        for stage in stages.layer_with([kind]).stages:
             assert stages.find(f"layers.0.{stage.name}") is not None

@@ -16,8 +16,7 @@ import npformer
 from npformer.attention import scaled_dot_product_attention
 from npformer.common.errors import NpformerError
 from npformer.config import Decoder
-from npformer.embeddings import Embeddings
-from npformer.families import encoders
+from npformer.families import encoders, parts_of
 from npformer.families.marian import MARIAN
 from npformer.functions import softmax
 from npformer.interpret import stages
@@ -76,7 +75,7 @@ def test_shapes_of_one_text_have_no_batch_axis(model: Model) -> None:
 def test_the_stages_equal_their_formulas(model: Model) -> None:
     t = trace(model, TEXT)
     attention = model.weights["layers"][0]["attention"]
-    x = t[Embeddings.output(model.weights)]
+    x = t[parts_of(model.config).embeddings.output]
     read = t["layers.0.attention_norm"] if model.config.norm_first else x
     np.testing.assert_allclose(
         t["layers.0.attention.query"], read @ attention["query"]["weight"] + attention["query"]["bias"], 1e-5, 1e-5
