@@ -73,9 +73,49 @@ def by_source(
     explained = written(model, target, position)
     found = []
     if "leave-one-out" in methods:
-        found.append(_leave_one_out(model, source, target, tokens, explained, group, progress))
+        found += _leave_one_out(model, source, target, tokens, [explained], group, progress)
     if {"gradient", "integrated"} & set(methods):
         found += explained_by_gradients(model, (source, target), explained, tokens, tokens, steps, methods, progress)
+    return found
+
+
+def each_word_by_source(
+    model: Seq2Seq, given: Any, methods: Sequence[str] = METHODS[:2], group: int | None = None, progress: bool = False
+) -> list[list[Method]]:
+    """Scores the words of a source for each token of its translation, with one set of runs for all tokens.
+
+    Parameters
+    ----------
+    model, given, methods, group, progress : as in `by_source`
+
+    Returns
+    -------
+    list of lists of Method, as of `by_source` for each position
+
+    Raises
+    ------
+    NpformerError
+        If the source has only one word to leave out, or the translation none.
+
+    Examples
+    --------
+    >>> model = npformer.load("en-de-multi30k")
+    >>> found = each_word_by_source(model, "A man rides a bike.", ["leave-one-out"])
+    >>> [each.words[int(each.scores.argmax())] for each, in found][1:3]
+    ['man', 'rides']
+    """
+    read = read_inputs(model, given)
+    ((source, target),), tokens = read.inputs, read.source_tokens[0]
+    every = [written(model, target, position) for position in range(max(1, len(target) - 1))]
+    found: list[list[Method]] = [[] for _ in every]
+    if "leave-one-out" in methods:
+        left = _leave_one_out(model, source, target, tokens, every, group, progress)
+        found = [[method] for method in left]
+    if {"gradient", "integrated"} & set(methods):
+        for methods_of_word, explained in zip(found, every, strict=True):
+            methods_of_word += explained_by_gradients(
+                model, (source, target), explained, tokens, tokens, None, methods, progress
+            )
     return found
 
 
@@ -96,11 +136,11 @@ def _leave_one_out(
     source: Text,
     target: Text,
     tokens: Sequence[str],
-    explained: Target,
+    every: Sequence[Target],
     group: int | None,
     progress: bool,
-) -> Method:
-    """score_i = log-odds of the words with the whole source - log-odds with the source without the pieces of word i."""
+) -> list[Method]:
+    """For each target score_i = log-odds with the whole source - log-odds without the pieces of its word i."""
     ends = np.isin(source.ids, model.config.decoder.end_ids)
     kept = [token for token, is_end in zip(tokens, ends, strict=True) if not is_end]
     spans = word_spans(kept)
@@ -109,13 +149,16 @@ def _leave_one_out(
     size = words_together(len(spans), len(source) + len(target), group)
     parts = together(spans, size)
     without = [Text(np.delete(source.ids, np.flatnonzero(~ends)[first:end])) for first, end in parts]
-    rows = explained.rows(np.array([len(target)]))
+    places = [explained.rows(np.array([len(target)])) for explained in every]
     logits = logits_of(model, [(each, target) for each in (source, *without)], progress)
-    odds = np.concatenate([explained.of(each[rows]) for each in logits])
+    odds = np.array(
+        [[explained.of(each[rows])[0] for explained, rows in zip(every, places, strict=True)] for each in logits]
+    )
     pieces = on_tokens("", "", kept, np.zeros(len(kept)), signed=True).texts[0]
     words = [piece for piece, number in pieces if number is not None]
     joined = together([(i, i + 1) for i in range(len(words))], size)
     texts: list[tuple[str, int | None]] = []
     for number, (first, end) in enumerate(joined):
         texts += [(" ".join(words[first:end]), number), (" ", None)]
-    return left_out(explained, odds, (tuple(texts[:-1]),), size, is_long=group is None)
+    marked = (tuple(texts[:-1]),)
+    return [left_out(each, odds[:, i], marked, size, is_long=group is None) for i, each in enumerate(every)]

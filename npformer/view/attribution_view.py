@@ -13,7 +13,8 @@ from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 from npformer.interpret.attribution import Method, given_scores, leave_one_out, on_logit, roll_out
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
-from npformer.text.words import printable, shortened
+from npformer.interpret.study_inputs import read_inputs
+from npformer.text.words import piece_names, printable, shortened
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.document import View
 from npformer.view.pack import Packed
@@ -23,6 +24,7 @@ from npformer.view.terminal import bar, columns, fit
 
 #: The measures by their names in `methods` and on the command line, in display order.
 METHODS = ("leave-one-out", "gradient", "integrated", "logit", "roll-out")
+WORDS = 40  # words of a translation, each with its measures; a longer one is explained as a whole
 BY_DEFAULT = ("leave-one-out", "gradient", "integrated", "roll-out")
 
 
@@ -45,6 +47,9 @@ def attribution(
     times input, integrated gradients, and attention roll-out. Gradients are not available inside an edit with an
     unknown derivative. Any other model, a trace, or weights have only attention roll-out. A fifth, logit attribution,
     is available on request for any model with a head.
+
+    A translation marks the words of its source, for the whole translation and for each of its words: leaving out one
+    word, gradient times input, and for the whole translation integrated gradients.
 
     Parameters
     ----------
@@ -92,10 +97,16 @@ def attribution(
     asked = [methods] if isinstance(methods, str) else list(BY_DEFAULT if methods is None else methods)
     for name in asked:
         one_of("attribution: methods", name, METHODS)
-    if not is_arrays(source) and source.config.head != "translation" and text is not None:
+    translates = not is_arrays(source) and source.config.head == "translation"
+    if translates and text is not None:
+        text = read_inputs(source, text).inputs[0]  # translated once for all measures
+    elif not is_arrays(source) and text is not None:
         text = _shortened(source, text)
     arrays = traced(source, text)
     found: list[Method] = []
+    each_word: list[tuple[str, tuple[Method, ...]]] = []
+    if translates and label is None:
+        found, each_word = _translated(source, text, steps, group, asked, progress)
     if not is_arrays(source):
         if _classifies(source):
             found += _asked(source, text, label, steps, group, asked, progress)
@@ -107,7 +118,8 @@ def attribution(
         raise NpformerError("attribution: label= needs a model that classifies texts, to ask it again without a word")
     side = sides(arrays, tokens, None, None).queries
     found += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
-    if "roll-out" in asked and (not is_stages(arrays) or stage_arrays(arrays, "weights")):
+    wants_roll_out = "roll-out" in asked and not (translates and found and methods is None)
+    if wants_roll_out and (not is_stages(arrays) or stage_arrays(arrays, "weights")):
         stack = stacks(arrays, tokens)[0]
         count = len(stack.queries.tokens)
         reads_all = count - 1 if not is_arrays(source) and source.config.causal else 0
@@ -118,7 +130,29 @@ def attribution(
         )
     if not found:
         raise NpformerError("attribution: expected a model, a trace with weights, or scores=")
-    return AttributionView(tuple(found))
+    return AttributionView(tuple(found), tuple(each_word))
+
+
+def _translated(
+    model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool
+) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
+    """Computes the measures of a translation by the words of its source: of all words, and of each with its name."""
+    from npformer.interpret.source_attribution import by_source, each_word_by_source  # imports the backward passes
+
+    names = piece_names(read_inputs(model, pair).tokens[0])[1:]
+    methods = [name for name in METHODS[:3] if name in asked]
+    if not names or not methods:
+        return [], []
+    each: list[list[Method]] = []
+    try:
+        found = by_source(model, pair, None, methods, steps, group, progress)
+    except NpformerError:  # a source of one word
+        methods = [name for name in methods if name != "leave-one-out"]
+        found = by_source(model, pair, None, methods, steps, group, progress)
+    if len(names) <= WORDS:
+        each = each_word_by_source(model, pair, [name for name in methods if name != "integrated"], group, progress)
+    numbered = (f"{i}  {name}" for i, name in enumerate(names, 1))
+    return found, [(name, tuple(methods)) for name, methods in zip(numbered, each, strict=False) if methods]
 
 
 def _shortened(model: Any, text: Any) -> Any:
@@ -166,6 +200,7 @@ class AttributionView(View):
     """See `attribution`."""
 
     methods: tuple[Method, ...]
+    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # of a translation: its words, each with its methods
 
     kind: ClassVar[str] = "attribution"
     scripts: ClassVar[tuple[str, ...]] = ("attribution",)
@@ -182,7 +217,10 @@ class AttributionView(View):
 
     def _meta(self) -> dict[str, Any]:
         return {
-            "methods": [_method_meta(each) for each in self.methods],
+            "explained": [
+                {"name": name, "methods": [_method_meta(each) for each in methods]}
+                for name, methods in (("all words", self.methods), *self.each_word)
+            ],
             "notes": self._notes(),
         }
 

@@ -11,7 +11,7 @@ import numpy as np
 from npformer.interpret.stacks import stacks, traced
 from npformer.text.words import printable
 from npformer.view.colour import head_colours
-from npformer.view.stack_view import StackView, chosen, elsewhere, strongest
+from npformer.view.stack_view import StackView, chosen, elsewhere, most_telling, strongest
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
@@ -63,7 +63,8 @@ def heads(
     ...
     """
     found = stacks(traced(source, text), tokens, key_tokens, token_type_ids)
-    return HeadView(tuple(found), *chosen(found[0], layer, heads), words)
+    first = most_telling(found)
+    return HeadView(tuple(found), *chosen(found[first], layer, heads), words, first)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from npformer.interpret.stacks import stacks, traced
-from npformer.view.stack_view import StackView, chosen, elsewhere
+from npformer.view.stack_view import StackView, chosen, elsewhere, most_telling
 from npformer.view.svg import MUTED, Sheet, weight_cells
 from npformer.view.terminal import LEGEND, pool, shade
 
@@ -44,8 +44,8 @@ def model(
     'model.html'
     """
     found = stacks(traced(source, text), tokens, key_tokens, token_type_ids)
-    first = found[0].numbers[0]
-    return ModelView(tuple(found), *chosen(found[0], first, None), words)
+    first = most_telling(found)
+    return ModelView(tuple(found), *chosen(found[first], found[first].numbers[0], None), words, first)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -77,7 +77,7 @@ class ModelView(StackView):
             for row in range(small.shape[1]):
                 cells = ("".join(shade(weight) for weight in head[row]).ljust(cell) for head in small)
                 lines.append((f"{number if row == 0 else '':>3} " + "|".join(cells)).rstrip())
-        lines += elsewhere(self.stacks)
+        lines += elsewhere(self.stacks, self.stack)
         return "\n".join(lines)
 
     def svg(self) -> str:

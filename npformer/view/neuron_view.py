@@ -20,7 +20,7 @@ from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title,
 from npformer.text.words import printable
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats, size
-from npformer.view.stack_view import elsewhere, subtitle
+from npformer.view.stack_view import elsewhere, most_telling, subtitle
 from npformer.view.svg import MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import TIMES, bar, fit, row_ends
 
@@ -91,12 +91,14 @@ def neurons(
     ...
     """
     parts = _parts(traced(source, text), tokens, key_tokens)
-    first = parts[0]
+    shown = most_telling(parts)
+    first = parts[shown]
     return NeuronView(
         tuple(parts),
         pick("layer", layer, first.numbers),
         pick("head", head, first.heads),
         pick("token", token, range(len(first.queries.tokens))),
+        shown,
     )
 
 
@@ -137,12 +139,17 @@ def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NeuronView(View):
-    """See `neurons`. `layer` and `head` are indices in the first part."""
+    """See `neurons`. `layer` and `head` are indices in part number `part`, which is shown first."""
 
     parts: tuple[Part, ...]
     layer: int
     head: int
     token: int
+    part: int = 0
+
+    @property
+    def _first(self) -> Part:
+        return self.parts[self.part]
 
     kind: ClassVar[str] = "neurons"
     scripts: ClassVar[tuple[str, ...]] = ("neurons",)
@@ -156,7 +163,7 @@ class NeuronView(View):
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
         """All layers and heads if they fit the budget; else the selected layer; else its selected head."""
-        first = self.parts[0]
+        first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
             # float32 never packs below 1/2, or 2/3 in base64: skips packing larger data, which would take seconds
@@ -172,7 +179,8 @@ class NeuronView(View):
 
     def _meta(self) -> dict[str, Any]:
         parts, _ = self._kept
-        first = self.parts[0]
+        shown = self.part if len(parts) == len(self.parts) else 0
+        first = self._first
         return {
             "parts": [
                 {
@@ -183,14 +191,14 @@ class NeuronView(View):
                 for part in parts
             ],
             "shown": {
-                "part": 0, "head": self.head, "token": self.token,
-                "layer": parts[0].numbers.index(first.numbers[self.layer]),
+                "part": shown, "head": self.head, "token": self.token,
+                "layer": parts[shown].numbers.index(first.numbers[self.layer]),
             },
-            "notes": self._notes(parts[0]),
+            "notes": self._notes(parts[shown]),
         }  # fmt: skip
 
     def _notes(self, kept: Part) -> list[str]:
-        whole = self.parts[0]
+        whole = self._first
         lines = [
             f"Queries, keys and values are the model's own ({whole.arrays[0]['query'].dtype}), shown to 4 decimals;",
             "scores, weights and outputs are computed from them here.",
@@ -203,15 +211,15 @@ class NeuronView(View):
         return lines
 
     def _height(self) -> int:
-        return min(800, 360 + 26 * len(self.parts[0].keys.tokens))
+        return min(800, 360 + 26 * len(self._first.keys.tokens))
 
     def _chosen(self) -> tuple[Part, dict[str, np.ndarray]]:
         """The first part, and the six arrays of the selected layer and head."""
-        part = self.parts[0]
+        part = self._first
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
 
     def _where(self) -> str:
-        part = self.parts[0]
+        part = self._first
         return (
             f"{part.title}, layer {part.numbers[self.layer]}, head {self.head}, "
             f"from {self.token} {printable(part.queries.names[self.token])}"
@@ -232,7 +240,7 @@ class NeuronView(View):
             "",
             f"output = sum of weight {TIMES} value, {len(output)} numbers",
             "  " + row_ends(output),
-            *elsewhere(self.parts),
+            *elsewhere(self.parts, self.part),
         ]
         return "\n".join(fit(line, width).rstrip() for line in lines)
 

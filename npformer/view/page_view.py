@@ -112,10 +112,11 @@ def _views(
     if answer and answer.effects and layer is None and head is None:
         place, (layer, head) = _place(first, answer.effects[0])
         first = replace(first, stack=place, layer=layer, shown=(head,))
+    alone = first.shown[0] if len(first.shown) == 1 else 0
     found: list[View] = [
         first,
         model(recorded),
-        neurons(recorded, layer=layer or 0, head=head or 0),
+        replace(neurons(recorded), part=first.stack, layer=first.layer, head=alone),
         replace(walk, texts=shown_texts(text, walk.sides), numbers=numbers),
         attribution(source, text, methods=methods, progress=progress),
     ]

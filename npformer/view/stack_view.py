@@ -107,6 +107,11 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
     )
 
 
+def most_telling(parts: Sequence[Looks]) -> int:
+    """Returns the index of the attention that is shown first: cross-attention if there is one, else the first."""
+    return next((i for i, part in enumerate(parts) if part.title == "Cross-attention"), 0)
+
+
 def sentence(side: Side) -> str:
     """Joins a side's words for titles, without special tokens around the text unless there are no others."""
     words = side.words()

@@ -208,6 +208,15 @@ def test_a_head_of_the_logit_view_opens_its_lines(page: Page, shown: view.PageVi
     page.until(lambda: address(page) == "#view=heads&layer=1&head=2&from=0")
 
 
+def test_a_head_leads_to_the_answer_without_it(page: Page, shown: view.PageView) -> None:
+    at(page, shown, "view=heads&layer=1&head=2")
+    page.click(page.one("#to-ablation"))
+    page.until(lambda: address(page) == "#view=ablation&layer=1&head=2")
+    assert page.text(".panel h2") == "Without layer 1, head 2"
+    page.click(page.one("[data-opens=heads]"))
+    page.until(lambda: address(page) == "#view=heads&layer=1&head=2")
+
+
 def test_a_view_alone_has_no_links_to_others(page: Page, model: Any) -> None:
     at(page, view.model(model, TEXT), "layer=1&head=3")
     assert page.all("[data-opens]") == []

@@ -62,3 +62,31 @@ def test_each_word_of_a_translation_has_its_logit(page: Page, model: Any) -> Non
     page.until(lambda: page.text(".about").startswith(f"The parts sum to {first.total:z.4f}; {first.what} is"))
     largest = f"{max((*first.ffn.tolist(), *first.heads.sum(axis=-1).ravel().tolist()), key=abs):z.3f}"
     assert largest in page.texts("tbody td")
+
+
+def test_each_word_of_a_translation_has_the_words_of_its_source(page: Page, model: Any) -> None:
+    shown = view.attribution(model, TEXT, steps=2)
+    page.show(shown)
+    assert page.texts(".list output") == [f"{score:z.4f}" for score in shown.methods[0].scores]
+    assert page.texts(".controls option") == ["all words", *(name for name, _ in shown.each_word)]
+    name, (left_out, gradient) = shown.each_word[1]
+    page.choose("Word of the translation", name.replace("  ", " "))
+    page.until(lambda: page.texts(".list output") == [f"{score:z.4f}" for score in left_out.scores])
+    assert page.text(".about") == left_out.about
+    page.click(page.segment(gradient.name))
+    page.until(lambda: page.texts(".list output") == [f"{score:z.4f}" for score in gradient.scores])
+    assert page.js("return location.hash") == "#word=2&measure=gradient-input"
+
+
+@pytest.mark.parametrize("kind", ["heads", "model", "neurons"])
+def test_a_translation_opens_on_cross_attention(page: Page, model: Any, kind: str) -> None:
+    page.show(getattr(view, kind)(model, TEXT))
+    assert page.js("return document.querySelector('.controls [aria-checked=true]').textContent") == "Cross-attention"
+
+
+def test_a_word_of_a_translation_opens_the_heads_that_read_its_source(page: Page, model: Any) -> None:
+    page.show(view.page(model, TEXT, methods="gradient"))
+    page.click(page.one(".tabs [data-view=logit]"))
+    page.until(lambda: page.all("[aria-label^='Layer 1, source 2']"))
+    page.click(page.one("[aria-label^='Layer 1, source 2']"))
+    page.until(lambda: "view=heads&attention=2&layer=1&head=2" in page.js("return location.hash"))

@@ -10,7 +10,7 @@ import pytest
 import npformer
 from npformer.common.errors import NpformerError
 from npformer.interpret.integrated_gradients import slope
-from npformer.interpret.source_attribution import by_source, written
+from npformer.interpret.source_attribution import by_source, each_word_by_source, written
 from npformer.interpret.study_inputs import pair_of
 from npformer.runtime.packing import Text
 from tests.support.seq2seq_models import random_model
@@ -74,3 +74,15 @@ def test_a_position_outside_the_translation_is_an_error() -> None:
     model = npformer.load("en-de-multi30k")
     with pytest.raises(NpformerError, match="attribution: position: expected a token's number, 0 to"):
         by_source(model, TEXT, 99)
+
+
+def test_each_word_has_the_scores_that_it_has_alone() -> None:
+    model = npformer.load("en-de-multi30k")
+    pair = pair_of(model, TEXT)[0]
+    every = each_word_by_source(model, pair)
+    assert len(every) == len(pair[1].ids) - 1
+    for position in (0, 2):
+        alone = by_source(model, pair, position, ["leave-one-out", "gradient"])
+        for found, expected in zip(every[position], alone, strict=True):
+            assert (found.name, found.about, found.words) == (expected.name, expected.about, expected.words)
+            np.testing.assert_array_equal(found.scores, expected.scores)

@@ -67,7 +67,8 @@ def test_every_kind_draws_a_translation(model: Any, kind: str) -> None:
     assert max(map(len, shown.text().splitlines())) <= 80
     assert shown.svg().startswith("<svg")
     if kind in ("heads", "model", "neurons"):
-        assert shown.text().endswith("\n\nalso on the page: Decoder self-attention, Cross-attention")
+        assert "Cross-attention" in shown.text().splitlines()[0]
+        assert shown.text().endswith("\n\nalso on the page: Encoder self-attention, Decoder self-attention")
     page = shown.html()
     if kind in ("heads", "model", "neurons"):
         assert all(title in page for title in ("Encoder self-attention", "Decoder self-attention", "Cross-attention"))

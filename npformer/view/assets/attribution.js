@@ -4,7 +4,9 @@ const controls = el("div", { class: "controls-row" });
 const about = el("p", { class: "about" });
 const texts = el("div", { class: "texts" });
 const list = el("table", { class: "list" });
+let explained = 0; // of a translation: all words, or one of them
 let method = 0;
+const methods = () => meta.explained[explained].methods;
 let order = "place";
 const opened = new Set(); // words of folded rows that were opened
 
@@ -60,7 +62,7 @@ function folded(numbers) {
 }
 
 function draw() {
-  const m = meta.methods[method];
+  const m = methods()[method];
   about.textContent = m.about;
   texts.classList.toggle("long", m.words.length > LONG || m.texts.flat().length > 4 * LONG || lengthOf(m) > 600);
   texts.replaceChildren(
@@ -97,7 +99,7 @@ function point(number) {
 
 function tell(event) {
   const node = event.target.closest("[data-word]");
-  const m = meta.methods[method];
+  const m = methods()[method];
   point(node?.dataset.word);
   if (!node || !node.matches(".word")) return hideTip();
   const number = Number(node.dataset.word);
@@ -134,17 +136,19 @@ const nameOf = (m) => m.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
 const buildControls = () =>
   controls.replaceChildren(
     ...[
-      meta.methods.length > 1 &&
+      meta.explained.length > 1 &&
+        select(
+          "Word of the translation",
+          meta.explained.map(({ name }, i) => [i, shown(name)]),
+          explained,
+          (i) => change({ explained: Number(i) }),
+        ),
+      methods().length > 1 &&
         segmented(
           "Measure",
-          meta.methods.map((m, i) => [i, m.name]),
+          methods().map((m, i) => [i, m.name]),
           method,
-          (i) => {
-            method = Number(i);
-            opened.clear();
-            draw();
-            page.changed();
-          },
+          (i) => change({ method: Number(i) }),
         ),
       segmented(
         "Order",
@@ -153,14 +157,19 @@ const buildControls = () =>
           ["size", "By size"],
         ],
         order,
-        (key) => {
-          order = key;
-          draw();
-          page.changed();
-        },
+        (key) => change({ order: key }),
       ),
     ].filter(Boolean),
   );
+
+function change(what) {
+  ({ explained, method, order } = { explained, method, order, ...what });
+  if (method >= methods().length) method = 0;
+  if (!("order" in what)) opened.clear();
+  if ("explained" in what) buildControls();
+  draw();
+  page.changed();
+}
 
 return {
   controls: [controls],
@@ -169,11 +178,17 @@ return {
     ["Tab", "next word"],
     ["← →", "previous or next word"],
   ],
-  read: () => ({ measure: method ? nameOf(meta.methods[method]) : null, order: order === "place" ? null : order }),
+  read: () => ({
+    word: explained || null,
+    measure: method ? nameOf(methods()[method]) : null,
+    order: order === "place" ? null : order,
+  }),
   async apply(choices) {
+    const word = /^\d+$/.test(choices.word ?? "") ? Number(choices.word) : 0;
+    explained = word < meta.explained.length ? word : 0;
     method = Math.max(
       0,
-      meta.methods.findIndex((m) => nameOf(m) === choices.measure),
+      methods().findIndex((m) => nameOf(m) === choices.measure),
     );
     order = choices.order === "size" ? "size" : "place";
     buildControls();

@@ -56,6 +56,15 @@ function list() {
         `Head ${only}, neuron by neuron`,
       ),
     );
+  if (state.heads.size === 1 && page.has("ablation"))
+    panel.append(
+      " ",
+      el(
+        "button",
+        { type: "button", class: "quiet", id: "to-ablation", onclick: () => page.open("ablation", { ...readStack(), head: only }) },
+        `Answer without head ${only}`,
+      ),
+    );
   if (state.hover && links.length) {
     const link = links[0];
     spoken.textContent = `${linkText(link.q, link.k)}: ${weights.text(link.h, link.q, link.k)}, head ${link.h}`;
