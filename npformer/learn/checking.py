@@ -122,9 +122,7 @@ class _Check:
         if told.get("run"):
             self.runs[began] = Run(**told["run"])
         if "verdict" in told:
-            found = told["verdict"]
-            missing = Verdict(began, WRONG, f"The file has no function {began}: it was removed or renamed.")
-            self.verdicts[began] = missing if found is None else Verdict(**found)
+            self.verdicts[began] = Verdict(**told["verdict"])
 
     def _stopped(self, began: str, code: int, stack: str) -> bool:
         """Takes note of what ended a process; returns whether the check is over."""
@@ -137,7 +135,7 @@ class _Check:
         else:
             problem = f"It ended the process with exit code {code}."
         if began in EXERCISES:
-            self.verdicts[began] = Verdict(began, WRONG, problem, line=line)
+            self.verdicts[began] = Verdict(began, WRONG, "time" if stack else "exception", problem, line=line)
             return False
         if began.startswith("run "):
             self.runs[began] = Run("whole model", False, f"The whole model: {problem}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import linecache
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +28,7 @@ class Verdict:
     ----------
     name : str
     state : PASSED, UNWRITTEN or WRONG
+    kind : "numbers", "form", "dtype", "argument", "exception", "random", "signature", "missing" or "time" if wrong
     problem : str, one sentence
     cause, sentence : str, the known mistake that gives the learner's numbers, and its explanation; "" without one
     line : int, where an exception was raised; 0 without one
@@ -37,6 +37,7 @@ class Verdict:
 
     name: str
     state: str
+    kind: str = ""
     problem: str = ""
     cause: str = ""
     sentence: str = ""
@@ -57,19 +58,11 @@ class _Call:
     written: str = ""  # the name of an argument that it has changed
 
 
-Doctor = Callable[[str, Function], tuple[str, str]]
-
-
-def judge(
-    exercise: Exercise, function: Any, signature: inspect.Signature, file: str, doctor: Doctor | None = None
-) -> Verdict:
-    """Judges a function of the learner's file.
-
-    doctor: names a mistake that the exercise's own table lacks.
-    """
+def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file: str) -> Verdict:
+    """Judges a function of the learner's file."""
     problem = _signature_problem(exercise.name, function, signature)
     if problem:
-        return Verdict(exercise.name, WRONG, problem)
+        return Verdict(exercise.name, WRONG, "signature", problem)
     names = list(signature.parameters)
     calls = [_called(function, args, names) for args in exercise.cases()]
     if any(isinstance(each.error, NotImplementedError) for each in calls):
@@ -78,7 +71,7 @@ def judge(
     for each, true in zip(calls, truths, strict=True):
         verdict = _judged(exercise.name, function, each, true, names, file)
         if verdict is not None:
-            return _with_cause(verdict, exercise, calls, function, doctor)
+            return _with_cause(verdict, exercise, calls)
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
     return next(filter(None, dtypes), Verdict(exercise.name, PASSED))
 
@@ -145,15 +138,18 @@ def _judged(name: str, function: Function, made: _Call, true: Truth, names: list
     numbers = shown_case(names, made.args, made.outcome.answer, true.outcome.answer)
     if made.written:
         problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
-        return replace(wrong, problem=problem, cause="in-place write", sentence=problem, numbers=numbers)
+        return replace(
+            wrong, kind="argument", problem=problem, cause="in-place write", sentence=problem, numbers=numbers
+        )
     problem = _form(made.outcome.answer, true.outcome.answer)
     if problem:
-        return replace(wrong, problem=problem, numbers=numbers)
+        return replace(wrong, kind="form", problem=problem, numbers=numbers)
     if not same(made.outcome.answer, true):
         again = _called(function, made.args, names).outcome
         if not _equal(again.answer, made.outcome.answer):
-            return replace(wrong, problem="Two calls with the same arguments give different answers.", numbers=numbers)
-        return replace(wrong, problem=_values(made.outcome.answer, true), numbers=numbers)
+            problem = "Two calls with the same arguments give different answers."
+            return replace(wrong, kind="random", problem=problem, numbers=numbers)
+        return replace(wrong, kind="numbers", problem=_values(made.outcome.answer, true), numbers=numbers)
     return None
 
 
@@ -173,7 +169,7 @@ def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verd
             ": "
         )
     )
-    return replace(wrong, problem=problem, line=line, numbers=shown_case(names, made.args))
+    return replace(wrong, kind="exception", problem=problem, line=line, numbers=shown_case(names, made.args))
 
 
 def _form(answer: Any, right: Any, what: str = "") -> str:
@@ -225,7 +221,7 @@ def _values(answer: Any, true: Truth) -> str:
 
 def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
     """A verdict if right numbers have the wrong dtype."""
-    wrong, exacts = Verdict(name, WRONG), dict(leaves(true.outcome.answer))
+    wrong, exacts = Verdict(name, WRONG, "dtype"), dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         exact = exacts[path]
         kind, got = np.asarray(exact).dtype.kind, np.asarray(value).dtype
@@ -248,21 +244,11 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 
-def _with_cause(
-    verdict: Verdict,
-    exercise: Exercise,
-    calls: list[_Call],
-    function: Function,
-    doctor: Doctor | None,
-) -> Verdict:
+def _with_cause(verdict: Verdict, exercise: Exercise, calls: list[_Call]) -> Verdict:
     """Adds the known mistake that gives the learner's numbers in every case."""
-    if verdict.cause or any(each.written for each in calls):
+    if verdict.kind == "random" or any(each.written for each in calls):
         return verdict
     for slip in exercise.slips:
-        # a mistake must differ from the right answer where the learner's does, so a match in all cases suffices
         if all(gives(slip.wrong, each.args, each.outcome) for each in calls):
             return replace(verdict, cause=slip.name, sentence=slip.sentence)
-    if doctor is not None and not any(each.error for each in calls):
-        cause, sentence = doctor(exercise.name, function)
-        return replace(verdict, cause=cause, sentence=sentence)
     return verdict

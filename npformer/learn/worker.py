@@ -14,16 +14,23 @@ import linecache
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from inspect import Signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from npformer.learn import right, whole
 from npformer.learn.chapters import CHAPTERS
-from npformer.learn.judge import PASSED, judge
+from npformer.learn.doctor import Doctor
+from npformer.learn.exercise import Exercise
+from npformer.learn.judge import PASSED, WRONG, Verdict, judge
 from npformer.learn.template import signatures
+
+Tell = Callable[..., None]
+Within = Callable[[str, float], AbstractContextManager[None]]
 
 LOADING = "loading"
 PRINTED = 2**24  # bytes; a loop that prints would fill the disk
@@ -88,23 +95,32 @@ def main() -> None:
         tell(end=True)
 
 
-def _judged(request: Request, module: ModuleType, tell: Any, within: Any) -> dict[str, str]:
+def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
     """The state of every function. A function that is not right is replaced for the others that call it."""
-    expected, states = signatures(), dict(request.known)
+    expected, states, doctor = signatures(), dict(request.known), Doctor()
     for number, chapter in enumerate(CHAPTERS, 1):
         for exercise in chapter.exercises:
             name = exercise.name
             if name not in states and number in request.chapters:
                 with within(name, request.limit):
-                    if hasattr(module, name):
-                        verdict = judge(exercise, getattr(module, name), expected[name], request.file)
-                    else:
-                        verdict = None
-                    tell(verdict=None if verdict is None else verdict.as_dict(), name=name)
-                states[name] = "" if verdict is None else verdict.state
+                    verdict = _verdict(exercise, module, expected[name], request.file)
+                tell(verdict=verdict.as_dict())
+                states[name] = verdict.state
+                if verdict.kind == "numbers" and not verdict.cause and doctor.left > 0:
+                    with within(name, request.limit):
+                        arrays = doctor.answers(name, getattr(module, name))
+                    cause, sentence = ("", "") if arrays is None else doctor.cause(name, arrays)
+                    tell(verdict=replace(verdict, cause=cause, sentence=sentence).as_dict())
             if states.get(name) != PASSED:
                 setattr(module, name, getattr(right, name))
     return states
+
+
+def _verdict(exercise: Exercise, module: ModuleType, expected: Signature, file: str) -> Verdict:
+    if not hasattr(module, exercise.name):
+        problem = f"The file has no function {exercise.name}: it was removed or renamed."
+        return Verdict(exercise.name, WRONG, "missing", problem)
+    return judge(exercise, getattr(module, exercise.name), expected, file)
 
 
 def loaded(file: str) -> tuple[ModuleType | None, str]:

@@ -1,0 +1,204 @@
+"""The diagnosis of ports (`golden.diagnose`) for a learner's function: it knows mistakes that the exercises lack.
+
+The function is given the stages of a tiny model, as if a port computed one stage from npformer's. Its answers on two
+texts go to the diagnosis, which names a mistake if that gives the same numbers within the error budget of the stage.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npformer.checkpoint.tree import flatten, unflatten
+from npformer.common.errors import NpformerError
+from npformer.families import FAMILIES
+from npformer.golden.diagnose import diagnose
+from npformer.golden.format import Golden
+from npformer.golden.record import record
+from npformer.learn import right
+from npformer.learn.exercise import Function, drawn, layer_weights, linear_weights, norm_weights
+from npformer.model import Model
+from npformer.runtime.packing import Text
+
+WIDTH, HEADS, HIDDEN, WORDS, PLACES, LAYERS = 12, 3, 20, 24, 16, 2
+SECONDS = 1.5
+SIZES = {
+    "vocab_size": WORDS,
+    "d_model": WIDTH,
+    "n_heads": HEADS,
+    "n_layers": LAYERS,
+    "d_ffn": HIDDEN,
+    "max_length": PLACES,
+}
+TEXTS = ([5, 17, 0, 9, 17, 2, 11], [23, 3, 8, 1])
+
+
+class Question(NamedTuple):
+    """A stage that a function computes, and the stages that it computes it from.
+
+    Parameters
+    ----------
+    stage : name of the stage
+    given : names of the stages that the function reads
+    asked : (function, model's weights, ids, arrays of `given`) -> the array of the stage
+    causal : bool, whether the model is the decoder
+    """
+
+    stage: str
+    given: tuple[str, ...]
+    asked: Callable[..., Any]
+    causal: bool = False
+
+
+A = "layers.0.attention."
+HEADS_OF = tuple(f"{A}{name}_heads" for name in ("query", "key", "value"))
+TABLES = ("token", "position")
+
+
+def _rows_of(weights: Mapping[str, Any], function: Function, ids: np.ndarray) -> Any:
+    """The logits after each token, one whole prefix after another."""
+    return np.stack([function(ids[:end], HEADS, weights)[0] for end in range(1, len(ids) + 1)])
+
+
+QUESTIONS = {
+    "embeddings": Question(
+        "embeddings.sum", (), lambda f, w, ids: f(ids, *(w["embeddings"][name]["weight"] for name in TABLES))
+    ),
+    "layer_norm": Question(
+        "embeddings.norm", ("embeddings.sum",), lambda f, w, ids, x: f(x, **w["embeddings"]["norm"])
+    ),
+    "gelu": Question("layers.0.ffn.activation", ("layers.0.ffn.hidden",), lambda f, w, ids, x: f(x)),
+    "linear": Question(
+        f"{A}query", ("embeddings.norm",), lambda f, w, ids, x: f(x, **w["layers"][0]["attention"]["query"])
+    ),
+    "softmax": Question(f"{A}weights", (f"{A}scores",), lambda f, w, ids, x: f(x)),
+    "split_heads": Question(f"{A}query_heads", (f"{A}query",), lambda f, w, ids, x: f(x, HEADS)),
+    "combine_heads": Question(f"{A}combined", (f"{A}context",), lambda f, w, ids, x: f(x)),
+    "scaled_dot_product_attention": Question(f"{A}context", HEADS_OF, lambda f, w, ids, q, k, v: f(q, k, v)),
+    "multi_head_attention": Question(
+        f"{A}output", ("embeddings.norm",), lambda f, w, ids, x: f(x, HEADS, **w["layers"][0]["attention"])
+    ),
+    "feed_forward": Question(
+        "layers.0.ffn.output",
+        ("layers.0.attention_norm",),
+        lambda f, w, ids, x: f(x, right.gelu, **w["layers"][0]["ffn"]),
+    ),
+    "encoder_layer": Question(
+        "layers.0.ffn_norm", ("embeddings.norm",), lambda f, w, ids, x: f(x, HEADS, **w["layers"][0])
+    ),
+    "encoder": Question(
+        f"layers.{LAYERS - 1}.ffn_norm", ("embeddings.norm",), lambda f, w, ids, x: f(x, HEADS, w["layers"])
+    ),
+    "pool": Question("pooled", (f"layers.{LAYERS - 1}.ffn_norm",), lambda f, w, ids, x: f(x, **w["pooler"])),
+    "classify": Question("logits", (), lambda f, w, ids: f(ids, HEADS, w)),
+    "gelu_tanh": Question("layers.0.ffn.activation", ("layers.0.ffn.hidden",), lambda f, w, ids, x: f(x), True),
+    "decoder_layer": Question(
+        "layers.0.ffn_residual",
+        ("embeddings.sum",),
+        lambda f, w, ids, x: f(x, HEADS, None, **w["layers"][0])[0],
+        True,
+    ),
+    "decoder_step": Question("logits", (), lambda f, w, ids: _rows_of(w, f, ids), True),
+}
+
+
+class _OutOfTime(Exception):
+    """The time for diagnoses is used up."""
+
+
+class Doctor:
+    """Names the mistakes of functions. Its models are made when they are first needed.
+
+    Parameters
+    ----------
+    seconds : float, processor time for all diagnoses together: one that tries every mistake in vain may take longer
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.left = seconds
+
+    def answers(self, name: str, function: Function) -> list[np.ndarray] | None:
+        """The function's arrays of its stage, one for each text; None if it cannot be asked."""
+        if name not in QUESTIONS:
+            return None
+        asked, found = QUESTIONS[name], []
+        model, golden = self._patient(asked.causal)
+        for i, text in enumerate(golden.texts):
+            given = [golden.stages[stage][i].copy() for stage in asked.given]
+            try:
+                answer = asked.asked(function, model.weights, text.ids, *given)
+            except Exception:
+                return None
+            if not isinstance(answer, np.ndarray) or answer.dtype.kind != "f":
+                return None
+            found.append(answer.astype(np.float32))
+        return found
+
+    def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
+        """The name of the mistake that gives these arrays, and a sentence about it; "" and "" if none does."""
+        asked = QUESTIONS[name]
+        model, golden = self._patient(asked.causal)
+        given = {stage: golden.stages[stage] for stage in asked.given}
+        ends = time.process_time() + self.left
+
+        def until_then(_: str) -> None:
+            if time.process_time() > ends:
+                raise _OutOfTime
+
+        try:
+            found = diagnose(golden, {**given, asked.stage: arrays}, model, progress=until_then)
+        except (NpformerError, _OutOfTime):  # arrays of another shape
+            return "", ""
+        finally:
+            self.left = ends - time.process_time()
+        certain = [fit for fit in found.fits if fit.certain]
+        if found.stage != asked.stage or not certain:
+            return "", ""
+        name, explanation = str(certain[0]), certain[0].mistake.explanation
+        return certain[0].mistake.name, f"{name[0].upper()}{name[1:]}: {explanation}."
+
+    def _patient(self, causal: bool) -> tuple[Model, Golden]:
+        return self._decoder if causal else self._encoder
+
+    @cached_property
+    def _encoder(self) -> tuple[Model, Golden]:
+        config = FAMILIES["distilbert"].config("sequence-classification", **SIZES, labels=("A", "B"))
+        tree = _layers(1) | {
+            "pooler": linear_weights(90, WIDTH, WIDTH),
+            "head": {"output": linear_weights(91, WIDTH, 2)},
+        }
+        tree["embeddings"] = _tables(95) | {"norm": norm_weights(92, WIDTH)}
+        return _recorded(Model(config, _scaled(tree)))
+
+    @cached_property
+    def _decoder(self) -> tuple[Model, Golden]:
+        config = FAMILIES["gpt2"].config("causal-lm", **SIZES)
+        tree = _layers(200) | {
+            "norm": norm_weights(290, WIDTH),
+            "head": {"output": {"weight": drawn(291, WIDTH, WORDS)}},
+        }
+        return _recorded(Model(config, _scaled({**tree, "embeddings": _tables(295)})))
+
+
+def _tables(seed: int) -> dict[str, Any]:
+    return {"token": {"weight": drawn(seed, WORDS, WIDTH)}, "position": {"weight": drawn(seed + 1, PLACES, WIDTH)}}
+
+
+def _layers(seed: int) -> dict[str, Any]:
+    return {"layers": [layer_weights(seed + 20 * i, WIDTH, HIDDEN) for i in range(LAYERS)]}
+
+
+def _scaled(tree: dict[str, Any]) -> Any:
+    """The weights with matrices so small that the softmax does not saturate: a mistake must show."""
+    flat = flatten(tree)
+    matrices = [name for name, array in flat.items() if array.ndim == 2 and "embeddings" not in name]
+    return unflatten(flat | {name: (flat[name] / math.sqrt(len(flat[name]))).astype(np.float32) for name in matrices})
+
+
+def _recorded(model: Model) -> tuple[Model, Golden]:
+    return model, record(model, [Text(np.array(ids)) for ids in TEXTS])
