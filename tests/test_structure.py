@@ -159,7 +159,7 @@ OPENS = {
     "npformer.dataset.formats": "a run's parts",
     "npformer.dataset.manifest": "a run's manifest",
     "npformer.learn.worker": "the files of its process",
-    "npformer.learn.checking": "the files of that process",
+    "npformer.learn.running": "the files of that process",
 }
 
 

@@ -5,7 +5,8 @@ learn start FOLDER      write FOLDER/my_transformer.py, with the functions to
 learn check             run the file in this folder: what is right, what is
                         wrong and why
 learn hint NAME         a hint for a function; up to three, each says more
-learn solution NAME     npformer's own function"""
+learn solution NAME     npformer's own function
+learn look              a page of views of your model beside the right one"""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ import argparse
 import json
 import sys
 import time
+import webbrowser
+from pathlib import Path
 
 from npformer import learn
 from npformer.cli.process import DIVERGES
 from npformer.common.errors import NpformerError
 from npformer.common.progress import note
-from npformer.learn.checking import LIMIT, learners_file
+from npformer.learn.checking import learners_file
+from npformer.learn.running import LIMIT
 
 EPILOG = """check executes your file in a process of its own, with a time limit for every
 function. It exits with 0 if every function passes, 3 if one does not yet, and
@@ -31,7 +35,7 @@ examples:
   npformer learn hint layer_norm
   npformer learn check --chapter 2 --json"""
 
-ACTIONS = ("start", "check", "hint", "solution")
+ACTIONS = ("start", "check", "hint", "solution", "look")
 PAUSE = 0.3  # seconds between two looks at the file
 
 
@@ -44,13 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--watch", action="store_true", help="check again whenever the file changes, until Ctrl-C")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help=f"time for a function ({LIMIT:g})")
+    look = parser.add_argument_group("look")
+    look.add_argument("-o", "--output", metavar="FILE", help="the page to write (look.html in the folder)")
+    look.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def run(args: argparse.Namespace) -> int | None:
-    if (args.name is None) != (args.action == "check"):
-        takes = {"start": "the name of a new folder", "check": "--folder DIR"}
+    if (args.name is None) != (args.action in ("check", "look")):
+        takes = {"start": "the name of a new folder", "check": "--folder DIR", "look": "--folder DIR"}
         raise NpformerError(f"learn {args.action}: expected {takes.get(args.action, 'the name of a function')}")
-    return {"start": _start, "check": _check, "hint": _hint, "solution": _solution}[args.action](args)
+    return {"start": _start, "check": _check, "hint": _hint, "solution": _solution, "look": _look}[args.action](args)
 
 
 def _start(args: argparse.Namespace) -> None:
@@ -86,3 +93,11 @@ def _hint(args: argparse.Namespace) -> None:
 
 def _solution(args: argparse.Namespace) -> None:
     print(learn.solution(args.name))
+
+
+def _look(args: argparse.Namespace) -> None:
+    path = Path(args.output or Path(args.folder) / "look.html")
+    learn.look(args.folder).save(path)
+    note(f"wrote {path}")
+    if args.open:
+        webbrowser.open(path.resolve().as_uri())

@@ -4,14 +4,16 @@
     npformer.learn.check("my_transformer")      runs it in a process of its own: a table of what is right, wrong and why
 
 `chapters/` has the exercises, `right.py` their answers by npformer's functions; `judge.py` judges one function,
-`worker.py` is the process in which the file runs. The command is `npformer learn`.
+`running.py` starts the process `worker.py`, in which the file runs; `doctor.py` asks the diagnosis of ports; `look.py`
+draws the learner's model. The command is `npformer learn`.
 """
 
 from npformer.learn.checking import check
+from npformer.learn.look import look
 from npformer.learn.report import Report
 from npformer.learn.start import hint, solution, start
 
-__all__ = ["Report", "check", "hint", "solution", "start"]
+__all__ = ["Report", "check", "hint", "look", "solution", "start"]
 
 
 def __dir__() -> list[str]:

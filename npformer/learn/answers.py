@@ -134,6 +134,16 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, answer
 
 
+def in_form_of(answer: Any, right: Any) -> Any:
+    """The answer, where one array may stand for a list of its rows, such as a cache (2, H, S, K) for a pair."""
+    if isinstance(right, list | tuple):
+        if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
+            answer = list(answer)
+        if isinstance(answer, list | tuple) and len(answer) == len(right):
+            return [in_form_of(*each) for each in zip(answer, right, strict=True)]
+    return answer
+
+
 def is_numeric(value: Any) -> bool:
     """Whether a value is an array or a number."""
     return isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "bfiu"

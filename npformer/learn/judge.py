@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.learn.answers import Outcome, Truth, copied, gives, is_numeric, leaves, near, same, truth
+from npformer.learn.answers import Outcome, Truth, copied, gives, in_form_of, is_numeric, leaves, near, same, truth
 from npformer.learn.exercise import Exercise, Function
 from npformer.learn.shown import difference, shown_case
 
@@ -68,6 +68,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
     if any(isinstance(each.error, NotImplementedError) for each in calls):
         return Verdict(exercise.name, UNWRITTEN)
     truths = [truth(exercise.right, each.args) for each in calls]
+    calls = [_in_form(each, true) for each, true in zip(calls, truths, strict=True)]
     for each, true in zip(calls, truths, strict=True):
         verdict = _judged(exercise.name, function, each, true, names, file)
         if verdict is not None:
@@ -104,6 +105,10 @@ def _called(function: Function, args: tuple[Any, ...], names: list[str]) -> _Cal
     except BaseException as error:  # the learner's code may raise anything, SystemExit included
         return _Call(args, Outcome(raised=type(error).__name__), error, _written(args, given, names))
     return _Call(args, Outcome(_frozen(answer)), None, _written(args, given, names))
+
+
+def _in_form(made: _Call, true: Truth) -> _Call:
+    return made if made.error else replace(made, outcome=Outcome(in_form_of(made.outcome.answer, true.outcome.answer)))
 
 
 def _frozen(answer: Any) -> Any:
@@ -146,7 +151,7 @@ def _judged(name: str, function: Function, made: _Call, true: Truth, names: list
         return replace(wrong, kind="form", problem=problem, numbers=numbers)
     if not same(made.outcome.answer, true):
         again = _called(function, made.args, names).outcome
-        if not _equal(again.answer, made.outcome.answer):
+        if not _equal(in_form_of(again.answer, true.outcome.answer), made.outcome.answer):
             problem = "Two calls with the same arguments give different answers."
             return replace(wrong, kind="random", problem=problem, numbers=numbers)
         return replace(wrong, kind="numbers", problem=_values(made.outcome.answer, true), numbers=numbers)

@@ -11,6 +11,7 @@ import faulthandler
 import importlib.util
 import json
 import linecache
+import os
 import sys
 import traceback
 import warnings
@@ -22,17 +23,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from npformer.checkpoint.archive import save_arrays
+from npformer.checkpoint.loading import load
+from npformer.interpret.study_inputs import read_inputs
 from npformer.learn import right, whole
 from npformer.learn.chapters import CHAPTERS
 from npformer.learn.doctor import Doctor
 from npformer.learn.exercise import Exercise
 from npformer.learn.judge import PASSED, WRONG, Verdict, judge
+from npformer.learn.listening import Listener
 from npformer.learn.template import signatures
 
 Tell = Callable[..., None]
 Within = Callable[[str, float], AbstractContextManager[None]]
 
-LOADING = "loading"
+LOADING, LOOKING = "loading", "looking"
 PRINTED = 2**24  # bytes; a loop that prints would fill the disk
 
 
@@ -46,6 +53,7 @@ class Request(NamedTuple):
     known : names of functions -> the states that are known already
     chapters : numbers of the chapters to judge
     limit, run_limit : float, seconds for a function and for a run of the whole model
+    stages, text : str, a file to write the stages of the learner's classifier for a text to; "" judges functions
     """
 
     file: str
@@ -55,6 +63,8 @@ class Request(NamedTuple):
     chapters: list[int]
     limit: float
     run_limit: float
+    stages: str = ""
+    text: str = ""
 
 
 def main() -> None:
@@ -83,16 +93,36 @@ def main() -> None:
             module, problem = loaded(request.file)
         if module is None:
             tell(problem=problem)
-            return
-        states = _judged(request, module, tell, within)
-        for chapter, run in whole.RUNS.items():
-            needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
-            if chapter in request.chapters and all(states.get(name) == PASSED for name in needed):
-                if f"run {chapter}" in request.known:
-                    continue
-                with within(f"run {chapter}", request.run_limit):
-                    tell(run=run(module).as_dict())
-        tell(end=True)
+        elif request.stages:
+            with within(LOOKING, request.run_limit):
+                _look(request, module)
+            tell(end=True)
+        else:
+            _run(request, module, _judged(request, module, tell, within), tell, within)
+            tell(end=True)
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for threads that the file has started
+
+
+def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
+    """Runs the whole model where all functions that it needs are right."""
+    for chapter, run in whole.RUNS.items():
+        needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
+        right_all = chapter in request.chapters and all(states.get(name) == PASSED for name in needed)
+        if right_all and f"run {chapter}" not in request.known:
+            with within(f"run {chapter}", request.run_limit):
+                tell(run=run(module).as_dict())
+
+
+def _look(request: Request, module: ModuleType) -> None:
+    """Writes the stages of the learner's classifier. Functions that are known to be missing are npformer's."""
+    for name in request.known:
+        setattr(module, name, getattr(right, name))
+    model = load(whole.CLASSIFIER)
+    listener, [text] = Listener(model.weights), read_inputs(model, request.text).texts
+    with listener.listening(module):
+        module.classify(text.ids, model.config.n_heads, model.weights)
+    save_arrays(request.stages, {name: array.astype(np.float32) for name, array in listener.stages.items()}, {})
 
 
 def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:

@@ -1,0 +1,88 @@
+"""Starts the process in which a learner's file runs, and collects what it has found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT = 5.0  # seconds for a function; a right one takes milliseconds, in plain loops a tenth of a second
+RUN_LIMIT = 20.0  # seconds for the whole model, which takes less than a second
+WHOLE = 900.0  # seconds for one process, if its own limits fail
+TAIL = 4000  # characters kept of what the file prints
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process of `worker.py` that has ended.
+
+    Parameters
+    ----------
+    told : what it has found, in order
+    code : int, its exit code
+    printed : str, the end of what the learner's file printed
+    line : int, the line of the file at the end of the time; 0 if the process ended otherwise
+    in_time : bool, whether no time limit ended it
+    """
+
+    told: tuple[dict[str, Any], ...]
+    code: int
+    printed: str
+    line: int
+    in_time: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether the process came to its own end."""
+        return any("end" in each or "problem" in each for each in self.told)
+
+    @property
+    def began(self) -> str:
+        """What the process did last."""
+        return next((each["began"] for each in reversed(self.told) if "began" in each), "")
+
+
+def run_worker(file: Path, **request: Any) -> Ended:
+    """Runs `worker.py` with the fields of a `Request`, and waits for its end."""
+    with tempfile.TemporaryDirectory(prefix="npformer-") as work:
+        results, stack = Path(work) / "results", Path(work) / "stack"
+        given = {"file": str(file), "results": str(results), "ended_at": str(stack), "run_limit": RUN_LIMIT, **request}
+        code, printed = _run([sys.executable, "-m", "npformer.learn.worker", json.dumps(given)])
+        told = tuple(json.loads(line) for line in text_of(results).splitlines())
+        ended_at = text_of(stack)
+        lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', ended_at)
+        return Ended(told, code, printed, int(lines[0]) if lines else 0, not ended_at)
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, "" if there is none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    root = str(Path(__file__).parents[2])  # the same npformer, wherever the learner's folder is
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        try:
+            code = process.wait(WHOLE)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
+        return code, said.read().decode(errors="replace").strip()

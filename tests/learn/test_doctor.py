@@ -1,0 +1,74 @@
+"""Mistakes that no exercise lists are named by the diagnosis of ports, and right functions are not ill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npformer.learn import check, right
+from npformer.learn.chapters import EXERCISES
+from npformer.learn.doctor import QUESTIONS, Doctor
+from tests.learn.test_check import PLAIN, written
+
+
+@pytest.fixture(scope="module")
+def doctor() -> Doctor:
+    return Doctor(seconds=600)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_right_function_has_no_mistake(doctor: Doctor, name: str) -> None:
+    """So the question asks for the stage that the function computes."""
+    arrays = doctor.answers(name, EXERCISES[name].right)
+    assert arrays is not None
+    assert doctor.cause(name, arrays) == ("", "")
+
+
+def norm_twice(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float = 1e-12) -> np.ndarray:
+    return right.layer_norm(right.layer_norm(x, weight, bias, eps), weight, bias, eps)
+
+
+def always_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    return right.scaled_dot_product_attention(q, k, v, np.tri(q.shape[1], k.shape[1], dtype=bool))
+
+
+def leaky(x: np.ndarray) -> np.ndarray:
+    """An activation that nobody would know."""
+    return np.where(x > 0, x, 0.37 * x)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "cause"),
+    [
+        ("layer_norm", norm_twice, "norm applied twice"),
+        ("scaled_dot_product_attention", always_causal, "causal mask"),
+        ("gelu", leaky, ""),
+    ],
+)
+def test_a_mistake_of_ports_is_named(doctor: Doctor, name: str, wrong: object, cause: str) -> None:
+    arrays = doctor.answers(name, wrong)  # type: ignore[arg-type]
+    assert arrays is not None
+    assert doctor.cause(name, arrays)[0] == cause
+
+
+def test_a_doctor_without_time_names_nothing() -> None:
+    doctor = Doctor(seconds=0.0)
+    arrays = doctor.answers("layer_norm", norm_twice)
+    assert arrays is not None
+    assert doctor.cause("layer_norm", arrays) == ("", "")
+
+
+def test_the_check_asks_the_doctor(tmp_path: Path) -> None:
+    code = """
+def layer_norm(x, weight, bias, eps=1e-12):
+    for _ in range(2):
+        n = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+        x = n * weight + bias
+    return x
+"""
+    report = check(written(tmp_path, {"layer_norm": code}, PLAIN), chapter=1)
+    [verdict] = [each for each in report.verdicts if each.name == "layer_norm"]
+    assert verdict.cause == "norm applied twice"
+    assert "Cause: Norm applied twice: each layer norm is computed once." in str(report)

@@ -1,0 +1,61 @@
+"""`learn look`: the stages of the learner's model are heard, and stand beside npformer's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npformer
+from npformer import NpformerError
+from npformer.cli.main import main
+from npformer.learn import look
+from npformer.learn.look import learners_stages
+from npformer.learn.whole import TEXT
+from tests.learn.test_check import PLAIN, written
+
+
+def test_the_stages_are_those_of_the_model(tmp_path: Path) -> None:
+    """Within float32 rounding of six layers: the same weights and text, other code."""
+    folder = written(tmp_path, {}, PLAIN)
+    stages = learners_stages(folder / "my_transformer.py", [], TEXT)
+    right = npformer.trace(npformer.load("distilbert-sst2"), TEXT)
+    assert [name for name in right if name not in stages] == [
+        "embeddings.token",
+        "embeddings.position",
+        "probabilities",
+    ]
+    for name, array in stages.items():
+        np.testing.assert_allclose(array, right[name], atol=1e-4, err_msg=name)
+
+
+def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path) -> None:
+    """The learner's layer is wrong, and pool is not yet written; attention of layer 0 is right."""
+    wrong = "def feed_forward(x, activation, hidden, output):\n    return x"
+    unwritten = "def pool(x, weight, bias):\n    raise NotImplementedError"
+    folder = written(tmp_path, {"feed_forward": wrong, "pool": unwritten}, PLAIN)
+    assert main(["learn", "look", "--folder", str(folder)]) == 0
+    assert "yours: I love ice cream" in (folder / "look.html").read_text(encoding="utf-8")
+    yours, right = look(folder).texts
+    assert (
+        [view.kind for view in yours]
+        == [view.kind for view in right]
+        == ["heads", "model", "neurons", "stages", "attribution"]
+    )
+    mine, true = yours[0].stacks[0].layers, right[0].stacks[0].layers  # type: ignore[attr-defined]
+    np.testing.assert_allclose(mine[0], true[0], atol=1e-5)
+    assert np.abs(mine[5] - true[5]).max() > 0.1
+
+
+def test_a_model_that_cannot_be_drawn_says_why(tmp_path: Path) -> None:
+    broken = "def encoder(x, n_heads, layers):\n    return x[100]"
+    with pytest.raises(NpformerError, match="your model cannot be run: IndexError: index 100 is out of bounds"):
+        look(written(tmp_path, {"encoder": broken}, PLAIN))
+    silent = PLAIN.replace(
+        "return softmax(scores) @ v", "return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True) @ v"
+    )
+    with pytest.raises(
+        NpformerError, match="attention weights cannot be seen: scaled_dot_product_attention has to call"
+    ):
+        look(written(tmp_path, {}, silent))
