@@ -1,7 +1,7 @@
-"""Writes the table of well-known checkpoints, `checkpoints.md`: which of them run, for which task, and which features
-the others need.
+"""Writes the table of well-known checkpoints, `docs/howto/checkpoints.md`: which of them run, for which task, and which
+features the others need.
 
-    python examples/checkpoints.py            # rewrites checkpoints.md
+    python examples/checkpoints.py            # rewrites the page
     python examples/checkpoints.py --check    # fails if it is out of date
 
 `checkpoints.json` has the relevant fields of each checkpoint's config.json; each line of the table follows from the
@@ -21,16 +21,19 @@ from npformer.families import family_of, read_config
 from npformer.tasks.pipelines import tasks_of
 
 HERE = Path(__file__).parent
-DATA, PAGE = HERE / "checkpoints.json", HERE / "checkpoints.md"
+DATA, PAGE = HERE / "checkpoints.json", HERE.parent / "docs" / "howto" / "checkpoints.md"
 #: Tasks of every encoder, which are named where a checkpoint has no other.
 VECTORS = ("feature-extraction", "sentence-embedding")
 
-HEAD = """# Checkpoints
+HEAD = """# Which checkpoints run
 
-Well-known checkpoints on the hub and whether they run, according to their config.json. `python
-examples/checkpoints.py` writes this page from `checkpoints.json`, and a test holds it to what npformer does. The
-fields of config.json that decide it are noted there as they are known; no checkpoint was downloaded for it. `npformer
-info NAME` checks any checkpoint without downloading its weights. Every encoder that runs also gives vectors
+`npformer info NAME` checks any checkpoint without downloading its weights. DistilBERT, BERT, ELECTRA, ALBERT, RoBERTa,
+XLM-RoBERTa, CamemBERT, MPNet, DeBERTa-v2 and -v3, ModernBERT, Nomic BERT, GPT-2 and BART run with their heads, as do
+Marian and torch's own `nn.Transformer`, from safetensors or `.bin`, in float16 to float64 or bfloat16.
+
+Below are well-known checkpoints on the hub and whether they run, according to their config.json. `python
+examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test holds it to what
+npformer does; no checkpoint was downloaded for it. Every encoder that runs also gives vectors
 (`feature-extraction`, `sentence-embedding`), whatever its own task is. A checkpoint also needs a tokenizer:
 `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, `sentencepiece.bpe.model`, `spiece.model` or
 `spm.model`.

@@ -1,4 +1,4 @@
-"""Runs every notebook in examples/ from its first cell to its last, and fails with the first error.
+"""Runs every notebook in docs/learn/ from its first cell to its last, and fails with the first error.
 
     python tests/run_notebooks.py            leaves the files alone
     python tests/run_notebooks.py --write    keeps what the cells print, to be committed
@@ -19,7 +19,7 @@ TIMEOUT = 300  # seconds a cell may take
 
 
 def main() -> int:
-    paths = sorted((ROOT / "examples").glob("*.ipynb"))
+    paths = sorted((ROOT / "docs" / "learn").glob("*.ipynb"))
     failures = [problem for path in paths for problem in run(path, write="--write" in sys.argv[1:])]
     print("\n".join(failures) or f"{len(paths)} notebooks ran without an error")
     return int(bool(failures) or not paths)

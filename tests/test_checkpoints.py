@@ -14,17 +14,18 @@ from npformer.families import FAMILIES, read_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPT = runpy.run_path(str(EXAMPLES / "checkpoints.py"))
+PAGE = EXAMPLES.parent / "docs" / "howto" / "checkpoints.md"
 NOTED = json.loads((EXAMPLES / "checkpoints.json").read_text(encoding="utf-8"))
 
 
 def test_the_page_is_as_it_would_be_written():
-    written = (EXAMPLES / "checkpoints.md").read_text(encoding="utf-8")
+    written = PAGE.read_text(encoding="utf-8")
     assert written == SCRIPT["page"](), "run python examples/checkpoints.py"
 
 
 def test_a_page_that_is_out_of_date_is_reported(tmp_path, capsys):
     changed = tmp_path / "checkpoints.md"
-    changed.write_text((EXAMPLES / "checkpoints.md").read_text(encoding="utf-8").replace("| yes |", "| no |", 1))
+    changed.write_text(PAGE.read_text(encoding="utf-8").replace("| yes |", "| no |", 1))
     SCRIPT["main"].__globals__["PAGE"] = changed
     assert SCRIPT["main"](["--check"]) == 1
     assert "run python examples/checkpoints.py" in capsys.readouterr().out

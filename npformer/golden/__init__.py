@@ -3,7 +3,7 @@
     golden.record(model, ["I love ice cream"]).save("g.safetensors")
     print(golden.compare(golden.load("g.safetensors"), arrays))            golden.assert_close(g, arrays) in a test
 
-A golden file is a safetensors file; `FORMAT.md` beside this file describes it, with readers in Rust and C.
+A golden file is a safetensors file; `docs/reference/golden-format.md` describes it, with readers in Rust and C.
 """
 
 from npformer.golden.budget import RATIOS

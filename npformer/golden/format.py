@@ -1,6 +1,7 @@
 """A golden file: texts as token ids, their stages in float32 and float64, and the error budget of each stage.
 
-`FORMAT.md` describes the format. `record.py` makes a file, `compare.py` compares another program's arrays with it.
+`docs/reference/golden-format.md` describes the format. `record.py` makes a file, `compare.py` compares another
+program's arrays with it.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def test_a_bundled_model_that_is_not_installed(site, name):
 
 
 def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, monkeypatch):
-    """As examples/*.ipynb do after `pip install .`: at the top of the checkout and in any of its folders."""
+    """As the notebooks in docs/learn do after `pip install .`: at the top of the checkout and in any of its folders."""
     checkout = tmp_path / "checkout"
     (checkout / "npformer").mkdir(parents=True)
     (checkout / "examples").mkdir()

@@ -1,4 +1,4 @@
-"""The page of the golden format: the manifest it shows is a real file's, and its readers in Rust and C read that file."""
+"""The pages of the golden format: the manifest is a real file's, the readers in JavaScript, Rust and C read that file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from npformer import golden
 from npformer.cli.main import main
 
-PAGE = (Path(golden.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
-SOURCES = {"rust": "reader.rs", "c": "reader.c"}
+PAGE = (Path(__file__).parents[2] / "docs/reference/golden-format.md").read_text(encoding="utf-8")
+SOURCES = {"javascript": "reader.mjs", "rust": "reader.rs", "c": "reader.c"}
+HOWTO = (Path(__file__).parents[2] / "docs/howto/golden-test.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
@@ -48,11 +51,11 @@ def test_the_manifest_on_the_page_is_the_file_s(folder):
         assert shown[key] == real[key], key
 
 
-@pytest.mark.parametrize("compiler", ["rustc", "cc"])
+@pytest.mark.parametrize("compiler", ["node", "rustc", "cc"])
 def test_the_page_s_reader_prints_the_page_s_output(compiler, folder):
     """Compiled and run by the page's own command, it prints the page's line, which is also what the file holds."""
     if shutil.which(compiler) is None:
-        pytest.skip(f"the reader was NOT compiled: there is no {compiler} on this machine")
+        pytest.skip(f"the reader was NOT run: there is no {compiler} on this machine")
     command, printed = re.search(rf"^\$ ({compiler} .*)\n(.*)$", PAGE, re.M).groups()
     done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -63,3 +66,22 @@ def test_the_page_s_reader_prints_the_page_s_output(compiler, folder):
     first = recorded.stages[stage][0].flat[:4]
     shape = ",".join(map(str, recorded.stages[stage][0].shape))
     assert done.stdout == f"0/{stage} F32 [{shape}] [{', '.join(f'{number:.4f}' for number in first)}]\n"
+
+
+def test_the_test_in_javascript_passes_what_is_right_and_names_the_stage_that_is_not(folder, tmp_path):
+    if shutil.which("node") is None:
+        pytest.skip("the test in JavaScript was NOT run: there is no node on this machine")
+    (source,) = re.findall(r"^```javascript\n(.*?)^```$", HOWTO, re.M | re.S)
+    (tmp_path / "golden.test.mjs").write_text(source, encoding="utf-8")
+
+    def run(stages):
+        save_file(stages, tmp_path / "port.safetensors")
+        command = ["node", "golden.test.mjs", folder / "golden.safetensors", "port.safetensors"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    right = {f"0/{name}": arrays[0] for name, arrays in golden.load(folder / "golden.safetensors").stages.items()}
+    assert run(right).returncode == 0
+    wrong = run(right | {"0/embeddings.norm": right["0/embeddings.norm"] * np.float32(1.01)})
+    assert wrong.returncode
+    assert "embeddings.norm: off by" in wrong.stderr
+    assert "no answer" in run({"0/embeddings.norm": right["0/embeddings.norm"]}).stderr

@@ -1,0 +1,41 @@
+"""`Generated`: a directive whose content is Markdown that a function makes from the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+
+class Generated(SphinxDirective):
+    """Shows the lines of Markdown that `lines` returns for the directive's argument."""
+
+    optional_arguments = 1
+    final_argument_whitespace = True
+
+    def lines(self, argument: str) -> Iterable[str]:
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        made = nodes.Element()
+        text = "\n".join(self.lines(*self.arguments)).splitlines()
+        self.state.nested_parse(StringList(text, source=self.get_location()), 0, made, match_titles=True)
+        return made.children
+
+
+def directive(make: Callable[..., Iterable[str]]) -> type[Generated]:
+    """A directive that shows the Markdown of this function."""
+    return type(make.__name__, (Generated,), {"lines": staticmethod(make)})
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table; bars and line breaks in cells do not end them."""
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (head, ["---"] * len(head), *rows)]
+    return ["", *(f"| {' | '.join(row)} |" for row in cells), ""]
+
+
+def code(text: object) -> str:
+    """Text as code, in as many backticks as it needs."""
+    return f"`` {text} ``" if "`" in str(text) else f"`{text}`"

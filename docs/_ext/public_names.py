@@ -1,0 +1,92 @@
+"""`{public-names} ROOM`: every public name of a room with its docstring.
+
+A room is a page of the reference. Each public name of `npformer` is in one; `npformer.golden` and the
+other public modules are rooms of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from importlib import import_module
+
+from markdown import directive
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+import npformer
+
+#: Room -> the modules that define its names.
+ROOMS = {
+    "maths": "functions activations masks attention blocks.attention blocks.ffn embeddings encoder_layers "
+    "decoder_layers",
+    "models": "checkpoint.loading model config text.inputs runtime.packing common.limits common.errors "
+    "generation.likelihood",
+    "tasks": "tasks.pipelines tasks.vector_search",
+    "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
+}
+MODULES = ("golden", "training", "view", "learn", "dataset")
+#: Names that have a page of their own.
+ELSEWHERE = {"Config": "config", "Limits": "limits"}
+#: Classes with methods that users call.
+WITH_METHODS = ("Model", "Seq2Seq", "Trace", "Golden", "View", "Trainer", "Adam", "Trainable")
+
+
+def rooms() -> dict[str, list[str]]:
+    """The full names in each room. Raises ExtensionError for a public name without a room."""
+    defined = {name: names.split() for name, names in npformer._NAMES.items()}
+    found = {
+        room: [f"npformer.{name}" for module in modules.split() for name in defined.pop(module)]
+        for room, modules in ROOMS.items()
+    }
+    modules = {name for name in npformer.__all__ if inspect.ismodule(getattr(npformer, name))}
+    left = {name for names in defined.values() for name in names} | (modules - {*MODULES})
+    if left:
+        raise ExtensionError(f"docs/_ext/public_names.py: no room for {', '.join(sorted(left))}")
+    for module in MODULES:
+        found[module] = [f"npformer.{module}.{name}" for name in import_module(f"npformer.{module}").__all__]
+    return found
+
+
+def public_names(room: str) -> Iterable[str]:
+    """The names of a room in a list, then each with its docstring."""
+    names = [name for name in rooms()[room] if name.rpartition(".")[2] not in ELSEWHERE]
+    shorts = [name.removeprefix("npformer.") for name in names]
+    yield ", ".join(f"[`{short}`](#{name})" for short, name in zip(shorts, names, strict=True))
+    yield ""
+    for short, name in zip(shorts, names, strict=True):
+        module, _, last = name.rpartition(".")
+        found = getattr(import_module(module), last)
+        yield f"## {short}"
+        yield "```{eval-rst}"
+        if inspect.isclass(found):
+            yield f".. autoclass:: {name}"
+            if last in WITH_METHODS:
+                yield "   :members:"
+        elif callable(found):
+            yield f".. autofunction:: {name}"
+        else:
+            yield f".. data:: {name}"
+            yield f"   :value: {found!r}"
+        yield "```"
+        yield ""
+
+
+def escape(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Leaves the stars, bars and underscores of formulas as they are; examples and code are left alone."""
+    example = False
+    for i, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if not example:
+            parts = re.split(r"(`[^`]*`)", line)
+            lines[i] = "".join(
+                part if i % 2 else re.sub(r"[*|]|(?<=\w)_(?!\w)", r"\\\g<0>", part) for i, part in enumerate(parts)
+            )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    rooms()
+    app.connect("autodoc-process-docstring", escape, priority=400)  # before numpydoc
+    app.add_directive("public-names", directive(public_names))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,84 @@
+"""Links of pages, which are relative so that they also work on GitHub, and a check of every link within the built site.
+
+A link to a file of the repository outside of `docs/` leads to that file on GitHub. When the site is written, each
+address in it that is not elsewhere must be a file of the site, and its anchor an element of that file.
+"""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
+
+GITHUB = "https://github.com/npformer/npformer/blob/main/"
+ROOT = Path(__file__).parents[2]
+
+logger = logging.getLogger(__name__)
+
+
+class ToGitHub(SphinxTransform):
+    """Turns links to files outside of `docs/` into their addresses on GitHub."""
+
+    default_priority = 5  # before Sphinx collects files to download
+
+    def apply(self) -> None:
+        folder = Path(self.env.doc2path(self.env.docname)).parent
+        for node in [
+            *self.document.findall(addnodes.download_reference),
+            *self.document.findall(addnodes.pending_xref),
+        ]:
+            path, _, anchor = node["reftarget"].partition("#")
+            if node.get("refdomain") == "doc":  # MyST leaves out the ending of a page's name
+                path, anchor = f"{path}.md", node["reftargetid"] or ""
+            target = (folder / path).resolve()
+            if path and target.is_file() and not target.is_relative_to(ROOT / "docs"):
+                address = GITHUB + target.relative_to(ROOT).as_posix() + (f"#{anchor}" if anchor else "")
+                node.replace_self(nodes.reference("", "", *node.children, refuri=address, internal=False))
+
+
+class Page(HTMLParser):
+    """The addresses and anchors of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.anchors.add(value)
+            elif name in ("href", "src") and value:
+                self.links.add(value)
+
+
+def check(app: Sphinx, failed: Exception | None) -> None:
+    """Warns of links within the site that lead nowhere."""
+    if failed or app.builder.format != "html":
+        return
+    site = Path(app.outdir).resolve()
+    pages = {path: Page(path) for path in site.rglob("*.html") if "_static" not in path.parts}
+    for path, page in pages.items():
+        for link in sorted(page.links):
+            address = urlsplit(link)
+            if address.scheme or address.netloc:
+                continue
+            target = (path.parent / unquote(address.path)).resolve() if address.path else path
+            if not target.is_file():
+                logger.warning("%s: the link %s leads nowhere", path.relative_to(site), link)
+            elif address.fragment and target in pages and unquote(address.fragment) not in pages[target].anchors:
+                logger.warning("%s: nothing at the anchor of the link %s", path.relative_to(site), link)
+    logger.info("checked the links of %d pages", len(pages))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_transform(ToGitHub)
+    app.connect("build-finished", check)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

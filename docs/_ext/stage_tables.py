@@ -1,0 +1,124 @@
+"""`{stages} CASE`: the stages of a model of the conformance suite, and a drawing of a layer in which each is a link.
+
+Everything follows from the declarations of the model's parts (`npformer/stage.py`): the rows from their names, shapes
+and formulas, the drawing from their parents.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Mapping
+
+from markdown import code, directive, table
+from repository_links import GITHUB
+from sphinx.application import Sphinx
+
+from npformer.golden.suite import cases
+from npformer.interpret.stages import of_model
+from npformer.stage import Stage
+
+WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 104, 36, 116, 56, 26  # of a box, its place and the lane on the left, in pixels
+LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
+HOOK = re.compile(r"(?<=blocks\.)\d+(?=\.)")
+
+
+def stages(case: str) -> Iterable[str]:
+    config = next(each.config for each in cases() if each.name == case)
+    found = of_model(config)
+    for stack in ("", "encoder.", "decoder."):
+        layer = {name: each for name, each in found.items() if name.startswith(f"{stack}layers.1.")}
+        if layer:
+            yield from drawing(case, f"{stack}layers.1.", layer)
+    yield from table(
+        ("stage", "shape", "formula", "computed by", "in TransformerLens"),
+        (
+            (
+                f'<span id="{anchor(case, name)}"></span>`{name}`',
+                code(each.shape),
+                code(each.formula),
+                f"[`{each.function}`]({GITHUB}npformer/{each.function.rpartition('.')[0].replace('.', '/')}.py)",
+                code(each.hook) if each.hook else "",
+            )
+            for name, each in merged(found).items()
+        ),
+    )
+
+
+def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
+    """The stages in order; those that are alike in every layer once, with `*` for its number."""
+    patterns = {name: LAYER.sub("*", name) for name in found}
+    kinds: dict[str, set[tuple[str, ...]]] = {}
+    for name, each in found.items():
+        kinds.setdefault(patterns[name], set()).add((each.shape, each.formula, each.function))
+    rows = {}
+    for name, each in found.items():
+        alike = len(kinds[patterns[name]]) == 1
+        rows.setdefault(
+            patterns[name] if alike else name, each._replace(hook=HOOK.sub("*", each.hook)) if alike else each
+        )
+    return rows
+
+
+def anchor(case: str, name: str) -> str:
+    return f"{case}-{re.sub(r'[^a-z0-9]+', '-', LAYER.sub('any', name).replace('*', 'any').lower())}"
+
+
+def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
+    """A layer from top to bottom as SVG: a box for each stage, below all that it is computed from."""
+    rank: dict[str, int] = {}
+    for name, each in layer.items():
+        for parent in each.parents:
+            rank.setdefault(parent, 0)  # what enters the layer
+        rank[name] = 1 + max((rank[parent] for parent in each.parents), default=0)
+    rows: dict[int, list[str]] = {}
+    for name, row in rank.items():
+        rows.setdefault(row, []).append(name)
+    most = max(map(len, rows.values()))
+    width, height = MARGIN + most * ACROSS, (max(rows) + 1) * DOWN
+    place = {
+        name: (MARGIN + (most - len(names) + 2 * column + 1) * ACROSS / 2, row * DOWN + DOWN / 2)
+        for row, names in rows.items()
+        for column, name in enumerate(names)
+    }
+    edges = [(parent, name) for name, each in layer.items() for parent in each.parents]
+    parts = [edge(place[parent], place[name], rank[name] - rank[parent]) for parent, name in edges]
+    parts += [box(case, scope, name, layer.get(name), *at) for name, at in place.items()]
+    pattern = LAYER.sub("*", scope)[:-1]
+    yield '<figure class="layer">'
+    yield f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" aria-label="The stages of {pattern}">'
+    yield from parts
+    yield f"</svg><figcaption><code>{pattern}</code></figcaption></figure>"
+    yield ""
+
+
+def edge(start: tuple[float, float], end: tuple[float, float], rows: int) -> str:
+    """A line downwards; one that would cross other boxes goes around them on the left."""
+    (x, y), (to_x, to_y) = start, end
+    if rows > 1 and abs(x - to_x) < 1:
+        lane, side = MARGIN / 3, x - WIDTH / 2
+        down = f"H{lane + 8:g}Q{lane:g} {y:g} {lane:g} {y + 8:g}V{to_y - 8:g}Q{lane:g} {to_y:g} {lane + 8:g} {to_y:g}"
+        return f'<path d="M{side:g} {y:g}{down}H{side:g}"/>'
+    y, to_y = y + HEIGHT / 2, to_y - HEIGHT / 2
+    straight = to_y - DOWN + HEIGHT if rows > 1 else y
+    middle = (straight + to_y) / 2
+    return f'<path d="M{x:g} {y:g}V{straight:g}C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"/>'
+
+
+def box(case: str, scope: str, name: str, stage: Stage | None, x: float, y: float) -> str:
+    """A stage's last name and shape, linked to its row; a stage from outside is named without a box."""
+    if stage is None:
+        source = scope.startswith("decoder") and name.startswith("encoder")
+        return f'<text x="{x:g}" y="{y:g}">{"source" if source else "X"}</text>'
+    short = re.sub(r"^(attention|ffn)\.", "", name.removeprefix(scope)).replace("cross_attention.", "cross ")
+    return (
+        f'<a href="#{anchor(case, name)}"><title>{html.escape(f"{name} {stage.shape}: {stage.formula}")}</title>'
+        f'<rect x="{x - WIDTH / 2:g}" y="{y - HEIGHT / 2:g}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
+        f'<text x="{x:g}" y="{y - 6:g}">{short}</text>'
+        f'<text x="{x:g}" y="{y + 9:g}" class="shape">{stage.shape}</text></a>'
+    )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("stages", directive(stages))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,136 @@
+"""Tables of the reference: the tasks and their options, the fields of dataclasses, and the routes of the service."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from markdown import code, directive, table
+from numpydoc.docscrape import NumpyDocString
+from sphinx.application import Sphinx
+
+from npformer.serve.declared import ALL_ROUTES
+from npformer.serve.fields import REQUIRED
+from npformer.serve.pages import ERRORS, GETS
+from npformer.tasks.catalogue import TASKS
+from npformer.tasks.options import Options
+from npformer.tasks.pipelines import class_of
+
+
+def parameters(made: Any) -> dict[str, tuple[str, str]]:
+    """The parameters that a docstring describes: name -> type and description."""
+    found = {}
+    for names, kind, lines in NumpyDocString(inspect.getdoc(made) or "")["Parameters"]:
+        for name in names.split(", "):
+            found[name.lstrip("*")] = (kind, " ".join(lines))
+    return found
+
+
+def literal(text: str) -> str:
+    """A docstring's text as Markdown, in which its backticks are code."""
+    return re.sub(r"([<*_\[\]])", r"\\\1", text)
+
+
+def rows(made: Any, skip: Iterable[str] = ()) -> Iterable[tuple[str, str, str]]:
+    """The fields of a dataclass: name, default, meaning."""
+    described = parameters(made)
+    for field in dataclasses.fields(made):
+        if field.name not in skip:
+            kind, text = described.get(field.name, ("", ""))
+            default = "" if field.default is dataclasses.MISSING else code(repr(field.default))
+            yield code(field.name), default, literal(f"{kind}. {text}" if kind and text else kind or text)
+
+
+def fields(place: str) -> Iterable[str]:
+    """The fields of a dataclass, by its module and name."""
+    module, _, name = place.rpartition(".")
+    yield from table(("field", "default", "meaning"), rows(getattr(import_module(module), name)))
+
+
+def tasks() -> Iterable[str]:
+    """Every task: what it needs, its options and an example."""
+    shared = [field.name for field in dataclasses.fields(Options)]
+    for name, task in TASKS.items():
+        kind = class_of(name)
+        doc = NumpyDocString(inspect.getdoc(kind) or "")
+        yield f"## {name}"
+        yield literal(" ".join([*doc["Summary"], *doc["Extended Summary"]]).replace("`", ""))
+        yield ""
+        command = f"[`npformer {task.command.name}`](#command-{task.command.name})" if task.command else ""
+        alias = f"also {', '.join(map(code, task.aliases))}" if task.aliases else ""
+        default = f"default model {code(task.default)}" if task.default else ""
+        route = f"route {code('POST ' + task.route)}" if task.route else ""
+        yield "; ".join(filter(None, [f"Needs {task.wanted}", default, alias, command, route])) + "."
+        described = parameters(kind)
+        own = [field for field in dataclasses.fields(kind.options_type) if field.name not in shared]
+        yield from table(
+            ("option", "default", "meaning"),
+            (
+                (
+                    code(each.name),
+                    "" if each.default is dataclasses.MISSING else code(repr(each.default)),
+                    literal(". ".join(filter(None, described.get(each.name, ("", ""))))),
+                )
+                for each in own
+            ),
+        )
+        if doc["Examples"]:
+            yield from ("```pycon", *doc["Examples"], "```", "")
+
+
+def routes() -> Iterable[str]:
+    """The routes of `npformer serve`, their fields and the errors."""
+    yield from table(("route", "answer"), ([f"`GET {path}`", literal(what)] for path, what in GETS.items()))
+    for route in ALL_ROUTES:
+        yield f"## POST {route.path}"
+        yield f"{literal(route.summary)}."
+        yield ""
+        for each in filter(None, [route, route.of_object]):
+            if each is not route:
+                yield f"If `inputs` is an object, the request is one of `{each.path}`."
+            else:
+                yield from table(
+                    ("field", "default", "values", "meaning"),
+                    (
+                        (
+                            code(name),
+                            "required"
+                            if field.default is REQUIRED
+                            else ""
+                            if field.default is None
+                            else code(field.default),
+                            values(field.kind.schema),
+                            literal(field.what or field.kind.schema.get("description", "")),
+                        )
+                        for name, field in each.fields.items()
+                    ),
+                )
+    yield "## Errors"
+    yield from table(("status", "meaning"), ([str(status), literal(what)] for status, what in ERRORS.items()))
+
+
+def values(schema: dict[str, Any]) -> str:
+    """The values that a JSON schema allows, in words."""
+    if "enum" in schema:
+        return " or ".join(code(each) for each in schema["enum"] if each is not None)
+    if either := schema.get("oneOf") or schema.get("anyOf"):
+        return " or ".join(dict.fromkeys(values(each) for each in either))
+    if schema.get("type") == "array":
+        return f"list of ({values(schema['items'])})"
+    if schema.get("type") == "object":
+        return f"object of {', '.join(map(code, schema['properties'])) or 'nothing'}"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    most = "" if high in (None, 2**31) else f" to {high}"
+    return {"string": "text", "boolean": "true or false"}.get(
+        schema["type"], f"{schema['type']}{'' if low is None else f' from {low}'}{most}"
+    )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    for each in (fields, tasks, routes):
+        app.add_directive(each.__name__, directive(each))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,56 @@
+"""The site's settings. From the top of a checkout:
+
+    pip install . --group docs && python -m sphinx -W docs docs/_build
+
+Everything is built and read without a network. The extensions in `_ext/` make the reference from the code.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
+
+import npformer  # noqa: E402
+
+project = "npformer"
+author = "The npformer authors"
+version = release = npformer.__version__
+html_title = f"npformer {version}"
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"source_repository": "https://github.com/npformer/npformer/", "source_directory": "docs/"}
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "numpydoc",
+    "repository_links",
+    "mathml",
+    "public_names",
+    "command_line",
+    "stage_tables",
+    "tables",
+    "live_views",
+]
+exclude_patterns = ["_build", "_ext"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+default_role = "literal"  # docstrings write names between single backticks
+
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # the notebooks' committed output is shown; tests/run_notebooks.py runs them
+nb_merge_streams = True
+
+numpydoc_show_class_members = False
+autodoc_typehints = "none"  # docstrings have the types and shapes
+autodoc_member_order = "bysource"
+add_module_names = False
+toc_object_entries = False  # each name has a heading
+smartquotes = False  # quotes and dots in text are often code
