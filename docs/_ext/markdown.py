@@ -19,10 +19,14 @@ class Generated(SphinxDirective):
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
-        made = nodes.Element()
-        text = "\n".join(self.lines(*self.arguments)).splitlines()
-        self.state.nested_parse(StringList(text, source=self.get_location()), 0, made, match_titles=True)
-        return made.children
+        lines = "\n".join(self.lines(*self.arguments)).splitlines()
+        first = next((i for i, line in enumerate(lines) if line.startswith("#")), len(lines))
+        # Sections attach themselves to the page; what stands before them must be there first.
+        for part in (lines[:first], lines[first:]):
+            made = nodes.Element()
+            self.state.nested_parse(StringList(part, source=self.get_location()), 0, made, match_titles=True)
+            self.state_machine.node.extend(made.children)
+        return []
 
 
 def directive(make: Callable[..., Iterable[str]]) -> type[Generated]:

@@ -114,7 +114,7 @@ def box(case: str, scope: str, name: str, stage: Stage | None, x: float, y: floa
     return (
         f'<a href="#{anchor(case, name)}"><title>{html.escape(f"{name} {stage.shape}: {stage.formula}")}</title>'
         f'<rect x="{x - WIDTH / 2:g}" y="{y - HEIGHT / 2:g}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
-        f'<text x="{x:g}" y="{y - 6:g}"{' class="long"' if len(short) > 15 else ""}>{short}</text>'
+        f'<text x="{x:g}" y="{y - 6:g}" class="{"long" if len(short) > 15 else "name"}">{short}</text>'
         f'<text x="{x:g}" y="{y + 9:g}" class="shape">{stage.shape}</text></a>'
     )
 
