@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.learn.exercise import Function
+from npformer.learn.exercise import Function, Undetermined
 
 FACTOR = 8
 DRAWS = 4
@@ -92,9 +92,11 @@ def near(value: Any, exact: Any, budget: float) -> bool:
     return bool(np.all(np.abs(value[finite] - exact[finite]) <= budget))
 
 
-def gives(function: Function, args: tuple[Any, ...], outcome: Outcome) -> bool:
-    """Whether a function with a known mistake gives exactly this answer, or this exception."""
+def gives(function: Function, args: tuple[Any, ...], outcome: Outcome) -> bool | None:
+    """Whether a function with a known mistake gives exactly this answer, or this exception; None if undetermined."""
     exact = call(function, in_float64(args))
+    if exact.raised == Undetermined.__name__:
+        return None
     if outcome.raised or exact.raised:
         return outcome.raised == exact.raised
     return _roughly(outcome.answer, exact.answer) and same(outcome.answer, truth(function, args))

@@ -14,6 +14,10 @@ import numpy as np
 Function = Callable[..., Any]
 
 
+class Undetermined(Exception):
+    """Programs with a mistake differ in this case, so the case shows nothing about it."""
+
+
 class Slip(NamedTuple):
     """A mistake in a single function.
 
@@ -21,7 +25,7 @@ class Slip(NamedTuple):
     ----------
     name : str
     sentence : str, the mistake and what is right instead
-    wrong : function with the mistake, which takes the arguments of the exercise
+    wrong : function with the mistake, which takes the arguments of the exercise, or raises `Undetermined`
     """
 
     name: str

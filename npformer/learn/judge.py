@@ -72,7 +72,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
     for each, true in zip(calls, truths, strict=True):
         verdict = _judged(exercise.name, function, each, true, names, file)
         if verdict is not None:
-            return _with_cause(verdict, exercise, calls)
+            return _with_cause(verdict, exercise, calls, truths)
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
     return next(filter(None, dtypes), Verdict(exercise.name, PASSED))
 
@@ -149,6 +149,9 @@ def _judged(name: str, function: Function, made: _Call, true: Truth, names: list
     problem = _form(made.outcome.answer, true.outcome.answer)
     if problem:
         return replace(wrong, kind="form", problem=problem, numbers=numbers)
+    if any(np.asarray(value).dtype == np.float16 for _, value in leaves(made.outcome.answer)):
+        problem = "Wrong dtype: expected float32, got float16, which has three digits."
+        return replace(wrong, kind="dtype", problem=problem, numbers=numbers)
     if not same(made.outcome.answer, true):
         again = _called(function, made.args, names).outcome
         if not _equal(in_form_of(again.answer, true.outcome.answer), made.outcome.answer):
@@ -249,11 +252,21 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 
-def _with_cause(verdict: Verdict, exercise: Exercise, calls: list[_Call]) -> Verdict:
-    """Adds the known mistake that gives the learner's numbers in every case."""
-    if verdict.kind == "random" or any(each.written for each in calls):
+def _with_cause(verdict: Verdict, exercise: Exercise, calls: list[_Call], truths: list[Truth]) -> Verdict:
+    """Adds the known mistake that gives the learner's numbers in every case it determines, and in a wrong one."""
+    if verdict.kind in ("random", "argument") or any(each.written for each in calls):
         return verdict
+    wrong = [
+        each.error is not None or not same(each.outcome.answer, true) for each, true in zip(calls, truths, strict=True)
+    ]
     for slip in exercise.slips:
-        if all(gives(slip.wrong, each.args, each.outcome) for each in calls):
-            return replace(verdict, cause=slip.name, sentence=slip.sentence)
+        shown = False
+        for each, is_wrong in sorted(zip(calls, wrong, strict=True), key=lambda pair: not pair[1]):
+            fits = gives(slip.wrong, each.args, each.outcome)
+            shown |= is_wrong and fits is True
+            if fits is False:
+                break
+        else:
+            if shown:
+                return replace(verdict, cause=slip.name, sentence=slip.sentence)
     return verdict

@@ -160,7 +160,7 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module, before = importlib.util.module_from_spec(spec), dict(vars(np))
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
@@ -177,6 +177,11 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
             else "The file raises"
         )
         return None, f"{place} {type(error).__name__}: {error}"
+    if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:
+        return (
+            None,
+            f"The file changes np.{changed[0]} for the whole program. Give your own function a name of its own.",
+        )
     return module, ""
 
 

@@ -50,6 +50,8 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
             "cross_entropy": "def cross_entropy(logits, target):\n    raise SystemExit(3)",
             "linear_backward": "def linear_backward(grad, x, weight):\n    return grad @ weight.T, x.T @ grad",
             "softmax_backward": "def softmax_backward(grad, y):\n    return np.random.default_rng().normal(size=y.shape)",
+            "layer_norm_backward": "def layer_norm_backward(grad, x, weight, eps=1e-12):\n"
+            "    return grad.astype(np.float16), weight, weight",
             "sample": "sample = 3",
         },
     )
@@ -76,7 +78,8 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert found["linear_backward"] == "Expected 3 values, got a tuple of 2."
     assert found["softmax_backward"] == "Two calls with the same arguments give different answers."
     assert found["sample"] == "sample is not a function any more."
-    assert len(found) == 13
+    assert found["layer_norm_backward"] == "Wrong dtype: expected float32, got float16, which has three digits."
+    assert len(found) == 14
 
 
 def test_a_wrong_function_shows_its_numbers_and_the_cause(tmp_path: Path) -> None:
@@ -133,6 +136,10 @@ def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     assert str(check(file)).endswith("my_transformer.py: Line 3, `def linear(x:`, is not Python: '(' was never closed.")
     file = written(tmp_path, {}, "import numpy as np\nnp.ones(3) @ np.ones(4)\n")
     assert "Line 2, `np.ones(3) @ np.ones(4)`, raises ValueError" in str(check(file))
+    file = written(tmp_path, {}, "import numpy as np\nnp.exp = lambda x: 1 + x\n")
+    assert str(check(file)).endswith(
+        "The file changes np.exp for the whole program. Give your own function a name of its own."
+    )
     file = written(tmp_path, {}, "while True:\n    pass\n")
     assert "The file cannot be loaded. It did not end within 0.5 seconds." in str(check(file, limit=0.5))
 

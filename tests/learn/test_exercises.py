@@ -87,7 +87,12 @@ def nearly(slip: Slip) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "exercise", [each for each in EXERCISES.values() if each.name != "sample"], ids=lambda e: e.name
+    "exercise",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in LONG else [])
+        for each in EXERCISES.values()
+        if each.name != "sample"
+    ],
 )
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
     """Numbers that a known mistake nearly gives have another cause."""

@@ -35,8 +35,8 @@ def _layer_cases() -> list[tuple[Any, ...]]:
     small, wide = layer_weights(1, 2, 3).values(), layer_weights(10, 4, 6).values()
     return [
         (array([[1, 0], [0, 2]]), 1, None, *small),
-        (drawn(1, 1, 4), 2, _cache(2, 2, 3, 2), *wide),
-        (drawn(3, 3, 4), 2, _cache(4, 2, 2, 2), *wide),
+        (drawn(1, 1, 4), 2, _cache(2, 2, 5, 2), *wide),
+        (drawn(3, 3, 4), 2, _cache(4, 2, 7, 2), *wide),
         (drawn(6, 3, 4) / 300, 2, None, *wide, 0.25),
         (drawn(7, 3, 4) / 300, 2, None, *wide),
     ]
@@ -266,7 +266,7 @@ def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
 
 
 def _step_cases() -> list[tuple[Any, ...]]:
-    caches = [_cache(seed, 2, 3, 2) for seed in (70, 80)]
+    caches = [_cache(seed, 2, 5, 2) for seed in (70, 80)]  # 5 tokens: no other size has that value, or one near it
     return [
         (np.array([5, 1, 0]), 2, tiny_decoder()),
         (np.array([2]), 2, tiny_decoder(), caches),

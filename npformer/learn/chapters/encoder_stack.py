@@ -210,7 +210,11 @@ ENCODER_LAYER = Exercise(
 
 def _encoder_cases() -> list[tuple[Any, ...]]:
     layers = [layer_weights(seed, 4, 6) for seed in (1, 20, 40)]
-    return [(array([[1, 0, 0, 2], [0, 1, 3, 0]]), 2, layers[:2]), (drawn(1, 3, 4), 2, layers), (drawn(2, 2, 4), 1, [])]
+    return [
+        (array([[1, 0, 0, 2], [0, 1, 3, 0]]), 2, layers[:2]),
+        (drawn(1, 3, 4), 2, layers),
+        (drawn(2, 2, 4), 1, layers[:1]),
+    ]
 
 
 def _stacked(x: Array, h: int, layers: Any) -> Array:

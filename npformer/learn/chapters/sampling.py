@@ -10,7 +10,7 @@ import numpy as np
 from npformer.activations import relu, silu
 from npformer.functions import softmax
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, array, drawn
+from npformer.learn.exercise import Exercise, Slip, Undetermined, array, drawn
 from npformer.learn.right import (
     gelu,
     gelu_tanh,
@@ -110,7 +110,9 @@ def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(p[order].cumsum(), top_p * p.sum() - 1e-9)) + 1 + one
     kept = np.zeros(len(p), bool)
-    kept[order[: max(count, 1)]] = True
+    if count < 1:
+        raise Undetermined  # nothing is left to draw
+    kept[order[:count]] = True
     return kept
 
 
@@ -132,7 +134,9 @@ def _drawn(
     p = p / p.sum() if again else p
     order = np.argsort(-p, kind="stable") if by_rank else np.arange(len(p))
     at = int(np.searchsorted(p[order].cumsum(), u, side=side))
-    return int(order[min(at, len(p) - 1)])
+    if at == len(p):
+        raise Undetermined  # u is above the sum
+    return int(order[at])
 
 
 def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -> int:
