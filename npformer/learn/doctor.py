@@ -127,7 +127,7 @@ class Doctor:
         if name not in QUESTIONS:
             return None
         asked, found = QUESTIONS[name], []
-        model, golden = self._patient(asked.causal)
+        model, golden = self.patient(asked.causal)
         for i, text in enumerate(golden.texts):
             given = [golden.stages[stage][i].copy() for stage in asked.given]
             try:
@@ -142,7 +142,7 @@ class Doctor:
     def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
         """The name of the mistake that gives these arrays, and a sentence about it; "" and "" if none does."""
         asked = QUESTIONS[name]
-        model, golden = self._patient(asked.causal)
+        model, golden = self.patient(asked.causal)
         given = {stage: golden.stages[stage] for stage in asked.given}
         ends = time.process_time() + self.left
 
@@ -162,7 +162,8 @@ class Doctor:
         name, explanation = str(certain[0]), certain[0].mistake.explanation
         return certain[0].mistake.name, f"{name[0].upper()}{name[1:]}: {explanation}."
 
-    def _patient(self, causal: bool) -> tuple[Model, Golden]:
+    def patient(self, causal: bool) -> tuple[Model, Golden]:
+        """The decoder, or the encoder, with its golden values."""
         return self._decoder if causal else self._encoder
 
     @cached_property

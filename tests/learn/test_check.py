@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -225,3 +228,36 @@ def test_a_complete_file_has_exit_code_0(tmp_path: Path) -> None:
     names = ("embeddings", "layer_norm", "gelu", "linear")
     folder = written(tmp_path, dict(zip(names, first, strict=True)) | {"linear": code})
     assert main(["learn", "check", "--chapter", "1", "--folder", str(folder)]) == 0
+
+
+def test_watch_checks_again_when_the_file_changes(tmp_path: Path) -> None:
+    """Until Ctrl-C, whose exit code is that of any command."""
+    folder = written(tmp_path, {})
+    command = [sys.executable, "-m", "npformer", "learn", "check", "--watch", "--chapter", "1", "--folder", str(folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(npformer.__file__).parents[1]
+    ) as process:
+        assert process.stdout is not None
+        first = next(line for line in process.stdout if "of 4 functions passed" in line)
+        written(tmp_path, {"linear": "def linear(x, weight, bias):\n    return x @ weight + bias"})
+        second = next(line for line in process.stdout if "of 4 functions passed" in line)
+        process.send_signal(signal.SIGINT)
+        assert (first[0], second[0], process.wait(30)) == ("0", "1", 130)
+
+
+def test_a_mistake_is_named_in_spite_of_cases_that_do_not_determine_it(tmp_path: Path) -> None:
+    """Without the word that reaches top_p the set may be empty, and programs then do different things."""
+    code = """
+def sample(logits, temperature, top_p, u):
+    p = np.exp(logits / temperature - (logits / temperature).max())
+    p = p / p.sum()
+    order = np.argsort(-p)
+    kept = order[np.cumsum(p[order]) < top_p - 1e-6]
+    if len(kept) == 0:
+        return 0
+    q = np.zeros_like(p)
+    q[kept] = p[kept] / p[kept].sum()
+    return int(np.argmax(np.cumsum(q) > u))
+"""
+    report = check(written(tmp_path, {"sample": code}))
+    assert [each.cause for each in report.verdicts if each.name == "sample"] == ["last word of the set left out"]

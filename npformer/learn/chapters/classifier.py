@@ -154,7 +154,7 @@ CLASSIFY = Exercise(
         'Its output goes through layer_norm with **weights["embeddings"]["norm"].',
         "Call embeddings, layer_norm, encoder, pool and linear one after another, each with its weights.",
     ),
-    ("npformer.transformer:forward", "npformer.transformer:encode"),
+    ("npformer.learn.right:classify", "npformer.transformer:forward", "npformer.transformer:encode"),
     (
         Slip(
             "norm of the embeddings left out",

@@ -138,7 +138,11 @@ DECODER_LAYER = Exercise(
         "causal_mask(number of queries, number of keys) has the right shape. Return z, and the pair of all keys "
         "and values.",
     ),
-    ("npformer.layers:Layer.__call__", "npformer.generation.kv_cache:KVCache"),
+    (
+        "npformer.learn.right:decoder_layer",
+        "npformer.layers:Layer.__call__",
+        "npformer.generation.kv_cache:SelfAttentionCache.attend",
+    ),
     (
         Slip(
             "cache one step late",
@@ -323,7 +327,7 @@ DECODER_STEP = Exercise(
         "last row @ "
         "the head's weight.",
     ),
-    ("npformer.generation.state:PromptState", "npformer.transformer:encode"),
+    ("npformer.learn.right:decoder_step", "npformer.generation.state:PromptState.step"),
     (
         Slip(
             "positions start at 0",

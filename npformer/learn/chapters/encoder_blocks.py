@@ -75,7 +75,7 @@ MULTI_HEAD = Exercise(
         "Your scaled_dot_product_attention takes all heads at once, and the mask.",
         "Apply query, key and value to x, split each, attend, combine the heads, apply output.",
     ),
-    ("npformer.multi_head:multi_head_attention", "npformer.multi_head:packed_attention"),
+    ("npformer.learn.right:multi_head_attention", "npformer.multi_head:multi_head_attention"),
     (
         Slip(
             "W_O left out",

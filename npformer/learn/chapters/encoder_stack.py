@@ -93,7 +93,7 @@ ENCODER_LAYER = Exercise(
         "The second step reads Y, the output of the first: layer_norm(y + feed_forward(y, gelu, **ffn), **ffn_norm).",
         "Y = layer_norm(x + attention's output, with attention_norm). Return the second step of Y.",
     ),
-    ("npformer.layers:Layer.__call__", "npformer.encoder_layers:encoder_layer"),
+    ("npformer.learn.right:encoder_layer", "npformer.layers:Layer.__call__"),
     (
         Slip(
             "first residual left out",
@@ -238,7 +238,7 @@ ENCODER = Exercise(
         "Give the output of each layer the name x again, so that the next layer reads it.",
         "for layer in layers: x = encoder_layer(...), then return x.",
     ),
-    ("npformer.layers:Stack.__call__", "npformer.encoder_layers:encoder"),
+    ("npformer.learn.right:encoder", "npformer.layers:Stack.__call__"),
     (
         Slip(
             "layers reversed",

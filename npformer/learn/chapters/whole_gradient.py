@@ -116,7 +116,11 @@ LOSS_AND_GRADIENTS = Exercise(
         "Return loss and "
         "a dict of dicts with the keys of weights.",
     ),
-    ("npformer.transformer:backward", "npformer.multi_head:multi_head_attention_backward"),
+    (
+        "npformer.learn.right:loss_and_gradients",
+        "npformer.transformer:backward",
+        "npformer.multi_head:multi_head_attention_backward",
+    ),
     (
         Slip(
             "repeated tokens assigned",
