@@ -82,7 +82,10 @@ def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
         for column, name in enumerate(names)
     }
     edges = [(parent, name) for name, each in layer.items() for parent in each.parents]
-    parts = [edge(place[parent], place[name], rank[name] - rank[parent]) for parent, name in edges]
+    parts = [
+        edge(place[parent], place[name], rank[name] - rank[parent], len(rows[rank[parent]]) == 1)
+        for parent, name in edges
+    ]
     parts += [box(case, scope, name, layer.get(name), *at) for name, at in place.items()]
     pattern = LAYER.sub("*", scope)[:-1]
     yield '<figure class="layer">'
@@ -92,12 +95,15 @@ def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
     yield ""
 
 
-def edge(start: tuple[float, float], end: tuple[float, float], rows: int) -> str:
-    """A line downwards; one that would cross other boxes goes around them on the left."""
+def edge(start: tuple[float, float], end: tuple[float, float], rows: int, alone: bool) -> str:
+    """A line downwards. One that would cross boxes goes around them, on the left if its start is alone in its row."""
     (x, y), (to_x, to_y) = start, end
     if rows > 1 and abs(x - to_x) < 1:
-        lane, side = MARGIN / 3, x - WIDTH / 2
-        down = f"H{lane + 8:g}Q{lane:g} {y:g} {lane:g} {y + 8:g}V{to_y - 8:g}Q{lane:g} {to_y:g} {lane + 8:g} {to_y:g}"
+        y, to_y = y + 6, to_y - 6  # one line may end where the next begins
+        turn, side = (8, x - WIDTH / 2) if alone else (-4, x + WIDTH / 2)
+        lane = MARGIN / 3 if alone else x + ACROSS / 2
+        by, bend = abs(turn), lane + turn
+        down = f"H{bend:g}Q{lane:g} {y:g} {lane:g} {y + by:g}V{to_y - by:g}Q{lane:g} {to_y:g} {bend:g} {to_y:g}"
         return f'<path d="M{side:g} {y:g}{down}H{side:g}"/>'
     y, to_y = y + HEIGHT / 2, to_y - HEIGHT / 2
     straight = to_y - DOWN + HEIGHT if rows > 1 else y
