@@ -27,10 +27,30 @@ ROOMS = {
     "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
 }
 MODULES = ("golden", "training", "view", "learn", "dataset")
+#: Room -> classes and functions that are used by their full names.
+FURTHER = {
+    "mechanisms": ("npformer.mechanisms", "Causal Window Rotary RelativeBias Disentangled"),
+    "lens": ("npformer.interpret.logit_lens", "logit_lens"),
+    "effects": ("npformer.interpret.head_effects", "head_effects"),
+    "sources": ("npformer.interpret.source_attribution", "by_source"),
+    "answers": ("npformer.interpret.answer", "answer_of"),
+    "sentence_transformers": ("npformer.tasks.sentence_transformers", "Encoding SparseEncoding Ranking"),
+}
 #: Names that have a page of their own.
 ELSEWHERE = {"Config": "config", "Limits": "limits"}
 #: Classes with methods that users call.
-WITH_METHODS = ("Model", "Seq2Seq", "Trace", "Golden", "View", "Trainer", "Adam", "Trainable")
+WITH_METHODS = (
+    "Model",
+    "Trace",
+    "Golden",
+    "View",
+    "Trainer",
+    "Adam",
+    "Trainable",
+    "Encoding",
+    "SparseEncoding",
+    "Ranking",
+)
 
 
 def rooms() -> dict[str, list[str]]:
@@ -46,19 +66,23 @@ def rooms() -> dict[str, list[str]]:
         raise ExtensionError(f"docs/_ext/public_names.py: no room for {', '.join(sorted(left))}")
     for module in MODULES:
         found[module] = [f"npformer.{module}.{name}" for name in import_module(f"npformer.{module}").__all__]
-    return found
+    return found | {room: [f"{module}.{name}" for name in names.split()] for room, (module, names) in FURTHER.items()}
 
 
 def public_names(room: str) -> Iterable[str]:
     """The names of a room in a list, then each with its docstring."""
     names = [name for name in rooms()[room] if name.rpartition(".")[2] not in ELSEWHERE]
-    shorts = [name.removeprefix("npformer.") for name in names]
-    yield ", ".join(f"[`{short}`](#{name})" for short, name in zip(shorts, names, strict=True))
+    shorts = [name.rpartition(".")[2] if room in FURTHER else name.removeprefix("npformer.") for name in names]
+    if len(names) > 1:
+        yield ", ".join(f"[`{short}`](#{name})" for short, name in zip(shorts, names, strict=True))
     yield ""
     for short, name in zip(shorts, names, strict=True):
         module, _, last = name.rpartition(".")
         found = getattr(import_module(module), last)
         yield f"## {short}"
+        if room in FURTHER:
+            yield f"`from {module} import {last}`"
+            yield ""
         yield "```{eval-rst}"
         if inspect.isclass(found):
             yield f".. autoclass:: {name}"

@@ -146,6 +146,10 @@ def test_light_and_dark(page: Page, make: Make) -> None:
     assert page.colour("html", "backgroundColor") == dark
     page.media(dark=False)
     page.until(lambda: page.colour("html", "backgroundColor") == light)
+    page.js("postMessage('dark', '*')")  # as a page does that shows this one in a frame
+    page.until(lambda: page.colour("html", "backgroundColor") == dark)
+    page.js("postMessage({ theme: 'light' }, '*'); postMessage('other', '*'); postMessage('light', '*')")
+    page.until(lambda: page.colour("html", "backgroundColor") == light)
 
 
 def test_pictures_follow_the_theme(page: Page) -> None:

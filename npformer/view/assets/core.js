@@ -372,6 +372,10 @@ function ready() {
 const preferred = matchMedia("(prefers-color-scheme: dark)");
 setTheme(preferred.matches ? "dark" : "light");
 preferred.addEventListener("change", () => setTheme(preferred.matches ? "dark" : "light"));
+// A page that shows this one in a frame may choose: frame.contentWindow.postMessage("dark", "*").
+addEventListener("message", ({ data }) => {
+  if (data === "light" || data === "dark") setTheme(data);
+});
 // Paper is white: print in the light theme, then go back.
 let screenTheme = null;
 addEventListener("beforeprint", () => {
