@@ -223,9 +223,15 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
 
 
 def _reasons(view: AttributionView) -> list[list[Any]]:
-    """The words with the largest scores of the first measure, in order of size: their text, sign and number."""
-    method = view.methods[0]
-    if not method.signed:
+    """The words with the largest scores of the first measure, at most LOOKS for and LOOKS against the answer.
+
+    Each with its score, the largest first, without those below a tenth of the largest.
+    """
+    scores = view.methods[0].scores
+    if not view.methods[0].signed:
         return []
-    order = np.argsort(-np.abs(method.scores), kind="stable")[:LOOKS].tolist()
-    return [[shortened(method.words[i], 40), i, f"{method.scores[i]:+z.2f}"] for i in order if method.scores[i]]
+    order = np.argsort(-np.abs(scores), kind="stable").tolist()
+    order = [i for i in order if abs(scores[i]) > 0.1 * abs(scores[order[0]])]
+    signs = ([i for i in order if scores[i] > 0], [i for i in order if scores[i] < 0])
+    words = view.methods[0].words
+    return [[[shortened(words[i], 40), f"{scores[i]:+z.2f}"] for i in each[:LOOKS]] for each in signs]

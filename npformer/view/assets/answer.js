@@ -9,22 +9,32 @@ const outcomeOf = ([outcome, share, number]) =>
 function fillAnswer(answer) {
   answerHere.hidden = !answer;
   if (!answer) return;
+  const about = `estimated change of ${answer.metric} without the head`;
   const outcomes = el("ol", { class: "outcomes" }, ...answer.outcomes.map(outcomeOf));
   answerHere.replaceChildren(
     el("h2", {}, answer.about),
     outcomes,
     ...(answer.next ? [temperature(answer.next, outcomes)] : []),
-    ...(answer.words.length ? reasons("Words that count most", "", answer.words.map(wordOf)) : []),
-    ...(answer.looks.length
-      ? reasons("Heads that count most", `estimated change of ${answer.metric} without the head`, answer.looks.map(headOf))
-      : []),
+    el(
+      "div",
+      { class: "reasons" },
+      reason("words", "Words for it", "", (answer.words[0] ?? []).map(wordOf)),
+      reason("words", "Words against it", "", (answer.words[1] ?? []).map(wordOf)),
+    ),
+    el("div", { class: "reasons" }, reason("looks", "Heads that count most", about, answer.looks.map(headOf))),
   );
 }
 
-const reasons = (title, about, items) => [
-  el("p", { title: about || null }, title, ...(about ? [el("small", {}, ` (${about})`)] : [])),
-  el("ul", { class: items[0].className === "head" ? "looks" : "words" }, ...items),
-];
+// A title with what its numbers are, and the words or heads; nothing if there are none.
+const reason = (kind, title, about, items) =>
+  items.length
+    ? el(
+        "div",
+        { class: "reason" },
+        el("p", {}, title, ...(about ? [el("small", {}, ` (${about})`)] : [])),
+        el("ul", { class: kind }, ...items),
+      )
+    : null;
 
 // A link to a view with selections.
 function leading(text, view, choices) {
@@ -36,13 +46,13 @@ function leading(text, view, choices) {
   return link;
 }
 
-const wordOf = ([text, , number]) =>
+const wordOf = ([text, number]) =>
   el("li", { class: number[0] === "-" ? "against" : "for" }, leading(el("bdi", {}, shown(text)), "attribution", {}), ` ${number}`);
 
 function headOf({ choices, change }) {
   const { attention, layer, head } = choices;
   const known = Object.fromEntries(Object.entries({ attention, layer, head }).filter(([, value]) => value != null));
-  return el("li", { class: "head" }, leading(`layer ${layer}, head ${head}`, "heads", { ...known, head: String(head) }), ` ${change}`);
+  return el("li", {}, leading(`layer ${layer}, head ${head}`, "heads", { ...known, head: String(head) }), ` ${change}`);
 }
 
 // p_i = exp(l_i / t) / (sum over the listed words + the sum over all others, which is stored for each step).
