@@ -48,8 +48,8 @@ SOFTMAX = Exercise(
     (
         Slip(
             "over the first axis",
-            "Each column adds up to 1: the sum is over axis 0. It is over the last axis, so that each row adds "
-            "up to 1.",
+            "Each column adds up to 1: the sum is over axis 0. It should be over the last axis, so that each row "
+            "adds up to 1.",
             lambda x: softmax(x, 0),
         ),
         Slip(
@@ -75,12 +75,12 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "not divided by the sum",
-            "This is exp(x - max(x)). It is divided by the sum over the row.",
+            "This is exp(x - max(x)). It should be divided by the sum over the row.",
             lambda x: np.exp(x - x.max(-1, keepdims=True)),
         ),
         Slip(
             "divided by the mean",
-            "exp is divided by its mean. It is divided by its sum.",
+            "exp is divided by its mean. It should be divided by its sum.",
             lambda x: _over(x, lambda y: y.mean(-1, keepdims=True)),
         ),
         Slip(
@@ -89,7 +89,7 @@ SOFTMAX = Exercise(
             lambda x: _over(x, np.sum),
         ),
         Slip("log softmax", "This is the logarithm of softmax.", log_softmax),
-        Slip("sign", "exp is taken of -x. It is taken of x.", lambda x: softmax(-x)),
+        Slip("sign", "exp is taken of -x. It should be taken of x.", lambda x: softmax(-x)),
         Slip("base 2", "This is 2^x over its sum. Softmax has e^x.", lambda x: softmax(x * math.log(2))),
         Slip(
             "x divided by its sum",
@@ -141,17 +141,17 @@ SPLIT_HEADS = Exercise(
         ),
         Slip(
             "interleaved",
-            "Head h has the columns h, h + H, h + 2 H, ... It has neighbouring columns, h K ... (h + 1) K - 1.",
+            "Head h has the columns h, h + H, h + 2 H, ... It should have neighbouring columns, h K ... (h + 1) K - 1.",
             lambda x, n_heads: x.reshape(len(x), _k(x, n_heads), n_heads).transpose(2, 0, 1),
         ),
         Slip(
             "rows and columns of a head exchanged",
-            "Each head is (K, L). It is (L, K).",
+            "Each head is (K, L). It should be (L, K).",
             lambda x, n_heads: right.split_heads(x, n_heads).swapaxes(1, 2),
         ),
         Slip(
             "number and width of heads exchanged",
-            "There are K heads of width H. There are n_heads heads of width D / n_heads.",
+            "There are K heads of width H. There should be n_heads heads of width D / n_heads.",
             lambda x, n_heads: right.split_heads(x, _k(x, n_heads)),
         ),
         Slip(
@@ -184,8 +184,10 @@ COMBINE_HEADS = Exercise(
             lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1),
         ),
         Slip("heads in reverse order", "The heads are in reverse order.", lambda x: right.combine_heads(x[::-1])),
-        Slip("heads added", "The heads are added. They stand side by side.", lambda x: x.sum(0)),
-        Slip("mean of the heads", "This is the mean of the heads. They stand side by side.", lambda x: x.mean(0)),
+        Slip("heads added", "The heads are added. They should stand side by side.", lambda x: x.sum(0)),
+        Slip(
+            "mean of the heads", "This is the mean of the heads. They should stand side by side.", lambda x: x.mean(0)
+        ),
         Slip(
             "not reshaped",
             "The result is (L, H, K). Reshape it to (L, H K).",
@@ -250,7 +252,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "scores multiplied by sqrt(K)",
-            "The scores are multiplied by sqrt(K). They are divided by it.",
+            "The scores are multiplied by sqrt(K). They should be divided by it.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, q.shape[-1]),
         ),
         Slip(
@@ -272,18 +274,18 @@ ATTENTION = Exercise(
         ),
         Slip(
             "weights divided by sqrt(K)",
-            "sqrt(K) divides the weights, after the softmax. It divides the scores, before the softmax.",
+            "sqrt(K) divides the weights, after the softmax. It should divide the scores, before the softmax.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(q.shape[-1])) / math.sqrt(q.shape[-1]),
         ),
         Slip(
             "softmax over the queries",
-            "The softmax is over the queries. It is over the keys, the last axis: the weights of each query add "
-            "up to 1.",
+            "The softmax is over the queries. It should be over the keys, the last axis: the weights of each "
+            "query add up to 1.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, axis=-2),
         ),
         Slip(
             "softmax over the heads",
-            "The softmax is over the heads. It is over the keys, the last axis.",
+            "The softmax is over the heads. It should be over the keys, the last axis.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, axis=0),
         ),
         Slip(
@@ -298,7 +300,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "q and k exchanged",
-            "The scores are k q^T. They are q k^T: a row for each query.",
+            "The scores are k q^T. They should be q k^T: a row for each query.",
             lambda q, k, v, mask=None: attend(k, q, v, mask),
         ),
         Slip(
@@ -308,12 +310,12 @@ ATTENTION = Exercise(
         ),
         Slip(
             "weights transposed",
-            "The transposed weights are multiplied by v. The product is weights @ v.",
+            "The transposed weights are multiplied by v. The product should be weights @ v.",
             lambda q, k, v, mask=None: _weights(q, k, mask).mT @ v,
         ),
         Slip(
             "mask ignored",
-            "The mask is not used. Scores where it is False become -inf before the softmax.",
+            "The mask is not used. Where it is False, the scores should become -inf, before the softmax.",
             lambda q, k, v, mask=None: attend(q, k, v, None),
         ),
         Slip(
@@ -336,17 +338,17 @@ ATTENTION = Exercise(
         ),
         Slip(
             "masked scores are 0",
-            "Scores of hidden keys become 0, and e^0 = 1 still counts. They become -inf.",
+            "Scores of hidden keys become 0, and e^0 = 1 still counts. They should become -inf.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, low=0.0),
         ),
         Slip(
             "mask added to the scores",
-            "The mask is added to the scores as 0 and 1. Scores where it is False become -inf.",
+            "The mask is added to the scores as 0 and 1. Where it is False, the scores should become -inf.",
             lambda q, k, v, mask=None: softmax(_scores(q, k) + (0 if mask is None else mask)) @ v,
         ),
         Slip(
             "mask transposed",
-            "The mask is transposed. Its rows are queries and its columns keys, like those of the scores.",
+            "The mask is transposed. Its rows should be queries and its columns keys, like those of the scores.",
             lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else mask.T),
         ),
     ),
@@ -378,7 +380,8 @@ CAUSAL_MASK = Exercise(
         ),
         Slip(
             "upper triangle",
-            "This is an upper triangle: a query sees its own token and later ones. It sees its own and earlier ones.",
+            "This is an upper triangle: a query sees its own token and later ones. It should see its own and "
+            "earlier ones.",
             lambda n, m: ~np.tri(n, m, m - n - 1, dtype=bool),
         ),
         Slip(

@@ -37,16 +37,18 @@ POOL = Exercise(
     ),
     ("npformer.heads:pool",),
     (
-        Slip("last row", "The last row is read. The first one is.", lambda x, w, b: pool(x[::-1], w, b)),
-        Slip("second row", "The second row is read. The first one is x[0].", lambda x, w, b: pool(x[1:], w, b)),
+        Slip("last row", "The last row is read. The first one should be.", lambda x, w, b: pool(x[::-1], w, b)),
+        Slip(
+            "second row", "The second row is read. The first one, x[0], should be.", lambda x, w, b: pool(x[1:], w, b)
+        ),
         Slip(
             "mean of the rows",
-            "The mean of all rows is read. The first row is.",
+            "The mean of all rows is read. The first row should be.",
             lambda x, w, b: pool(x.mean(0, keepdims=True), w, b),
         ),
         Slip(
             "maximum of the rows",
-            "The largest number of each column is read. The first row is.",
+            "The largest number of each column is read. The first row should be.",
             lambda x, w, b: pool(x.max(0, keepdims=True), w, b),
         ),
         Slip("relu left out", "relu is not applied.", lambda x, w, b: linear(x[0], w, b)),
@@ -55,10 +57,10 @@ POOL = Exercise(
             "The activation is tanh, as in BERT. In this model it is relu.",
             lambda x, w, b: np.tanh(linear(x[0], w, b)),
         ),
-        Slip("gelu for relu", "The activation is gelu. It is relu.", lambda x, w, b: gelu(linear(x[0], w, b))),
+        Slip("gelu for relu", "The activation is gelu. It should be relu.", lambda x, w, b: gelu(linear(x[0], w, b))),
         Slip(
             "relu before the linear layer",
-            "relu is applied before the linear layer. It is applied to its output.",
+            "relu is applied before the linear layer. It should be applied to its output.",
             lambda x, w, b: linear(relu(x[0]), w, b),
         ),
         Slip("linear layer left out", "The linear layer is not applied.", lambda x, w, b: relu(x[0])),
@@ -66,7 +68,7 @@ POOL = Exercise(
         Slip("bias left out", "The bias is not added.", lambda x, w, b: relu(x[0] @ w)),
         Slip(
             "every row",
-            "Every row is returned. Only the first one is read.",
+            "Every row is returned. Only the first one should be read.",
             lambda x, w, b: relu(linear(x, w, b)),
         ),
         Slip(
@@ -163,17 +165,17 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "tables normalised one by one",
-            "The rows of tokens and positions are normalised one by one. Their sum is normalised.",
+            "The rows of tokens and positions are normalised one by one. Their sum should be normalised.",
             _norm_per_table,
         ),
         Slip(
             "positions added after the norm",
-            "The positions are added after the norm. The sum of both tables is normalised.",
+            "The positions are added after the norm. The sum of both tables should be normalised.",
             _norm_of_tokens,
         ),
         Slip(
             "eps is 1e-5",
-            "eps of the embeddings' norm is 1e-5. It is 1e-12.",
+            "eps of the embeddings' norm is 1e-5. It should be 1e-12.",
             lambda ids, h, w: _classify(ids, h, w, eps=1e-5),
         ),
         Slip(
@@ -193,19 +195,19 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "last row pooled",
-            "The last row is pooled. The first one is.",
+            "The last row is pooled. The first one should be.",
             lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: pool(x[::-1], weight, bias)),
         ),
         Slip(
             "mean pooled",
-            "The mean of all rows is pooled. The first row is.",
+            "The mean of all rows is pooled. The first row should be.",
             lambda ids, h, w: _classify(
                 ids, h, w, read=lambda x, weight, bias: pool(x.mean(0, keepdims=True), weight, bias)
             ),
         ),
         Slip(
             "encoder left out",
-            "The pooler reads the embeddings. It reads the output of the encoder.",
+            "The pooler reads the embeddings. It should read the output of the encoder.",
             lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n_heads, layers: x),
         ),
         Slip(
@@ -220,7 +222,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "one head",
-            "Attention has one head. There are n_heads.",
+            "Attention has one head. There should be n_heads.",
             lambda ids, h, w: _classify(ids, 1, w),
         ),
         Slip(

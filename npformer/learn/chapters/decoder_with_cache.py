@@ -152,12 +152,12 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "new cache without the new tokens",
-            "The cache that is returned lacks the new tokens. It has the keys and values of all tokens.",
+            "The cache that is returned lacks the new tokens. It should have the keys and values of all tokens.",
             lambda *a: _layer(*a, keep=lambda c, k, v, ks, vs: c),
         ),
         Slip(
             "new cache with the new tokens only",
-            "The cache that is returned has the new tokens only. It has the keys and values of all tokens.",
+            "The cache that is returned has the new tokens only. It should have the keys and values of all tokens.",
             lambda *a: _layer(*a, keep=lambda c, k, v, ks, vs: (k, v)),
         ),
         Slip(
@@ -167,17 +167,18 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache ignored in attention",
-            "The new tokens attend to each other only. They attend to the cached keys too.",
+            "The new tokens attend to each other only. They should attend to the cached keys too.",
             lambda *a: _layer(*a, append=_ignored, keep=lambda c, k, v, ks, vs: _appended(c, k, v)),
         ),
         Slip(
             "cache after the new tokens",
-            "The cached keys and values stand behind the new ones. They are earlier, so they stand in front.",
+            "The cached keys and values stand behind the new ones. They should stand in front, because they are "
+            "earlier.",
             lambda *a: _layer(*a, append=_prepended),
         ),
         Slip(
             "keys and values exchanged in the cache",
-            "The pair that is returned is (values, keys). It is (keys, values).",
+            "The pair that is returned is (values, keys). It should be (keys, values).",
             lambda *a: _layer(*a, keep=lambda c, k, v, ks, vs: (vs, ks)),
         ),
         Slip(
@@ -211,12 +212,12 @@ DECODER_LAYER = Exercise(
         Slip("norms exchanged", "attention_norm and ffn_norm are exchanged.", _exchanged),
         Slip(
             "residuals from the norms",
-            "The normalised rows are added to the outputs of the blocks. X and Y are added, before the norms.",
+            "The normalised rows are added to the outputs of the blocks. X and Y should be added, before the norms.",
             lambda *a: _layer(*a, from_normed=True),
         ),
         Slip(
             "queries from rows without the norm",
-            "The queries are made from X. They are made from Normalize(X), like keys and values.",
+            "The queries are made from X. They should be made from Normalize(X), like keys and values.",
             lambda *a: _layer(*a, queries_normed=False),
         ),
         Slip(
@@ -246,8 +247,10 @@ DECODER_LAYER = Exercise(
             lambda *a: _layer(*a, always=1e-5),
         ),
         Slip("another default of eps", "eps is 1e-12 by default. The default is 1e-5, as in GPT-2.", _another_default),
-        Slip("exact GELU", "The activation is the exact GELU. It is gelu_tanh.", lambda *a: _layer(*a, act=gelu)),
-        Slip("relu for gelu_tanh", "The activation is relu. It is gelu_tanh.", lambda *a: _layer(*a, act=relu)),
+        Slip(
+            "exact GELU", "The activation is the exact GELU. It should be gelu_tanh.", lambda *a: _layer(*a, act=gelu)
+        ),
+        Slip("relu for gelu_tanh", "The activation is relu. It should be gelu_tanh.", lambda *a: _layer(*a, act=relu)),
         Slip("activation left out", "The feed-forward network has no activation.", lambda *a: _layer(*a, act=_same)),
     ),
 )
@@ -331,7 +334,7 @@ DECODER_STEP = Exercise(
     (
         Slip(
             "positions start at 0",
-            "The positions of the new tokens begin at 0. They continue after the cached tokens.",
+            "The positions of the new tokens begin at 0. They should continue after the cached tokens.",
             lambda *a: _step(*a, start=lambda earlier, n: 0),
         ),
         Slip(
@@ -341,17 +344,18 @@ DECODER_STEP = Exercise(
         ),
         Slip(
             "positions one late after a cache",
-            "After a cache of S tokens the next position is S + 1 here. It is S, because positions are counted from 0.",
+            "After a cache of S tokens the next position is S + 1 here. It should be S, because positions are "
+            "counted from 0.",
             lambda *a: _step(*a, start=lambda earlier, n: earlier + (earlier > 0)),
         ),
         Slip(
             "positions one early",
-            "After a cache of S tokens the next position is S - 1 here. It is S.",
+            "After a cache of S tokens the next position is S - 1 here. It should be S.",
             lambda *a: _step(*a, start=lambda earlier, n: max(0, earlier - 1)),
         ),
         Slip(
             "first row",
-            "The logits are those of the first row. They are those of the last.",
+            "The logits are those of the first row. They should be those of the last.",
             lambda *a: _step(*a, row=0),
         ),
         Slip(
@@ -360,7 +364,7 @@ DECODER_STEP = Exercise(
             lambda *a: _step(*a, row=slice(None)),
         ),
         Slip("last norm left out", "The last norm is not applied.", lambda *a: _step(*a, norm=False)),
-        Slip("eps is 1e-12", "eps of the last norm is 1e-12. It is 1e-5.", lambda *a: _step(*a, eps=1e-12)),
+        Slip("eps is 1e-12", "eps of the last norm is 1e-12. It should be 1e-5.", lambda *a: _step(*a, eps=1e-12)),
         Slip(
             "caches not passed on",
             "The layers do not get the caches.",

@@ -79,7 +79,7 @@ MULTI_HEAD = Exercise(
     (
         Slip(
             "W_O left out",
-            "The combined heads are returned. They pass through the layer output first.",
+            "The combined heads are returned. They should pass through the layer output first.",
             lambda x, h, q, k, v, o, mask=None: _heads(x, h, q, k, v, mask),
         ),
         Slip(
@@ -104,17 +104,17 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "query's layer for the keys",
-            "The keys are made by the layer query. The layer key makes them.",
+            "The keys are made by the layer query. The layer key should make them.",
             lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, q, v, mask), **o),
         ),
         Slip(
             "key's layer for the values",
-            "The values are made by the layer key. The layer value makes them.",
+            "The values are made by the layer key. The layer value should make them.",
             lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, k, mask), **o),
         ),
         Slip(
             "query's layer for the values",
-            "The values are made by the layer query. The layer value makes them.",
+            "The values are made by the layer query. The layer value should make them.",
             lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, q, mask), **o),
         ),
         Slip(
@@ -124,7 +124,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "value's layer for the output",
-            "The combined heads pass through the layer value. They pass through the layer output.",
+            "The combined heads pass through the layer value. They should pass through the layer output.",
             lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask), **v),
         ),
         Slip(
@@ -149,7 +149,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "number and width of heads exchanged",
-            "There are K heads of width H. There are n_heads heads of width D / n_heads.",
+            "There are K heads of width H. There should be n_heads heads of width D / n_heads.",
             lambda x, h, q, k, v, o, mask=None: linear(_heads(x, x.shape[1] // h, q, k, v, mask), **o),
         ),
         Slip(
@@ -174,7 +174,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "heads interleaved",
-            "Head h has the columns h, h + H, h + 2 H, ... It has neighbouring columns.",
+            "Head h has the columns h, h + H, h + 2 H, ... It should have neighbouring columns.",
             lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask, _interleaved, _uninterleaved), **o),
         ),
         Slip(
@@ -226,32 +226,32 @@ FEED_FORWARD = Exercise(
         ),
         Slip(
             "activation after the output",
-            "The activation is applied after the second layer. It is applied between the two layers.",
+            "The activation is applied after the second layer. It should be applied between the two layers.",
             lambda x, act, hidden, output: act(feed_forward(x, _same, hidden, output)),
         ),
         Slip(
             "activation before the first layer",
-            "The activation is applied to x. It is applied between the two layers.",
+            "The activation is applied to x. It should be applied between the two layers.",
             lambda x, act, hidden, output: feed_forward(act(x), _same, hidden, output),
         ),
         Slip(
             "activation after both layers",
-            "The activation is applied after each of the two layers. It is applied between them only.",
+            "The activation is applied after each of the two layers. It should be applied between them only.",
             lambda x, act, hidden, output: act(feed_forward(x, act, hidden, output)),
         ),
         Slip(
             "activation applied twice",
-            "The activation is applied twice between the layers. It is applied once.",
+            "The activation is applied twice between the layers. It should be applied once.",
             lambda x, act, hidden, output: feed_forward(x, lambda h: act(act(h)), hidden, output),
         ),
         Slip(
             "argument activation ignored",
-            "The activation is always gelu. It is the argument activation.",
+            "The activation is always gelu. It should be the argument activation.",
             lambda x, act, hidden, output: feed_forward(x, gelu, hidden, output),
         ),
         Slip(
             "argument activation ignored, relu",
-            "The activation is always relu. It is the argument activation.",
+            "The activation is always relu. It should be the argument activation.",
             lambda x, act, hidden, output: feed_forward(x, relu, hidden, output),
         ),
         Slip(

@@ -112,18 +112,19 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "second residual is X",
-            "X is added to the output of the feed-forward network. Y is added to it, the output of the first step.",
+            "X is added to the output of the feed-forward network. Y, the output of the first step, should be added.",
             _second_residual_from_x,
         ),
         Slip(
             "second residual without the norm",
-            "The sum before the first norm is added to the output of the feed-forward network. Y is the sum "
-            "after the norm.",
+            "The sum before the first norm is added to the output of the feed-forward network. Y, the sum after "
+            "the norm, should be added.",
             _unnormalised_residual,
         ),
         Slip(
             "pre-norm",
-            "The norms are applied before attention and the feed-forward network. They are applied after the sums.",
+            "The norms are applied before attention and the feed-forward network. They should be applied after "
+            "the sums.",
             _pre_norm,
         ),
         Slip(
@@ -163,12 +164,12 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "feed-forward network reads X",
-            "The feed-forward network reads X. It reads Y, the output of the first step.",
+            "The feed-forward network reads X. It should read Y, the output of the first step.",
             _parallel,
         ),
         Slip(
             "feed-forward network first",
-            "The feed-forward network comes before attention. Attention comes first.",
+            "The feed-forward network comes before attention. Attention should come first.",
             lambda x, h, a, an, f, fn: _first(_second(x, f, fn), h, a, an),
         ),
         Slip(
@@ -183,17 +184,17 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "eps is 1e-5",
-            "eps of the norms is 1e-5. It is 1e-12 in this model.",
+            "eps of the norms is 1e-5. It should be 1e-12 in this model.",
             lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, fn, eps=1e-5),
         ),
         Slip(
             "relu for gelu",
-            "The activation is relu. It is gelu.",
+            "The activation is relu. It should be gelu.",
             lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, fn, act=relu),
         ),
         Slip(
             "tanh form of gelu",
-            "The activation is the tanh approximation of GELU. It is the exact form.",
+            "The activation is the tanh approximation of GELU. It should be the exact form.",
             lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, fn, act=gelu_tanh),
         ),
         Slip(
@@ -278,7 +279,7 @@ ENCODER = Exercise(
         ),
         Slip(
             "outputs added",
-            "The outputs of the layers are added. Only the last one is returned.",
+            "The outputs of the layers are added. Only the last one should be returned.",
             lambda x, h, layers: sum(_outputs(x, h, layers)[1:]),
         ),
     ),

@@ -44,27 +44,27 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "positions end before start",
-            "The first token has position start - 1 here. The first position is start.",
+            "The first token has position start - 1 here. The first position should be start.",
             lambda ids, token, position, start=0: token[ids] + position[start - 1 + np.arange(len(ids))],
         ),
         Slip(
             "start ignored",
-            "The positions begin at 0 even when start is larger. They are start, start + 1, ...",
+            "The positions begin at 0 even when start is larger. They should be start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[: len(ids)],
         ),
         Slip(
             "positions left out",
-            "Only the rows of the tokens are returned. The rows of their positions are added to them.",
+            "Only the rows of the tokens are returned. The rows of their positions should be added to them.",
             lambda ids, token, position, start=0: token[ids],
         ),
         Slip(
             "tokens left out",
-            "Only the rows of the positions are returned. They are added to the rows of the tokens.",
+            "Only the rows of the positions are returned. They should be added to the rows of the tokens.",
             lambda ids, token, position, start=0: position[start + np.arange(len(ids))],
         ),
         Slip(
             "positions looked up by token id",
-            "The rows of the position table are those of the token ids. They are the rows start, start + 1, ...",
+            "The rows of the position table are those of the token ids. They should be the rows start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[ids],
         ),
         Slip(
@@ -74,13 +74,13 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "tables multiplied",
-            "The rows of the two tables are multiplied. They are added.",
+            "The rows of the two tables are multiplied. They should be added.",
             lambda ids, token, position, start=0: token[ids] * position[start + np.arange(len(ids))],
         ),
         Slip(
             "tokens scaled by sqrt(D)",
-            "The rows of the tokens are multiplied by sqrt(D), as in the Transformer of 2017. Here they are "
-            "added as they are.",
+            "The rows of the tokens are multiplied by sqrt(D), as in the Transformer of 2017. Here they should "
+            "be added as they are.",
             lambda ids, token, position, start=0: (
                 token[ids] * token.shape[1] ** 0.5 + position[start + np.arange(len(ids))]
             ),
@@ -126,14 +126,14 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "eps outside the root",
-            "eps is added to the root of the variance. It is added to the variance, below the root.",
+            "eps is added to the root of the variance. It should be added to the variance, below the root.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps) * weight + bias
             ),
         ),
         Slip(
             "eps ignored",
-            "The argument eps is not used. It is added to the variance, below the root.",
+            "The argument eps is not used. It should be added to the variance, below the root.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, 1e-12) * weight + bias,
         ),
         Slip(
@@ -148,7 +148,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "divided by the variance",
-            "x - E[x] is divided by the variance plus eps. It is divided by the square root of that.",
+            "x - E[x] is divided by the variance plus eps. It should be divided by the square root of that.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / (x.var(-1, keepdims=True) + eps) * weight + bias
             ),
@@ -177,7 +177,8 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "over the first axis",
-            "Mean and variance are those of each column, over axis 0. They are those of each row, over the last axis.",
+            "Mean and variance are those of each column, over axis 0. They should be those of each row, over the "
+            "last axis.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, axis=0) * weight + bias,
         ),
         Slip(
@@ -202,17 +203,17 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "weight and bias left out",
-            "The result is neither multiplied by weight, and bias is not added.",
+            "The result is not multiplied by weight, and bias is not added.",
             lambda x, weight, bias, eps=1e-12: normed(x, eps=eps),
         ),
         Slip(
             "weight and bias exchanged",
-            "The result is multiplied by bias, and weight is added. It is multiplied by weight, and bias is added.",
+            "The result is multiplied by bias, and weight is added. Exchange the two.",
             lambda x, weight, bias, eps=1e-12: normed(x, bias, weight, eps),
         ),
         Slip(
             "bias added before the weight",
-            "bias is added before the multiplication by weight. It is added after it.",
+            "bias is added before the multiplication by weight. It should be added after it.",
             lambda x, weight, bias, eps=1e-12: (normed(x, eps=eps) + bias) * weight,
         ),
     ),
@@ -265,17 +266,17 @@ GELU = Exercise(
         ),
         Slip(
             "erf(x) for erf(x / sqrt(2))",
-            "erf is taken of x. It is taken of x / sqrt(2).",
+            "erf is taken of x. It should be taken of x / sqrt(2).",
             lambda x: x * (1 + _erf(x)) / 2,
         ),
         Slip(
             "erf(x / 2) for erf(x / sqrt(2))",
-            "erf is taken of x / 2. It is taken of x / sqrt(2).",
+            "erf is taken of x / 2. It should be taken of x / sqrt(2).",
             lambda x: x * (1 + _erf(x / 2)) / 2,
         ),
         Slip(
             "erf(x sqrt(2)) for erf(x / sqrt(2))",
-            "erf is taken of x sqrt(2). It is taken of x / sqrt(2).",
+            "erf is taken of x sqrt(2). It should be taken of x / sqrt(2).",
             lambda x: x * (1 + _erf(x * 2**0.5)) / 2,
         ),
         Slip(
@@ -315,7 +316,7 @@ LINEAR = Exercise(
         ),
         Slip(
             "bias subtracted",
-            "bias is subtracted. It is added.",
+            "bias is subtracted. It should be added.",
             lambda x, weight, bias: x @ weight - bias,
         ),
         Slip(
@@ -325,7 +326,7 @@ LINEAR = Exercise(
         ),
         Slip(
             "bias added to x",
-            "bias is added to x, before the product. It is added to the product.",
+            "bias is added to x, before the product. It should be added to the product.",
             lambda x, weight, bias: (x + bias) @ weight,
         ),
         Slip(

@@ -63,12 +63,12 @@ CROSS_ENTROPY = Exercise(
         Slip("sign", "The sign is missing: this is log softmax.", lambda x, target: log_softmax(x)[target]),
         Slip(
             "logarithm to the base 2",
-            "The logarithm is to the base 2. It is the natural one.",
+            "The logarithm is to the base 2. It should be the natural one.",
             lambda x, target: -log_softmax(x)[target] / math.log(2),
         ),
         Slip(
             "logarithm to the base 10",
-            "The logarithm is to the base 10. It is the natural one.",
+            "The logarithm is to the base 10. It should be the natural one.",
             lambda x, target: -log_softmax(x)[target] / math.log(10),
         ),
         Slip(
@@ -137,50 +137,60 @@ LINEAR_BACKWARD = Exercise(
     ),
     ("npformer.functions:linear_backward",),
     (
-        Slip("weight not transposed", "dx is grad W. It is grad W^T.", lambda g, x, w: (g @ w, x.T @ g, g.sum(0))),
         Slip(
-            "dweight transposed", "dweight is grad^T x. It is x^T grad.", lambda g, x, w: (g @ w.T, g.T @ x, g.sum(0))
+            "weight not transposed", "dx is grad W. It should be grad W^T.", lambda g, x, w: (g @ w, x.T @ g, g.sum(0))
         ),
-        Slip("x not transposed", "dweight is x grad. It is x^T grad.", lambda g, x, w: (g @ w.T, x @ g, g.sum(0))),
+        Slip(
+            "dweight transposed",
+            "dweight is grad^T x. It should be x^T grad.",
+            lambda g, x, w: (g @ w.T, g.T @ x, g.sum(0)),
+        ),
+        Slip(
+            "x not transposed", "dweight is x grad. It should be x^T grad.", lambda g, x, w: (g @ w.T, x @ g, g.sum(0))
+        ),
         Slip(
             "dweight divided by L",
-            "dweight is a mean over the rows. It is a sum.",
+            "dweight is a mean over the rows. It should be a sum.",
             lambda g, x, w: (g @ w.T, x.T @ g / len(x), g.sum(0)),
         ),
         Slip(
             "dbias is a mean",
-            "dbias is the mean of grad's rows. It is their sum.",
+            "dbias is the mean of grad's rows. It should be their sum.",
             lambda g, x, w: (g @ w.T, x.T @ g, g.mean(0)),
         ),
         Slip(
             "dweight and dbias are means",
-            "dweight and dbias are means over the rows. They are sums.",
+            "dweight and dbias are means over the rows. They should be sums.",
             lambda g, x, w: (g @ w.T, x.T @ g / len(x), g.mean(0)),
         ),
         Slip(
             "dbias over the wrong axis",
-            "dbias is the sum of each row. It is the sum of the rows, over axis 0.",
+            "dbias is the sum of each row. It should be the sum of the rows, over axis 0.",
             lambda g, x, w: (g @ w.T, x.T @ g, g.sum(1)),
         ),
-        Slip("dbias not summed", "dbias is grad. It is the sum of grad's rows.", lambda g, x, w: (g @ w.T, x.T @ g, g)),
+        Slip(
+            "dbias not summed",
+            "dbias is grad. It should be the sum of grad's rows.",
+            lambda g, x, w: (g @ w.T, x.T @ g, g),
+        ),
         Slip(
             "dbias is one number",
-            "dbias is the sum of all of grad. It is the sum of grad's rows, over axis 0.",
+            "dbias is the sum of all of grad. It should be the sum of grad's rows, over axis 0.",
             lambda g, x, w: (g @ w.T, x.T @ g, g.sum()),
         ),
         Slip(
             "dbias is 1",
-            "dbias is 1. It is the sum of grad's rows.",
+            "dbias is 1. It should be the sum of grad's rows.",
             lambda g, x, w: (g @ w.T, x.T @ g, np.ones(g.shape[1])),
         ),
         Slip(
             "grad left out of dweight",
-            "dweight is the sum of x alone. It is x^T grad.",
+            "dweight is the sum of x alone. It should be x^T grad.",
             lambda g, x, w: (g @ w.T, x.T @ np.ones_like(g), g.sum(0)),
         ),
         Slip(
             "grad left out of dx",
-            "dx is the sum of W's columns. It is grad W^T.",
+            "dx is the sum of W's columns. It should be grad W^T.",
             lambda g, x, w: (np.ones_like(g) @ w.T, x.T @ g, g.sum(0)),
         ),
         Slip(
@@ -226,7 +236,7 @@ SOFTMAX_BACKWARD = Exercise(
     (
         Slip(
             "sum left out",
-            "dx is y * grad. The sum of grad * y over the row is subtracted from grad first.",
+            "dx is y * grad. The sum of grad * y over the row should be subtracted from grad first.",
             lambda g, y: y * g,
         ),
         Slip(
@@ -237,38 +247,38 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "y left out of the sum",
-            "The sum of grad is subtracted. The sum of grad * y is.",
+            "The sum of grad is subtracted. The sum of grad * y should be.",
             lambda g, y: _less(g, y, g.sum(-1, keepdims=True)),
         ),
         Slip("y left out in front", "dx is not multiplied by y.", lambda g, y: g - (g * y).sum(-1, keepdims=True)),
         Slip(
             "mean for the sum",
-            "The mean of grad * y is subtracted. Its sum is.",
+            "The mean of grad * y is subtracted. Its sum should be.",
             lambda g, y: _less(g, y, (g * y).mean(-1, keepdims=True)),
         ),
         Slip(
             "sum over the first axis",
-            "The sum is over axis 0. It is over the last axis.",
+            "The sum is over axis 0. It should be over the last axis.",
             lambda g, y: _less(g, y, (g * y).sum(0, keepdims=True)),
         ),
         Slip(
             "sum over axis 1",
-            "The sum is over axis 1. It is over the last axis, -1.",
+            "The sum is over axis 1. It should be over the last axis, -1.",
             lambda g, y: _less(g, y, (g * y).sum(1, keepdims=True)),
         ),
         Slip(
             "sum over the whole array",
-            "The sum is over the whole array. It is over each row.",
+            "The sum is over the whole array. It should be over each row.",
             lambda g, y: _less(g, y, (g * y).sum()),
         ),
         Slip(
             "sum added",
-            "The sum of grad * y is added. It is subtracted.",
+            "The sum of grad * y is added. It should be subtracted.",
             lambda g, y: _less(g, y, -(g * y).sum(-1, keepdims=True)),
         ),
         Slip(
             "sum not multiplied by y",
-            "The sum of grad * y is subtracted from y * grad. It is subtracted from grad, before the "
+            "The sum of grad * y is subtracted from y * grad. It should be subtracted from grad, before the "
             "multiplication by y.",
             lambda g, y: y * g - (g * y).sum(-1, keepdims=True),
         ),

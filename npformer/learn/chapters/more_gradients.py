@@ -62,8 +62,8 @@ LAYER_NORM_BACKWARD = Exercise(
     (
         Slip(
             "mean terms left out",
-            "dx is g / sqrt(Var[x] + eps). E[g] and n E[g n] are subtracted from g: the mean and the variance "
-            "depend on x too.",
+            "dx is g / sqrt(Var[x] + eps). E[g] and n E[g n] should be subtracted from g: the mean and the "
+            "variance depend on x too.",
             lambda *a: _norm(*a, dx=lambda g, n, s: g / s),
         ),
         Slip(
@@ -83,14 +83,14 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "sums for means",
-            "The sums of g and g n are subtracted. Their means are.",
+            "The sums of g and g n are subtracted. Their means should be.",
             lambda *a: _norm(
                 *a, dx=lambda g, n, s: (g - g.sum(-1, keepdims=True) - n * (g * n).sum(-1, keepdims=True)) / s
             ),
         ),
         Slip(
             "means over the first axis",
-            "The means are over axis 0. They are over each row, the last axis.",
+            "The means are over axis 0. They should be over each row, the last axis.",
             lambda *a: _norm(*a, dx=lambda g, n, s: (g - g.mean(0) - n * (g * n).mean(0)) / s),
         ),
         Slip(
@@ -100,17 +100,17 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "divided by the variance",
-            "dx is divided by the variance plus eps. It is divided by the root of that.",
+            "dx is divided by the variance plus eps. It should be divided by the root of that.",
             lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) / s**2),
         ),
         Slip(
             "multiplied by the deviation",
-            "dx is multiplied by sqrt(Var[x] + eps). It is divided by it.",
+            "dx is multiplied by sqrt(Var[x] + eps). It should be divided by it.",
             lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) * s),
         ),
         Slip(
             "weight left out of dx",
-            "dx is computed from grad. It is computed from g = grad * weight.",
+            "dx is computed from grad. It should be computed from g = grad * weight.",
             lambda *a: _norm(*a, g=lambda grad, w: grad),
         ),
         Slip(
@@ -120,7 +120,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "unbiased variance",
-            "The variance divides by D - 1. It divides by D.",
+            "The variance divides by D - 1. It should divide by D.",
             lambda *a: _norm(*a, variance=lambda c: (c * c).sum(-1, keepdims=True) / (c.shape[-1] - 1)),
         ),
         Slip("eps ignored", "The argument eps is not used.", lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 0.0)),
@@ -136,47 +136,48 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "dweight from x",
-            "dweight is the sum of grad * x. It is the sum of grad * n, with n the normalised x.",
+            "dweight is the sum of grad * x. It should be the sum of grad * n, with n the normalised x.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * x).sum(0)),
         ),
         Slip(
             "dweight from x - E[x]",
-            "dweight is the sum of grad * (x - E[x]). It is the sum of grad * n, which is divided by the root.",
+            "dweight is the sum of grad * (x - E[x]). It should be the sum of grad * n, where n is x - E[x] "
+            "divided by the root.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * (x - _mean(x))).sum(0)),
         ),
         Slip(
             "weight in dweight",
-            "dweight is multiplied by weight. It is the sum of grad * n.",
+            "dweight is multiplied by weight. It should be the sum of grad * n.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * w * n).sum(0)),
         ),
         Slip(
             "weight in dbias",
-            "dbias is the sum of grad * weight. It is the sum of grad's rows.",
+            "dbias is the sum of grad * weight. It should be the sum of grad's rows.",
             lambda grad, x, w, eps=1e-12: (*_norm(grad, x, w, eps)[:2], (grad * w).sum(0)),
         ),
         Slip(
             "dweight not summed",
-            "dweight is grad * n. It is the sum of its rows.",
+            "dweight is grad * n. It should be the sum of its rows.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: grad * n),
         ),
         Slip(
             "dbias not summed",
-            "dbias is grad. It is the sum of grad's rows.",
+            "dbias is grad. It should be the sum of grad's rows.",
             lambda *a: _norm(*a, dbias=lambda grad: grad),
         ),
         Slip(
             "dweight and dbias not summed",
-            "dweight and dbias have a row for each token. They are sums of the rows.",
+            "dweight and dbias have a row for each token. They should be sums of the rows.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: grad * n, dbias=lambda grad: grad),
         ),
         Slip(
             "dweight and dbias are means",
-            "dweight and dbias are means over the rows. They are sums.",
+            "dweight and dbias are means over the rows. They should be sums.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * n).mean(0), dbias=lambda grad: grad.mean(0)),
         ),
         Slip(
             "sums of each row",
-            "dweight and dbias are summed over the last axis. They are summed over the rows, axis 0.",
+            "dweight and dbias are summed over the last axis. They should be summed over the rows, axis 0.",
             lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * n).sum(-1), dbias=lambda grad: grad.sum(-1)),
         ),
         Slip(
@@ -252,7 +253,7 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "divided by K",
-            "dq and dk are divided by K. They are divided by its square root.",
+            "dq and dk are divided by K. They should be divided by its square root.",
             lambda g, q, k, v: _backward(g, q, k, v, scale=1 / _root(q)),
         ),
         Slip(
@@ -277,12 +278,12 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "softmax's sum left out",
-            "dS is W * dW. The sum of dW * W over each row is subtracted from dW first: use softmax_backward.",
+            "dS is W * dW. The sum of dW * W over each row should be subtracted from dW first: use softmax_backward.",
             lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: w * dw),
         ),
         Slip(
             "softmax's backward left out",
-            "dW is taken for dS. It goes through softmax_backward first.",
+            "dW is taken for dS. It should go through softmax_backward first.",
             lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: dw),
         ),
         Slip(
@@ -292,7 +293,7 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "softmax's arguments exchanged",
-            "The arguments of softmax_backward are exchanged. They are dW and W.",
+            "The arguments of softmax_backward are exchanged. They should be dW and W.",
             lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: softmax_backward(w, dw)),
         ),
         Slip(
@@ -307,12 +308,12 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "dS not transposed",
-            "dk is dS q. It is dS^T q.",
+            "dk is dS q. It should be dS^T q.",
             lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds @ k, ds @ q)),
         ),
         Slip(
             "dS transposed in dq",
-            "dq is dS^T k. It is dS k.",
+            "dq is dS^T k. It should be dS k.",
             lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds.mT @ k, ds.mT @ q)),
         ),
         Slip(
@@ -322,22 +323,22 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "weights not transposed",
-            "dv is W grad. It is W^T grad.",
+            "dv is W grad. It should be W^T grad.",
             lambda g, q, k, v: _backward(g, q, k, v, dv=lambda grad, w: w @ grad),
         ),
         Slip(
             "dv is grad",
-            "dv is grad. It is W^T grad.",
+            "dv is grad. It should be W^T grad.",
             lambda g, q, k, v: _backward(g, q, k, v, dv=lambda grad, w: grad),
         ),
         Slip(
             "v not transposed",
-            "dW is grad v. It is grad v^T.",
+            "dW is grad v. It should be grad v^T.",
             lambda g, q, k, v: _backward(g, q, k, v, dw=lambda grad, v: grad @ v),
         ),
         Slip(
             "dW transposed",
-            "dW is v grad^T. It is grad v^T.",
+            "dW is v grad^T. It should be grad v^T.",
             lambda g, q, k, v: _backward(g, q, k, v, dw=lambda grad, v: v @ grad.mT),
         ),
     ),

@@ -45,10 +45,14 @@ GELU_TANH = Exercise(
             "quick GELU", "This is x sigmoid(1.702 x), another approximation.", lambda x: x / (1 + np.exp(-1.702 * x))
         ),
         Slip("cubic term left out", "The term 0.044715 x^3 is missing.", lambda x: _tanh_form(x, factor=0.0)),
-        Slip("square for cube", "The term is 0.044715 x^2. It is 0.044715 x^3.", lambda x: _tanh_form(x, power=2)),
-        Slip("0.044715 left out", "The term is x^3. It is 0.044715 x^3.", lambda x: _tanh_form(x, factor=1.0)),
         Slip(
-            "another constant", "The factor of x^3 is 0.44715. It is 0.044715.", lambda x: _tanh_form(x, factor=0.44715)
+            "square for cube", "The term is 0.044715 x^2. It should be 0.044715 x^3.", lambda x: _tanh_form(x, power=2)
+        ),
+        Slip("0.044715 left out", "The term is x^3. It should be 0.044715 x^3.", lambda x: _tanh_form(x, factor=1.0)),
+        Slip(
+            "another constant",
+            "The factor of x^3 is 0.44715. It should be 0.044715.",
+            lambda x: _tanh_form(x, factor=0.44715),
         ),
         Slip(
             "sqrt(2 / pi) left out",
@@ -57,7 +61,7 @@ GELU_TANH = Exercise(
         ),
         Slip(
             "2 / pi for sqrt(2 / pi)",
-            "The argument of tanh is multiplied by 2 / pi. Its square root is the factor.",
+            "The argument of tanh is multiplied by 2 / pi. The factor should be the square root of that.",
             lambda x: _tanh_form(x, root=2 / math.pi),
         ),
         Slip(
@@ -72,7 +76,7 @@ GELU_TANH = Exercise(
         ),
         Slip(
             "sqrt(2 / pi) for the first term only",
-            "sqrt(2 / pi) multiplies x only. It multiplies the sum of x and 0.044715 x^3.",
+            "sqrt(2 / pi) multiplies x only. It should multiply the sum of x and 0.044715 x^3.",
             lambda x: x * (1 + np.tanh(ROOT * x + 0.044715 * x**3)) / 2,
         ),
         Slip("not halved", "The result is not divided by 2.", lambda x: 2 * gelu_tanh(x)),
@@ -162,12 +166,12 @@ SAMPLE = Exercise(
     (
         Slip(
             "temperature multiplied",
-            "The logits are multiplied by the temperature. They are divided by it.",
+            "The logits are multiplied by the temperature. They should be divided by it.",
             lambda *a: _drawn(*a, scale=lambda x, t: x * t),
         ),
         Slip(
             "temperature ignored",
-            "The temperature is not used. It divides the logits.",
+            "The temperature is not used. It should divide the logits.",
             lambda *a: _drawn(*a, scale=lambda x, t: x),
         ),
         Slip(
@@ -177,7 +181,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "top_p ignored",
-            "All words can be drawn. Only the most likely words that add up to top_p can.",
+            "All words can be drawn. Only the most likely words that add up to top_p should be.",
             lambda *a: _drawn(*a, keep=lambda p, top: p > 0),
         ),
         Slip(
@@ -192,8 +196,8 @@ SAMPLE = Exercise(
         ),
         Slip(
             "top_p compared with each word",
-            "The set has the words with a probability of at least top_p times the largest. It has the most "
-            "likely words that add up to top_p.",
+            "The set has the words with a probability of at least top_p times the largest. It should have the "
+            "most likely words that add up to top_p.",
             lambda *a: _drawn(*a, keep=lambda p, top: p >= top * p.max()),
         ),
         Slip(
@@ -203,7 +207,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "in the order of probability",
-            "The words are added up from the most likely on. They are added up in the order of their ids.",
+            "The words are added up from the most likely on. They should be added up in the order of their ids.",
             lambda *a: _drawn(*a, by_rank=True),
         ),
         Slip(
@@ -223,7 +227,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "drawn backward",
-            "u draws from the last word on. It draws from the first.",
+            "u draws from the last word on. It should draw from the first.",
             lambda logits, t, p, u: _drawn(logits, t, p, 1 - u),
         ),
     ),

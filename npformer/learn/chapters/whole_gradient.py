@@ -124,8 +124,8 @@ LOSS_AND_GRADIENTS = Exercise(
     (
         Slip(
             "repeated tokens assigned",
-            "A token that occurs several times gets the gradient of its last row only. Their sum is its "
-            "gradient: np.add.at adds them.",
+            "A token that occurs several times gets the gradient of its last row only. It should get the sum of "
+            "all: np.add.at adds them.",
             lambda *a: _gradients(*a, scatter=_assigned),
         ),
         Slip(
@@ -160,12 +160,12 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "one-hot not subtracted",
-            "The gradient of the logits is softmax(logits). The one-hot vector of the target is subtracted.",
+            "The gradient of the logits is softmax(logits). The one-hot vector of the target should be subtracted.",
             lambda *a: _gradients(*a, dlogits=lambda logits, target: _softmax(logits)),
         ),
         Slip(
             "sign",
-            "The gradient of the logits is onehot - softmax. It is softmax - onehot.",
+            "The gradient of the logits is onehot - softmax. It should be softmax - onehot.",
             lambda *a: _gradients(
                 *a, dlogits=lambda logits, target: -cross_entropy_backward(1.0, logits, np.array(target))
             ),
@@ -179,12 +179,13 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "gradient in every row",
-            "Every row of the logits gets the gradient. Only the first one is part of the loss.",
+            "Every row of the logits gets the gradient. Only the first one should: the others are not part of "
+            "the loss.",
             lambda *a: _gradients(*a, read=slice(None)),
         ),
         Slip(
             "gradient in the last row",
-            "The last row of the logits gets the gradient. The first one does.",
+            "The last row of the logits gets the gradient. The first one should.",
             lambda *a: _gradients(*a, read=-1),
         ),
         Slip(
@@ -194,12 +195,12 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "positions by token id",
-            "The rows of the position table are those of the token ids. They are rows 0, 1, ...",
+            "The rows of the position table are those of the token ids. They should be rows 0, 1, ...",
             lambda *a: _gradients(*a, dposition=_by_id),
         ),
         Slip(
             "position table left out",
-            "The gradient of the position table is 0. It is dx in the rows 0 ... L - 1.",
+            "The gradient of the position table is 0. It should be dx in the rows 0 ... L - 1.",
             lambda *a: _gradients(*a, dposition=lambda p, dx, ids: 0 * p),
         ),
         Slip(
