@@ -66,16 +66,15 @@ def _start(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    file = learners_file(args.folder)
+    seen = file.stat().st_mtime_ns  # before the check, during which the file may change
     code = _checked(args)
-    if args.watch:
-        file = learners_file(args.folder)
-        seen = file.stat().st_mtime_ns
-        while True:
-            time.sleep(PAUSE)
-            if file.exists() and (now := file.stat().st_mtime_ns) != seen:
-                seen = now
-                print(f"\n{'-' * 80}")
-                code = _checked(args)
+    while args.watch:
+        time.sleep(PAUSE)
+        if file.exists() and (now := file.stat().st_mtime_ns) != seen:
+            seen = now
+            print(f"\n{'-' * 80}")
+            code = _checked(args)
     return code
 
 
