@@ -26,10 +26,15 @@ def embeddings_of(config: Config, norm: LayerNorm | None, n_tokens: int, project
     )
 
 
-def stack_of(config: Config, norm: LayerNorm, gated: bool = False, after_first: Layer | None = None) -> Stack:
-    """The layers of an encoder, or of a decoder on its own. gated: the feed-forward networks have a gate."""
+def stack_of(
+    config: Config, norm: LayerNorm, gated: bool = False, after_first: Layer | None = None, bias: bool = True
+) -> Stack:
+    """The layers of an encoder, or of a decoder on its own. gated: the feed-forward networks have a gate.
+
+    bias: of the linear layers, if the model has biases
+    """
     choices = config.n_heads, ACTIVATIONS[config.activation], gated, norm, config.norm_first
-    sizes = config.d_ffn, config.bias
+    sizes = config.d_ffn, bias and config.bias
     layers = [layer_of(*choices, _mechanisms(config, i), *sizes) for i in range(config.n_layers)]
     return Stack(tuple(layers), norm if config.final_norm else None, after_first)
 
@@ -59,7 +64,7 @@ def head_of(
         return HiddenStates(pooler)
     below: Pooler | Transform | None = pooler
     if "head.norm" in groups:
-        below = Transform(ACTIVATIONS[config.below_head], norm, of_texts, _width(config, head), norm.bias)
+        below = Transform(ACTIVATIONS[config.below_head], norm, of_texts, _width(config, head), config.bias)
     if head == "replaced-token":
         return ReplacedTokens(n_outputs=config.n_outputs, activation=ACTIVATIONS[config.below_head])
     kind = Spans if head == "question-answering" else Logits

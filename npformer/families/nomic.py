@@ -17,7 +17,6 @@ from npformer.families.building import stack_of
 from npformer.families.table import EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
-from npformer.norms import LayerNorm
 
 #: Transformers' field -> the hub's field, which is GPT-2's.
 HUB = {
@@ -92,10 +91,7 @@ class NomicBert(EncoderTable):
         }
 
     def stack(self, config: Config) -> Stack:
-        return stack_of(config, self.norm(config), gated=True)
-
-    def norm(self, config: Config) -> LayerNorm:
-        return LayerNorm(config.eps)
+        return stack_of(config, self.norm(config), gated=True, bias=False)
 
     def head_of(self, data: Mapping[str, Any]) -> str:
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
@@ -138,7 +134,6 @@ NOMIC_BERT = NomicBert(
     constants={
         "positions": Positions("none"),
         "mechanisms": (Rotary(1000.0),),
-        "bias": False,
         "pad_id": 0,
         "padding_idx": 0,
     },
