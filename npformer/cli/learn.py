@@ -23,6 +23,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.progress import note
 from npformer.learn.checking import learners_file
 from npformer.learn.running import LIMIT
+from npformer.learn.template import FILE
 
 EPILOG = """check executes your file in a process of its own, with a time limit for every
 function. It exits with 0 if every function passes, 3 if one does not yet, and
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _start(args: argparse.Namespace) -> None:
     folder = learn.start(args.name)
-    note(f"wrote {folder / 'my_transformer.py'}; open it in your editor, and run `npformer learn check` in {folder}")
+    note(f"wrote {folder / FILE}; open it in your editor, and run `npformer learn check` in {folder}")
 
 
 def _check(args: argparse.Namespace) -> int:

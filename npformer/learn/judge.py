@@ -166,17 +166,20 @@ def _equal(a: Any, b: Any) -> bool:
     return first.keys() == second.keys() and all(near(first[path], second[path], 0.0) for path in first)
 
 
+def raised_at(error: BaseException, file: str) -> tuple[int, str]:
+    """The last line of a file that an exception passed through, and the beginning of a sentence; 0 and "" if none."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    if not frames:
+        return 0, ""
+    line = frames[-1].lineno or 0
+    return line, f"Line {line}, `{linecache.getline(file, line).strip()}`, raises"
+
+
 def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verdict:
     assert made.error is not None
-    frames = [each for each in traceback.extract_tb(made.error.__traceback__) if each.filename == file]
-    line = (frames[-1].lineno or 0) if frames else 0
-    source = linecache.getline(file, line).strip() if line else ""
-    place = f"Line {line}, `{source}`, raises" if line else "It raises"
-    problem = (
-        f"{place} {type(made.error).__name__}: {str(made.error).splitlines()[0] if str(made.error) else ''}".rstrip(
-            ": "
-        )
-    )
+    line, place = raised_at(made.error, file)
+    said = str(made.error).splitlines()[0] if str(made.error) else ""
+    problem = f"{place or 'It raises'} {type(made.error).__name__}: {said}".rstrip(": ")
     return replace(wrong, kind="exception", problem=problem, line=line, numbers=shown_case(names, made.args))
 
 

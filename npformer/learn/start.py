@@ -1,4 +1,4 @@
-"""What a learner reads: the file to fill in, hints, and npformer's own functions."""
+"""Writes the file to fill in, and shows hints and npformer's own functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from textwrap import dedent
 
+from npformer.checkpoint.loading import REPOSITORY
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
@@ -17,7 +18,7 @@ from npformer.learn.chapters import EXERCISES
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
 
-SOURCE = "https://github.com/npformer/npformer/blob/main/"
+SOURCE = f"{REPOSITORY}/blob/main/"
 
 
 def start(folder: str | os.PathLike[str]) -> Path:
@@ -76,7 +77,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
 
 
 def solution(name: str) -> str:
-    """npformer's own functions that compute the same, as they stand in the package, with their addresses.
+    """The source of npformer's own functions that compute the same, with its addresses.
 
     Parameters
     ----------

@@ -10,10 +10,8 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import json
-import linecache
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -32,7 +30,7 @@ from npformer.learn import right, whole
 from npformer.learn.chapters import CHAPTERS
 from npformer.learn.doctor import Doctor
 from npformer.learn.exercise import Exercise
-from npformer.learn.judge import PASSED, WRONG, Verdict, judge
+from npformer.learn.judge import PASSED, WRONG, Verdict, judge, raised_at
 from npformer.learn.listening import Listener
 from npformer.learn.template import signatures
 
@@ -170,13 +168,8 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the file may raise anything
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
-        place = (
-            f"Line {frames[-1].lineno}, `{linecache.getline(file, frames[-1].lineno or 0).strip()}`, raises"
-            if frames
-            else "The file raises"
-        )
-        return None, f"{place} {type(error).__name__}: {error}"
+        _, place = raised_at(error, file)
+        return None, f"{place or 'The file raises'} {type(error).__name__}: {error}"
     if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:
         return (
             None,

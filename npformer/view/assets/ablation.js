@@ -106,21 +106,12 @@ function largest() {
 }
 
 function choose(head) {
-  const focus = document.activeElement?.dataset?.at;
   off = head;
-  draw();
+  redrawn(grid, draw);
   page.changed();
-  if (focus) grid.querySelector(`[data-at="${focus}"]`)?.focus();
 }
 
-grid.addEventListener("keydown", (event) => {
-  const at = event.target.dataset.at?.split(" ").map(Number);
-  const [down, across] =
-    { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
-  if (!at || down === undefined) return;
-  event.preventDefault();
-  grid.querySelector(`[data-at="${at[0] + down} ${at[1] + across}"]`)?.focus();
-});
+arrowsMove(grid);
 
 themed.push(draw);
 return {

@@ -203,6 +203,25 @@ function segmented(label, options, value, onchange) {
   return el("div", { class: "field" }, el("span", {}, label), group);
 }
 
+// Lets arrow keys move the focus in a grid whose cells have data-at, "row column".
+function arrowsMove(grid) {
+  grid.addEventListener("keydown", (event) => {
+    const at = event.target.dataset.at?.split(" ").map(Number);
+    const [down, across] =
+      { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
+    if (!at || down === undefined) return;
+    event.preventDefault();
+    grid.querySelector(`[data-at="${at[0] + down} ${at[1] + across}"]`)?.focus();
+  });
+}
+
+// Draws a grid again, and gives the focus back to the cell that had it.
+function redrawn(grid, draw) {
+  const focus = document.activeElement?.dataset?.at;
+  draw();
+  if (focus) grid.querySelector(`[data-at="${focus}"]`)?.focus();
+}
+
 // A box that scrolls sideways, with a shade and an arrow at the edge beyond which there is more.
 function scroller(...children) {
   const box = el("div", { class: "scroller" }, ...children);

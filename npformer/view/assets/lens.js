@@ -104,21 +104,12 @@ function through(answer) {
 }
 
 function choose(y, x) {
-  const focus = document.activeElement?.dataset?.at;
   [row, column] = [y, x];
-  draw();
+  redrawn(grid, draw);
   page.changed();
-  if (focus) grid.querySelector(`[data-at="${focus}"]`)?.focus();
 }
 
-grid.addEventListener("keydown", (event) => {
-  const at = event.target.dataset.at?.split(" ").map(Number);
-  const [down, across] =
-    { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
-  if (!at || down === undefined) return;
-  event.preventDefault();
-  grid.querySelector(`[data-at="${at[0] + down} ${at[1] + across}"]`)?.focus();
-});
+arrowsMove(grid);
 
 themed.push(draw);
 const box = scroller(grid);
