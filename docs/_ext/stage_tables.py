@@ -46,7 +46,7 @@ def stages(case: str) -> Iterable[str]:
 
 
 def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
-    """The stages in order; those that are alike in every layer once, with `*` for its number."""
+    """The stages in order. A stage that every layer has is listed once, with `*` for the layer's number."""
     patterns = {name: LAYER.sub("*", name) for name in found}
     kinds: dict[str, set[tuple[str, ...]]] = {}
     for name, each in found.items():

@@ -24,7 +24,7 @@ TINY = float(np.finfo(np.float32).tiny)  # float32 rounds smaller numbers to 0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call gave: an answer, or the name of the exception that it raised."""
+    """The result of a call: an answer, or the name of the exception that it raised."""
 
     answer: Any = None
     raised: str = ""

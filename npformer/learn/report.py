@@ -16,7 +16,7 @@ WIDTH = 96
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What a check has found.
+    """The result of a check.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class Ended:
 
     @property
     def began(self) -> str:
-        """What the process did last."""
+        """The last step that the process began."""
         return next((each["began"] for each in reversed(self.told) if "began" in each), "")
 
 

@@ -88,7 +88,7 @@ CROSS_ENTROPY = Exercise(
         ),
         Slip(
             "divided by the number of labels",
-            "The loss is divided by the number of labels, as a mean over them.",
+            "The loss is divided by the number of labels. It is -log p alone.",
             lambda x, target: -log_softmax(x)[target] / len(x),
         ),
         Slip(
