@@ -27,14 +27,14 @@ from npformer.learn.template import FILE
 
 EPILOG = """check executes your file in a process of its own, with a time limit for every
 function. It exits with 0 if every function passes, 3 if one does not yet, and
-1 for bad input.
+1 for bad input. In the folder of your file, `npformer learn check --watch`
+checks it again whenever you save, and `npformer learn check --chapter 2 --json`
+prints the functions of the first two chapters as JSON.
 
 examples:
   npformer learn start my_transformer
-  cd my_transformer
-  npformer learn check --watch
-  npformer learn hint layer_norm
-  npformer learn check --chapter 2 --json"""
+  npformer learn hint layer_norm --folder my_transformer
+  npformer learn solution layer_norm"""
 
 ACTIONS = ("start", "check", "hint", "solution", "look")
 PAUSE = 0.3  # seconds between two looks at the file
