@@ -284,7 +284,8 @@ class _Blas:
     """
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self.lock = threading.RLock()  # held by `with` itself: Ctrl-C in Condition's __enter__ would leave it locked
+        self.condition = threading.Condition(self.lock)
         self.users: dict[object, threading.Thread] = {}
         self.forking: set[threading.Thread] = set()  # threads that wait in `before_fork`
         self.before: list[tuple[Any, int]] = []  # the program's setting, to be restored
@@ -306,7 +307,7 @@ class _Blas:
     def single(self) -> Iterator[None]:
         user = object()
         try:  # Ctrl-C can occur anywhere
-            with self.condition:
+            with self.lock:
                 if self.forking:
                     self.condition.wait_for(self._may_enter, FORK_PATIENCE)
                 if not self.users:
@@ -316,7 +317,7 @@ class _Blas:
                 self.users[user] = threading.current_thread()
             yield
         finally:
-            with self.condition:
+            with self.lock:
                 self.users.pop(user, None)
                 if not self.users:
                     self.put_back()
@@ -329,7 +330,7 @@ class _Blas:
 
     def before_fork(self) -> None:
         """Waits until no other thread computes, for FORK_PATIENCE at most, and lets none begin: keeps the lock."""
-        self.condition.acquire()
+        self.lock.acquire()
         self.forking.add(threading.current_thread())
         try:
             self.condition.wait_for(self._at_rest, FORK_PATIENCE)
@@ -374,6 +375,6 @@ def blas_libraries() -> list[dict[str, Any]]:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_blas.before_fork,
-        after_in_parent=lambda: _blas.condition.release(),
+        after_in_parent=lambda: _blas.lock.release(),
         after_in_child=_forget_workers,
     )

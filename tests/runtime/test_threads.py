@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -383,3 +385,31 @@ def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
     thread.start()
     thread.join()
     assert len(made[0].run([Text(np.arange(60))] * 50)) == 50
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None:
+    """Ctrl-C comes at two thousand moments of entering and leaving; another thread can enter after each."""
+    moments, before = random.Random(0), signal.signal(signal.SIGALRM, signal.default_int_handler)
+    free: list[bool] = []
+
+    def enter() -> None:
+        free.append(threads_module._blas.lock.acquire(timeout=10))
+        if free[-1]:
+            threads_module._blas.lock.release()
+
+    try:
+        for _ in range(2000):
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-6, 6e-5))
+                while True:
+                    with single_blas_thread():
+                        pass
+            other = threading.Thread(target=enter)
+            other.start()
+            other.join()
+            assert free[-1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not threads_module._blas.users
