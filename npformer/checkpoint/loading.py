@@ -138,11 +138,11 @@ def bundled() -> dict[str, Path]:
     """The models that come with npformer: name -> folder.
 
     They are in the package, in the checkout that contains the package, or in a checkout that is the working directory
-    or its parent.
+    or has it at most two folders below, as docs/learn.
     """
     package = Path(__file__).parents[1]
     places = [package / "_weights"]
-    for root in (package.parent, Path(), Path("..")):
+    for root in (package.parent, Path(), Path(".."), Path("../..")):
         if (root / "pyproject.toml").is_file() and (root / "npformer").is_dir():
             places.append(root.resolve() / "weights")
     folders = [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]

@@ -184,9 +184,10 @@ def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, mon
     checkout = tmp_path / "checkout"
     (checkout / "npformer").mkdir(parents=True)
     (checkout / "examples").mkdir()
+    (checkout / "docs" / "learn").mkdir(parents=True)
     (checkout / "pyproject.toml").touch()
     folder = tiny.folder(checkout / "weights" / "en-de-multi30k")
-    for place in (checkout, checkout / "examples"):
+    for place in (checkout, checkout / "examples", checkout / "docs" / "learn"):
         monkeypatch.chdir(place)
         assert find_folder("en-de-multi30k") == folder
     monkeypatch.chdir(tmp_path)
