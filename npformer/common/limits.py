@@ -36,6 +36,8 @@ class Limits:
         The largest known sets have 21,000.
     positions : int, numbers in a table of sinusoidal positions, which is computed, not stored
         32,768 positions of width 1,024; Marian's models have 512 of width 512.
+    cache : int, bytes of the keys and values that are cached while one text is generated
+        GPT-2 XL takes 0.6 GB for its 1,024 tokens, and as much for each further beam.
     unpacked : int, bytes of the unpacked arrays of an npz file
         Every stage of 18 texts of 128 tokens in BERT-base, in float32.
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
@@ -65,6 +67,7 @@ class Limits:
     layers: int = 500
     labels: int = 100_000
     positions: int = 2**25
+    cache: int = 2**32
     unpacked: int = 2**31
     tokenizer: int = 8_000_000
     vocabulary: int = 64_000_000

@@ -26,7 +26,7 @@ from npformer.taps import listen
 __all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded_targets", "stream"]
 
 TOGETHER = 256  # texts generated together: enough for fast products, with about 60 MB of logits
-KEPT = 1 << 28  # maximum numbers in their cached keys and values
+KEPT = 1 << 30  # maximum bytes of their cached keys and values, if there are several texts
 STATES: dict[str, type[State]] = {"translation": Seq2SeqState, "causal-lm": PromptState}
 
 
@@ -131,6 +131,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     [chosen] = _by_settings(model, [kind.before(prepared)], settings)
     if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
         raise NpformerError("stream: not supported with beam search; use num_beams=1, num_return_sequences=1")
+    _cached_bytes(model, chosen, kind.before(prepared))
     state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
     steps = greedy_or_sample(state, chosen, group=[(0, 0)], stopping=stopping)
     return (int(tokens[0]) for _, tokens, _ in steps)
@@ -192,10 +193,21 @@ def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, An
 
 def _together(model: BaseModel, settings: Settings, longest: int) -> int:
     """The number of sources or prompts whose texts are generated together."""
-    stack: Decoder | Config = model.config.decoder or model.config
-    rows = longest + settings.num_beams * settings.max_new_tokens
-    most = KEPT // (2 * stack.n_layers * model.config.d_model * rows)
+    most = KEPT // _cached_bytes(model, settings, longest)
     return max(1, min(TOGETHER // settings.num_beams, most))
+
+
+def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
+    """Bytes of the keys and values cached for one text, if it gets max_new_tokens. `before`: tokens of its prompt.
+
+    Raises NpformerError if they exceed the model's limit `cache`.
+    """
+    stack: Decoder | Config = model.config.decoder or model.config
+    rows = before + settings.num_beams * settings.max_new_tokens
+    size = 2 * stack.n_layers * model.config.d_model * rows * model.dtype.itemsize
+    where = f"max_new_tokens {settings.max_new_tokens}, num_beams {settings.num_beams}: bytes of cached keys and values"
+    model.limits.check("cache", size, where)
+    return size
 
 
 def _joined(steps: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> list[list[Hypothesis]]:

@@ -14,6 +14,7 @@ from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import read_folder
 from npformer.cli.main import main
 from npformer.common.errors import warn
+from npformer.families import read_config, write_config
 from npformer.interpret import stages
 from tests.support import tiny, torch_writer
 
@@ -70,6 +71,25 @@ def test_arrays_have_limits_too(tmp_path):
     assert len(load_arrays(tmp_path / "a.npz")[0]["a"]) == 1000
     with pytest.raises(NpformerError, match=r"a\.npz: bytes of its arrays: 8128 is more than the limit `unpacked`"):
         load_arrays(tmp_path / "a.npz", Limits(unpacked=8000))
+
+
+def test_a_model_without_a_table_of_positions_may_have_any_number_of_them():
+    for family in ("modernbert", "nomic_bert"):
+        data = write_config(tiny.config(family, "base")) | {"max_position_embeddings": 10**8}
+        assert read_config(data).max_length == 10**8
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_cached_keys_and_values_have_a_limit(way):
+    model, ids = tiny.model("gpt2", "causal-lm"), np.array([5, 6, 7])
+    needed = 2 * model.config.n_layers * model.config.d_model * (3 + 5) * 4
+    model.limits = Limits(cache=needed)
+    list(getattr(model, way)(ids, max_new_tokens=5))
+    model.limits = Limits(cache=needed - 1)
+    with pytest.raises(
+        NpformerError, match=rf"max_new_tokens 5, num_beams 1: .*{needed} is more than the limit `cache`"
+    ):
+        list(getattr(model, way)(ids, max_new_tokens=5))
 
 
 def test_every_way_to_a_model_takes_them(tmp_path, capsys):
