@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.products import weight_products
+from npformer.runtime.weight_products import weight_products
 
 IGNORE_INDEX = -100  # target that is ignored in the loss
 

@@ -105,7 +105,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _panels() -> str:
-    from npformer.runtime.products import MANY, panels_pay
+    from npformer.runtime.weight_products import MANY, panels_pay
 
     paying = [rows for rows in (8, 32, MANY) if panels_pay(rows)]
     if not paying:

@@ -15,8 +15,9 @@ from npformer.common.errors import NpformerError
 from npformer.decoder_layers import project
 from npformer.functions import log_softmax
 from npformer.generation.processors import Processors
-from npformer.runtime.products import in_order, kernel, weight_products
+from npformer.runtime.products import kernel
 from npformer.runtime.threads import parallel_for
+from npformer.runtime.weight_products import in_order, weight_products
 from npformer.taps import listening
 
 ROWS = 8  # rows of logits processed at a time

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npformer import model as model_module
-from npformer.runtime import products, threads, trials
+from npformer.runtime import products, threads, trials, weight_products
 from npformer.runtime.packing import Text
 from npformer.runtime.threads import num_threads, parallel_for, part_counts
 from npformer.runtime.trials import Trial
@@ -180,24 +180,26 @@ def test_every_way_of_a_product_has_the_same_bits(rows: int, panels: bool, monke
     """Trials follow one another here, so that the product runs in every way."""
     monkeypatch.setattr(trials, "PATIENCE", 0.0)
     monkeypatch.setattr(trials, "SHARE", float("inf"))
-    monkeypatch.setattr(products, "panels_pay", lambda rows: panels and products.few_rows() > 0)
-    products._trial.cache_clear()
-    products._way.cache_clear()
+    monkeypatch.setattr(weight_products, "panels_pay", lambda rows: panels and weight_products.few_rows() > 0)
+    weight_products._trial.cache_clear()
+    weight_products._way.cache_clear()
     x, weights = normal(rows, 768), [normal(768, outer, seed=outer) for outer in (768, 640)]
-    expected, ways, run_tasks = [products.matmul(x, weight) for weight in weights], set(), products.run_tasks
+    expected, ways, run_tasks = [products.matmul(x, weight) for weight in weights], set(), weight_products.run_tasks
 
     def watched(tasks: list[partial[None]], n: int) -> None:
         ways.add((n, any(tasks[0].args[2])))
         run_tasks(tasks, n)
 
-    monkeypatch.setattr(products, "run_tasks", watched)
+    monkeypatch.setattr(weight_products, "run_tasks", watched)
     with num_threads(3):
         for _ in range(12 * trials.TURNS):
-            found = products.weight_products(x, *weights)
+            found = weight_products.weight_products(x, *weights)
             assert all(alike(*pair) for pair in zip(found, expected, strict=True))
-    products._trial.cache_clear()
-    products._way.cache_clear()
-    assert ways == {(n, with_panels) for n in (1, 2, 3) for with_panels in {False, panels and products.few_rows() > 0}}
+    weight_products._trial.cache_clear()
+    weight_products._way.cache_clear()
+    assert ways == {
+        (n, with_panels) for n in (1, 2, 3) for with_panels in {False, panels and weight_products.few_rows() > 0}
+    }
 
 
 def test_work_returns_to_one_thread_where_the_other_core_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
