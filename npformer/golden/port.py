@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from npformer.blocks.convolution import convolved
+from npformer.common.errors import NpformerError
 from npformer.common.mistake import Rule, Rules
 from npformer.config import Config
 from npformer.functions import softmax
@@ -35,6 +36,7 @@ class Port:
     rules: tuple[tuple[str, Rule], ...] = ()
     touched: frozenset[str] = frozenset()  # patterns of the stages that are changed
     dtype: str = "float32"  # the precision whose budget the port is held to
+    possible: bool = True  # False if the model cannot have the config
     hides: bool = False  # texts are padded, and padding is hidden by a mask
     sources: list[Text] = field(default_factory=list)  # for a translation model, the encoder's
     source_width: int = 0  # tokens of a source in the other program's batch
@@ -66,7 +68,12 @@ class Port:
         return replace(self, texts=texts, sources=sources, touched=self.touched | {"embeddings.*"})
 
     def with_config(self, *touched: str, **fields: Any) -> Port:
-        return replace(self, config=replace(self.config, **fields), touched=self.touched | set(touched))
+        """Returns the port with other choices; it does not matter if the model cannot have them."""
+        try:
+            config = replace(self.config, **fields)
+        except NpformerError:
+            return replace(self, possible=False)
+        return replace(self, config=config, touched=self.touched | set(touched))
 
     def with_mechanism(self, kind: type[Any], *touched: str, local: bool = False, **fields: Any) -> Port:
         """Returns the port with other choices of a mechanism, in all layers or in the local ones only."""
@@ -159,8 +166,8 @@ class Port:
 
     @property
     def matters(self) -> bool:
-        """Whether the changes are made where the stage in question is computed."""
-        return any(matches(stage, pattern) for pattern in self.touched for stage in self.span)
+        """Whether the changes are possible, and made where the stage in question is computed."""
+        return self.possible and any(matches(stage, pattern) for pattern in self.touched for stage in self.span)
 
     @property
     def groups(self) -> list[str]:

@@ -141,6 +141,16 @@ def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> 
         assert golden.compare(recorded, changed).first.stage == stage
 
 
+def check_a_port_of_unusual_sizes_is_diagnosed(name: str, folder: Path) -> None:
+    """Not every mistake can be made with three heads of width 8, or with others of odd width."""
+    model = tiny.model(name, usual_head(name), d_model=24, n_heads=3)
+    recorded = golden.record(model, inputs(model, (9, 4)))
+    stage = next(each for each in recorded.stages if each.endswith("attention.context"))
+    random = np.random.default_rng(0)
+    theirs = {f"{i}/{stage}": random.standard_normal(array.shape) for i, array in enumerate(recorded.stages[stage])}
+    assert golden.diagnose(recorded, theirs, model).stage == stage
+
+
 def check_the_commands_take_it(name: str, folder: Path) -> None:
     """A golden file, the training of a classifier that learns its rows, and a trace and a page of the result."""
     if CLASSIFIER not in heads(name):
@@ -169,6 +179,7 @@ CHECKS: dict[str, Callable[[str, Path], None]] = {
         check_config_and_weights_there_and_back,
         check_dropout_stands_at_stages_of_the_model,
         check_a_golden_file_fits_its_model_and_no_other,
+        check_a_port_of_unusual_sizes_is_diagnosed,
         check_the_commands_take_it,
     )
 }
