@@ -146,12 +146,18 @@ class At:
     @property
     def uncovered(self) -> np.ndarray:
         """The scores without a causal mask."""
+        scores = self.near
+        return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
+
+    @property
+    def near(self) -> np.ndarray:
+        """The scores with the masks of the layer's mechanisms, such as a window, and no others."""
         scores, config = self("attention.scores"), self.config
         places = np.arange(scores.shape[-1])[None]
         for mechanism in () if self.stack == "decoder." else config.mechanisms_of(self.layer):
             if (mask := mechanism.mask(places, places)) is not None:
                 scores = np.where(mask[0, 0], scores, -np.inf)
-        return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
+        return scores
 
     def causal(self, scores: np.ndarray) -> np.ndarray:
         """Hides later tokens, if this attention has a causal mask."""

@@ -217,7 +217,9 @@ def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
     symbols = stage.shape if stage else ""
     if " or " in symbols:
         return (0,) if len(shape) == 2 or head == "replaced-token" else ()
-    return tuple(i for i, symbol in enumerate(symbols.strip("()").split(",")) if symbol.strip() == "T")
+    of_axes = [symbol.strip() for symbol in symbols.strip("()").split(",") if symbol.strip()]
+    one_row = len(shape) < len(of_axes)  # a head that reads a row of each text
+    return () if one_row else tuple(i for i, symbol in enumerate(of_axes) if symbol == "T")
 
 
 def _expected(shapes: list[tuple[int, ...]]) -> str:

@@ -24,8 +24,8 @@ from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.mechanisms import with_mechanisms
-from tests.support.plain_port import PlainGpt2, PlainPort
-from tests.support.planted import HELD_BACK, IN_GPT2, KNOWN, Plant
+from tests.support.plain_port import PlainGpt2, PlainModernBert, PlainPort
+from tests.support.planted import HELD_BACK, IN_GPT2, IN_MODERNBERT, KNOWN, Plant
 
 pytestmark = pytest.mark.numbers
 
@@ -37,7 +37,8 @@ FEW_IN_PRE_NORM = ("embeddings.sum", ".ffn_residual", "logits", "probabilities")
 
 @cache
 def reference(family: str) -> tuple[Model, golden.Golden]:
-    model = npformer.load(BUNDLED) if family == BUNDLED else tiny.model(family, max_length=24)
+    layers = 4 if family == "modernbert" else 2
+    model = npformer.load(BUNDLED) if family == BUNDLED else tiny.model(family, max_length=24, n_layers=layers)
     random = np.random.default_rng(2)
     texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (9, 6, 3)]
     if model.config.uncounted is not None:
@@ -49,14 +50,14 @@ def reference(family: str) -> tuple[Model, golden.Golden]:
 
 def stages(family: str, plant: Plant | None = None) -> dict[str, np.ndarray]:
     model, recorded = reference(family)
-    port = (PlainGpt2 if family == "gpt2" else PlainPort)(model, recorded.texts)
+    port = {"gpt2": PlainGpt2, "modernbert": PlainModernBert}.get(family, PlainPort)(model, recorded.texts)
     if plant:
         plant(port)
     with np.errstate(all="ignore"):
         return port.run()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "roberta", "gpt2", BUNDLED])
+@pytest.mark.parametrize("family", [*FAMILIES, "roberta", "gpt2", "modernbert", BUNDLED])
 def test_the_port_without_a_mistake_is_right(family: str) -> None:
     comparison = golden.compare(reference(family)[1], stages(family))
     assert comparison.ok, str(comparison)
@@ -126,6 +127,16 @@ FEW_IN_GPT2 = ("no causal mask", "c_attn by head", "post-norm", "last of the bat
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 def test_mistakes_in_a_causal_model_are_named(few: bool) -> None:
     assert missed("gpt2", FEW_IN_GPT2 if few else IN_GPT2, few, IN_GPT2) == {}
+
+
+def test_an_ignored_mask_is_named_beside_a_head_of_one_row() -> None:
+    """ModernBERT's head has rows (D,) for a text; their length is not the width of the batch."""
+    assert missed("modernbert", ["mask ignored"], False, IN_MODERNBERT) == {}
+
+
+@pytest.mark.slow
+def test_mistakes_in_local_layers_are_named() -> None:
+    assert missed("modernbert", IN_MODERNBERT, False, IN_MODERNBERT) == {}
 
 
 @pytest.mark.slow

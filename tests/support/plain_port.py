@@ -1,4 +1,4 @@
-"""BERT, DistilBERT, RoBERTa and GPT-2 as people port them to plain NumPy: padded batches, one method a formula, float32.
+"""BERT, DistilBERT, RoBERTa, GPT-2 and ModernBERT as people port them to plain NumPy: padded batches, one method a formula, float32.
 
     port = PlainPort(model, texts); port.gelu = lambda x: x; stages = port.run()
 
@@ -176,5 +176,67 @@ class PlainGpt2(PlainPort):
             x = self.layer(x, f"layers.{i}")
         x = self.note("norm", self.norm(x, "norm"))
         logits = self.note("logits", self.last(x) @ self.w["head.output.weight"])
+        self.note("probabilities", self.probabilities(logits))
+        return self.out
+
+
+class PlainModernBert(PlainPort):
+    """Norms before the blocks and after the last, rotated queries and keys, local layers, a gated FFN; no biases."""
+
+    def __init__(self, model: Model, texts: list[Text]) -> None:
+        super().__init__(model, texts)
+        self.eps, self.reach, self.local, self.bases = 1e-5, 3, (1, 2), (160_000.0, 10_000.0)
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        return x @ self.w[f"{name}.weight"] + self.w.get(f"{name}.bias", np.float32(0))
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        return self.normalize(x) * self.w[f"{name}.weight"]
+
+    def embed(self) -> np.ndarray:
+        x = self.note("embeddings.sum", self.note("embeddings.token", self.token()))
+        return self.note("embeddings.norm", self.norm(x, "embeddings.norm"))
+
+    def rotated(self, x: np.ndarray, base: float) -> np.ndarray:
+        half = x.shape[-1] // 2
+        angle = np.arange(x.shape[-2])[:, None] / base ** (np.arange(half) / half)
+        cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def near(self, n: int) -> np.ndarray:
+        return np.abs(np.arange(n) - np.arange(n)[:, None]) <= self.reach
+
+    def attention(self, x: np.ndarray, at: str) -> np.ndarray:
+        local = int(at.split(".")[1]) in self.local
+        q, k, v = (
+            self.split(self.note(f"{at}.{name}", self.linear(x, f"{at}.{name}"))) for name in ("query", "key", "value")
+        )
+        q, k = (self.rotated(each, self.bases[local]) for each in (q, k))
+        for name, each in (("query", q), ("key", k), ("value", v)):
+            self.note(f"{at}.{name}_heads", each)
+        scores = self.note(f"{at}.scores", self.scores(q, k))
+        weights = self.note(f"{at}.weights", self.weigh(np.where(self.near(len(x[0])) | (not local), scores, -1e9)))
+        context = self.note(f"{at}.combined", self.merge(self.note(f"{at}.context", weights.astype(np.float32) @ v)))
+        return self.note(f"{at}.output", self.project(context, at))
+
+    def ffn(self, x: np.ndarray, at: str) -> np.ndarray:
+        h, gate = (self.note(f"{at}.{name}", self.linear(x, f"{at}.{name}")) for name in ("hidden", "gate"))
+        gated = self.note(f"{at}.gated", self.note(f"{at}.activation", self.gelu(h)) * gate)
+        return self.note(f"{at}.output", self.linear(gated, f"{at}.output"))
+
+    def layer(self, x: np.ndarray, at: str) -> np.ndarray:
+        h = x if at == "layers.0" else self.note(f"{at}.attention_norm", self.norm(x, f"{at}.attention_norm"))
+        y = self.note(f"{at}.attention_residual", x + self.attention(h, f"{at}.attention"))
+        h = self.note(f"{at}.ffn_norm", self.norm(y, f"{at}.ffn_norm"))
+        return self.note(f"{at}.ffn_residual", y + self.ffn(h, f"{at}.ffn"))
+
+    def run(self) -> dict[str, np.ndarray]:
+        x = self.embed()
+        for i in self.layers:
+            x = self.layer(x, f"layers.{i}")
+        x = self.note("pooled", self.first(self.note("norm", self.norm(x, "norm"))))
+        x = self.note("head.activation", self.gelu(self.note("head.hidden", self.linear(x, "head.hidden"))))
+        logits = self.note("logits", self.classify(self.note("head.norm", self.norm(x, "head.norm"))))
         self.note("probabilities", self.probabilities(logits))
         return self.out

@@ -300,6 +300,17 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "left padding": ("left padding", left_padded),
 }  # fmt: skip
 
+#: What only ModernBERT shows, and its padded batches, in which an export has rows of heads beside rows of tokens.
+IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
+    "mask ignored": ("mask ignored", instead("masked", lambda s: s)),
+    "mask after": ("mask misused", KNOWN["mask after"][1]),
+    "queries": ("softmax over the wrong axis", KNOWN["queries"][1]),
+    "no window": ("another local window", attr("reach", lambda port: 99)),
+    "half the window": ("attention in a window", attr("reach", lambda port: 1)),
+    "bases exchanged": ("rotation with another base", attr("bases", lambda port: port.bases[::-1])),
+    "other local layers": ("rotation with another base", attr("local", lambda port: (0, 2))),
+}  # fmt: skip
+
 
 def alibi(port: PlainPort, s: np.ndarray) -> np.ndarray:
     place = np.arange(s.shape[-1])

@@ -21,7 +21,7 @@ def masked(formula: Formula, left: bool = False) -> Rules:
     """Computes the attention weights with another formula."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
-        scores = at.causal(at("attention.scores"))
+        scores = at.causal(at.near)
         return formula(scores, at.is_token(scores, left))
 
     return {"*.attention.weights": rule}
