@@ -32,7 +32,10 @@ Pieces = tuple[tuple[str, int | None], ...]  # words of a text with their number
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One measure on one text: a score for each word, a description, and the text to mark."""
+    """One measure on one text: a score for each word, a description, and the text to mark.
+
+    `unit` is the meaning of a score in a few words, such as "fall of the log-odds of POSITIVE without the word".
+    """
 
     name: str
     about: str
@@ -40,6 +43,7 @@ class Method:
     scores: np.ndarray
     signed: bool
     beside: tuple[str, np.ndarray] | None = None  # a second column: its heading, and one number for each word
+    unit: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -181,7 +185,7 @@ def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], siz
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
         beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
-    return Method(name, about, texts, odds[0] - odds[1:], True, beside)
+    return Method(name, about, texts, odds[0] - odds[1:], True, beside, f"fall of {explained.what} without the {part}")
 
 
 def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces, ...]:
@@ -234,10 +238,11 @@ def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
     return on_tokens(name, about, tokens, array, signed=bool((array < 0).any()))
 
 
-def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, signed: bool) -> Method:
+def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, signed: bool, unit: str = "") -> Method:
     """Makes a measure from a score for each token: a word gets the sum of its pieces."""
     spans = word_spans(tokens)
     pieces: list[tuple[str, int | None]] = []
     for number, (first, end) in enumerate(spans):
         pieces += [(word_text(tokens[first:end]), number), (" ", None)]
-    return Method(name, about, (tuple(pieces[:-1]),), np.add.reduceat(scores, [first for first, _ in spans]), signed)
+    summed = np.add.reduceat(scores, [first for first, _ in spans])
+    return Method(name, about, (tuple(pieces[:-1]),), summed, signed, unit=unit)

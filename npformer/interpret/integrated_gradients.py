@@ -194,7 +194,8 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
     scores = _by_token(here.rows, here.gradient)
     about = f"The gradient of {explained.what} ({here.values[0]:z.4f}) by each token's embedding, times the embedding:"
     about += f" its contribution to first order. The scores sum to {scores.sum():z.4f}."
-    return on_tokens("Gradient \N{MULTIPLICATION SIGN} input", about, tokens, scores, signed=True)
+    name = "Gradient \N{MULTIPLICATION SIGN} input"
+    return on_tokens(name, about, tokens, scores, signed=True, unit=f"{name.lower()} of {explained.what}")
 
 
 def integrated(
@@ -229,7 +230,8 @@ def integrated(
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} points on the path from"
     about += f" {named}, times the step. The scores sum to {total:z.4f}; {explained.what} changed from {start:z.4f} to"
     about += f" {end:z.4f}, by {end - start:z.4f}; the sum is off by {abs(total - (end - start)):.1g}."
-    return on_tokens("Integrated gradients", about, columns, scores, signed=True)
+    unit = f"integrated gradients of {explained.what}"
+    return on_tokens("Integrated gradients", about, columns, scores, signed=True, unit=unit)
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:

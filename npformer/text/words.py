@@ -46,8 +46,14 @@ def _special(token: str) -> bool:
 
 
 def word_text(pieces: Sequence[str]) -> str:
-    """Joins the pieces of one word, without marks, as text: `["un", "##do"]` is `undo`, `["ĠcafÃ©"]` is `café`."""
-    first = pieces[0][1:] if pieces[0].startswith(_START_MARKS) and len(pieces[0]) > 1 else pieces[0]
+    """Joins the pieces of one word, without marks, as text: `["un", "##do"]` is `undo`, `["ĠcafÃ©"]` is `café`.
+
+    A mark alone is a space, `␣`; before other pieces it is left out.
+    """
+    if list(pieces) == ["▁"]:
+        return "␣"
+    starts = pieces[0].startswith(_START_MARKS) and (len(pieces[0]) > 1 or pieces[0] == "▁")
+    first = pieces[0][1:] if starts else pieces[0]
     return _from_bytes(first + "".join(piece.removeprefix("##") for piece in pieces[1:]))
 
 

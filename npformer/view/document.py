@@ -2,8 +2,8 @@
 
 The front end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
 and a list box, which browsers draw natively; a charting library would be larger than all of this and age faster.
-`core.js`, `picture.js`, `answer.js`, `shell.js` and `base.css` serve every view; each view adds a stylesheet and one or
-two scripts, isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
+`core.js`, `picture.js`, `answer.js`, `shell.js` and STYLES serve every view; each view adds a stylesheet and
+scripts, isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
 
 The page's content security policy allows only its own script and style, by their hashes. The page cannot access the
 network, and no token can become markup or code. The classes of views are in `*_view.py`.
@@ -27,6 +27,8 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
+
+STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # of every page, before the views' own
 
 
 class View(ABC):
@@ -123,7 +125,7 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: 
             described[-1].append({**about, "arrays": arrays, **view._meta()})
     kinds = {view.kind: view for _, views in texts for view in views}
     style = "".join(
-        [_asset("base.css"), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)]
+        [*map(_asset, STYLES), *(f"body[data-view={kind}] {{\n{_asset(f'{kind}.css')}}}\n" for kind in kinds)]
     )
     script = "".join(
         [

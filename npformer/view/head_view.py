@@ -86,6 +86,8 @@ class HeadView(StackView):
                 f"Lines begin at a quarter of the largest weight, at most {FAINT}; of selected tokens at {FAINTER}.",
                 "Of a long text the tokens with the largest weights have rows; a click opens a folded row.",
             ]
+        if len(self.stacks) > 1:
+            lines.append("A row of the decoder is a word it has read; from there it writes the next word.")
         return [*super()._notes(), *lines]
 
     def _height(self) -> int:

@@ -28,8 +28,9 @@ from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # heads that the answer names, and words
-NEXT = "next word"
+LOOKS = 3  # words and heads that the answer names for it, and against it
+NEXT, TRANSLATION = "next word", "translation"
+PUNCTUATION = " .,;:!?"  # not shown around words that were left out together
 LEAST = -1e9  # log of nothing: JSON has no infinity
 READ = 16_384  # tokens to read in all without a head each: 15 s with BERT-base on two cores
 
@@ -202,36 +203,44 @@ def _as_written(views: Sequence[View]) -> str:
 
 
 def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
-    """The answer for the page, with the words that count most, and the selections of the heads that do."""
-    view, looks = views[0], []
-    assert isinstance(view, HeadView)
-    for effect in answer.effects[:LOOKS]:
-        place, (layer, head) = _place(view, effect)
-        choices = {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
-        looks.append({"choices": choices, "change": f"{effect.change:+z.2f}"})
-    return {
+    """The answer for the page, with the words and the heads that count most, each for it and against it."""
+    note = "mean of the words' probabilities" if answer.about == TRANSLATION else ""
+    heads = " of cross-attention" if answer.about == TRANSLATION else ""
+    units: list[str] = []
+    found: dict[str, Any] = {
         "about": answer.about,
-        "outcomes": [[outcome, share, f"{share:.2%}"] for outcome, share in answer.outcomes],
-        "metric": answer.metric,
-        "looks": looks,
-        "words": next((_reasons(each) for each in views if isinstance(each, AttributionView)), []),
+        "outcomes": [[outcome, share, f"{share:.2%}", note] for outcome, share in answer.outcomes],
+        "words": [[], []], "heads": [[], []], "units": units,
         "next": words and {
             "words": words.words, "logits": words.logits.tolist(),
             "temperatures": words.temperatures, "others": np.maximum(words.others, LEAST).tolist(),
         },
     }  # fmt: skip
+    method = next((each.methods[0] for each in views if isinstance(each, AttributionView)), None)
+    if method is not None and method.signed:
+        names = [shortened(word.strip(PUNCTUATION) or word, 40) for word in method.words]
+        found["words"] = _for_and_against(names, method.scores)
+        units.append(f"Words: {method.unit}.")
+    if answer.effects:
+        places = [_selection(views[0], effect) for effect in answer.effects]
+        found["heads"] = _for_and_against(places, np.array([-effect.change for effect in answer.effects]))
+        units.append(f"Heads{heads}: estimated fall of {answer.metric} without the head.")
+    return found
 
 
-def _reasons(view: AttributionView) -> list[list[Any]]:
-    """The words with the largest scores of the first measure, at most LOOKS for and LOOKS against the answer.
+def _selection(view: View, effect: Effect) -> dict[str, Any]:
+    """The selections that show the head of an effect."""
+    assert isinstance(view, HeadView)
+    place, (layer, head) = _place(view, effect)
+    return {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
 
-    Each with its score, the largest first, without those below a tenth of the largest.
+
+def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
+    """The items with the largest positive and the largest negative scores, at most LOOKS of each, with the scores.
+
+    Those below a tenth of the largest are left out.
     """
-    scores = view.methods[0].scores
-    if not view.methods[0].signed:
-        return []
     order = np.argsort(-np.abs(scores), kind="stable").tolist()
     order = [i for i in order if abs(scores[i]) > 0.1 * abs(scores[order[0]])]
     signs = ([i for i in order if scores[i] > 0], [i for i in order if scores[i] < 0])
-    words = view.methods[0].words
-    return [[[shortened(words[i], 40), f"{scores[i]:+z.2f}"] for i in each[:LOOKS]] for each in signs]
+    return [[(items[i], f"{scores[i]:+z.2f}") for i in each[:LOOKS]] for each in signs]

@@ -59,17 +59,31 @@ def test_a_classifier_has_no_temperature(page: Page) -> None:
     assert page.all(".temperature") == []
 
 
-def test_the_answer_names_the_words_that_count_most(page: Page) -> None:
+def listed(names: list[str], scores: np.ndarray, sign: int) -> list[str]:
+    """The names with the largest scores of this sign, without those below a tenth of the largest of both."""
+    order = [i for i in np.argsort(-np.abs(scores), kind="stable") if abs(scores[i]) > 0.1 * np.abs(scores).max()]
+    return [f"{names[i]} {scores[i]:+.2f}" for i in order if sign * scores[i] > 0][:3]
+
+
+def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> None:
+    """A positive number is for the answer, of words and of heads."""
     shown = view.page(tiny.model(), TEXT, methods="leave-one-out")
+    (answer,) = shown.answers
+    assert answer is not None
     page.show(shown)
     method = next(each for each in shown.texts[0] if isinstance(each, view.AttributionView)).methods[0]
-    order = np.argsort(-np.abs(method.scores), kind="stable")
-    worth = [i for i in order if abs(method.scores[i]) > 0.1 * abs(method.scores[order[0]])]
-    for kind, sign in (("for", 1), ("against", -1)):
-        found = [i for i in worth if sign * method.scores[i] > 0][:3]
-        assert page.texts(f".answer .words .{kind}") == [f"{method.words[i]} {method.scores[i]:+.2f}" for i in found]
-    page.click(page.all(".answer .words a")[0])
-    page.until(lambda: page.text("h1") == "Words that count")
+    heads = [f"layer {effect.layer}, head {effect.head}" for effect in answer.effects]
+    falls = np.array([-effect.change for effect in answer.effects])
+    for side, sign in (("for", 1), ("against", -1)):
+        expected = listed(method.words, method.scores, sign) + listed(heads, falls, sign)
+        assert page.texts(f".answer .{side} li") == expected
+    name = answer.outcomes[0][0]
+    assert page.text(".answer .units") == (
+        f"Words: fall of the log-odds of {name} without the word. "
+        f"Heads: estimated fall of the logit of {name} without the head."
+    )
+    page.click(page.all(".answer .reason a")[0])
+    page.until(lambda: page.text("#heading") == "Words that count")
 
 
 def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> None:

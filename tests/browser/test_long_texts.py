@@ -47,6 +47,14 @@ def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
     assert kept <= set(places(heads, "to"))
 
 
+def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
+    """Half as many strongest rows; each of them may leave a folded row behind it."""
+    page.show(view.heads(ARRAY, tokens=TOKENS, layer=1, heads=[2]), width=390, height=844)
+    assert page.segment(f"Strongest {KEPT // 2}").is_displayed()
+    assert KEPT // 2 <= len(places(page, "from")) < KEPT
+    assert page.one(".sides").size["height"] < 844
+
+
 @pytest.mark.parametrize("by_keyboard", [False, True])
 def test_a_folded_row_opens(heads: Page, by_keyboard: bool) -> None:
     before = places(heads, "to")
@@ -106,7 +114,7 @@ def test_words_wrap_in_lines_and_their_list_is_folded(page: Page, width: int) ->
     page.show(view.attribution(model, "good ice cream " * 100, methods="gradient", steps=1), width=width)
     boxes = page.js("return [...document.querySelectorAll('.word')].map((word) => word.getClientRects()[0].y)")
     assert len(set(boxes)) < len(boxes) / 3  # several words a line
-    assert 24 <= len(page.all(".list tbody tr:not(.fold)")) < 100
+    assert (KEPT if width > 640 else KEPT // 2) <= len(page.all(".list tbody tr:not(.fold)")) < 100
     folded = sum(int(text.split()[1]) for text in page.texts(".fold button"))
     assert folded + len(page.all(".list output")) == len(boxes)
     page.click(page.all(".fold button")[0])

@@ -81,7 +81,7 @@ def test_every_view_has_its_tab_and_keeps_its_choices(page: Page, shown: view.Pa
     for kind, made in zip(KINDS, shown.texts[0], strict=True):
         page.click(tab(page, kind))
         page.until(lambda kind=kind: address(page).startswith(f"#view={kind}"))
-        assert page.text("h1") == made.heading
+        assert page.text("#heading") == made.heading
         assert page.js("return document.title") == f"{made.heading}: {TEXT}"
         assert [link.get_attribute("data-view") for link in page.all(".tabs [aria-current=page]")] == [kind]
     page.click(tab(page, "heads"))
@@ -136,10 +136,10 @@ def test_the_browsers_back_leads_to_the_view_before(page: Page, shown: view.Page
     page.click(tab(page, "neurons"))
     page.until(lambda: page.all(".chain, .keys"))
     page.driver.back()
-    page.until(lambda: page.text("h1") == "Attention heads")
+    page.until(lambda: page.text("#heading") == "Attention heads")
     assert address(page) == "#view=heads&layer=1"
     page.driver.forward()
-    page.until(lambda: page.text("h1") == "Attention, neuron by neuron")
+    page.until(lambda: page.text("#heading") == "Attention, neuron by neuron")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_head_of_the_model_view_opens_in_the_others(page: Page, shown: view.Pa
     page.click(page.one("[data-opens=heads]"))
     page.until(lambda: address(page) == "#view=heads&layer=1&head=3&from=2")
     page.click(page.one("#to-neurons"))
-    page.until(lambda: page.text("h1") == "Attention, neuron by neuron")
+    page.until(lambda: page.text("#heading") == "Attention, neuron by neuron")
 
 
 def test_a_head_of_the_logit_view_opens_its_lines(page: Page, shown: view.PageView) -> None:
@@ -277,8 +277,8 @@ def test_repeated_words_are_numbered(page: Page, shown: view.PageView) -> None:
 def test_titles_are_without_the_tokens_around_a_text(page: Page, shown: view.PageView) -> None:
     for kind in KINDS:
         at(page, shown, f"view={kind}")
-        assert "[" not in page.text(".subtitle") + page.text("h1") + page.js("return document.title")
-        assert page.text(".subtitle") == TEXT
+        assert "[" not in page.text("h1") + page.text("#heading") + page.js("return document.title")
+        assert page.text("h1") == TEXT
 
 
 # --- phones ----------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_a_page_in_a_notebook_has_tabs_and_no_address(page: Page, shown: view.Pa
     page.driver.switch_to.frame(page.one("iframe"))
     page.until_ready()
     page.click(tab(page, "neurons"))
-    page.until(lambda: page.text("h1") == "Attention, neuron by neuron")
+    page.until(lambda: page.text("#heading") == "Attention, neuron by neuron")
     page.driver.switch_to.default_content()
     assert address(page) == ""
 
@@ -366,7 +366,8 @@ def test_the_answer_is_above_the_views_and_links_to_its_heads(page: Page, model:
     assert page.texts(".answer .outcomes li")[0].split() == [*outcome.split(), f"{share:.2%}"]
     first, second = answer.effects[:2]
     assert address(page).endswith(f"layer={first.layer}") or f"layer={first.layer}&" in address(page)
-    page.click(page.all(".answer .looks a")[1])
+    name = f"layer {second.layer}, head {second.head}"
+    page.click(next(link for link in page.all(".answer .reason a") if link.text == name))
     page.until(lambda: f"layer={second.layer}&head={second.head}" in address(page))
     assert page.js("return document.documentElement.scrollWidth <= innerWidth")
 

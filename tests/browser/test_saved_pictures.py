@@ -49,7 +49,7 @@ def test_every_view_is_saved_as_it_is_selected(page: Page, shown: view.PageView,
     root = ElementTree.parse(svg).getroot()
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[0] == TEXT
-    assert page.text("h1") in texts[1]
+    assert page.text("#heading") in texts[1]
     for name, value in (pair.split("=") for pair in ADDRESSES[kind].split("&")):
         assert f"{name} {value.replace('+', ' ')}" in texts[1]
     standing = " ".join(texts)

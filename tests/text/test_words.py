@@ -19,6 +19,7 @@ BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)
         (["[CLS]", "un", "##do", "[SEP]"], ("[CLS]", "un", "##do", "[SEP]")),
         (["It", "Ġun", "i", "vers", "ally", "."], ("It", "un", "##i", "##vers", "##ally", ".")),
         (["▁Stra", "ße", ".", "</s>"], ("Stra", "##ße", ".", "</s>")),
+        (["▁park", "▁", "."], ("park", "␣", ".")),
         (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ"], ("café", "␣", "\\n", "ĠðŁĺ"[1:])),  # half of an emoji stays as it is
         (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # no bytes of UTF-8
     ],

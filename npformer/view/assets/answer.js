@@ -3,38 +3,45 @@
 
 const answerHere = el("section", { class: "answer", "aria-label": "Answer" });
 
-const outcomeOf = ([outcome, share, number]) =>
-  el("li", {}, el("bdi", {}, shown(outcome)), " ", el("span", { class: "number" }, number), meter(share));
+const outcomeOf = ([outcome, share, number, note]) =>
+  el(
+    "li",
+    {},
+    el("bdi", {}, shown(outcome)),
+    " ",
+    el("span", { class: "number" }, number),
+    note ? el("small", {}, note) : null,
+    meter(share),
+  );
 
 function fillAnswer(answer) {
   answerHere.hidden = !answer;
   if (!answer) return;
-  const about = `estimated change of ${answer.metric} without the head`;
   const outcomes = el("ol", { class: "outcomes" }, ...answer.outcomes.map(outcomeOf));
   answerHere.replaceChildren(
     el("h2", {}, answer.about),
     outcomes,
     ...(answer.next ? [temperature(answer.next, outcomes)] : []),
-    el(
-      "div",
-      { class: "reasons" },
-      reason("words", "Words for it", "", (answer.words[0] ?? []).map(wordOf)),
-      reason("words", "Words against it", "", (answer.words[1] ?? []).map(wordOf)),
-    ),
-    el("div", { class: "reasons" }, reason("looks", "Heads that count most", about, answer.looks.map(headOf))),
+    ...reasons("Words", answer.words, wordOf),
+    ...reasons("Heads", answer.heads, headOf),
+    el("p", { class: "units" }, answer.units.join(" ")),
   );
 }
 
-// A title with what its numbers are, and the words or heads; nothing if there are none.
-const reason = (kind, title, about, items) =>
-  items.length
-    ? el(
-        "div",
-        { class: "reason" },
-        el("p", {}, title, ...(about ? [el("small", {}, ` (${about})`)] : [])),
-        el("ul", { class: kind }, ...items),
-      )
-    : null;
+// The words or heads for the answer and those against it; nothing if there are none.
+function reasons(title, sides, link) {
+  const lists = ["for", "against"].map((side, i) =>
+    sides[i].length
+      ? el(
+          "div",
+          { class: "reason" },
+          el("p", {}, `${title} ${side} it`),
+          el("ul", { class: side }, ...sides[i].map(([item, number]) => el("li", {}, link(item), ` ${number}`))),
+        )
+      : null,
+  );
+  return lists.some(Boolean) ? [el("div", { class: "reasons" }, ...lists)] : [];
+}
 
 // A link to a view with selections.
 function leading(text, view, choices) {
@@ -46,13 +53,11 @@ function leading(text, view, choices) {
   return link;
 }
 
-const wordOf = ([text, number]) =>
-  el("li", { class: number[0] === "-" ? "against" : "for" }, leading(el("bdi", {}, shown(text)), "attribution", {}), ` ${number}`);
+const wordOf = (text) => leading(el("bdi", {}, shown(text)), "attribution", {});
 
-function headOf({ choices, change }) {
-  const { attention, layer, head } = choices;
-  const known = Object.fromEntries(Object.entries({ attention, layer, head }).filter(([, value]) => value != null));
-  return el("li", {}, leading(`layer ${layer}, head ${head}`, "heads", { ...known, head: String(head) }), ` ${change}`);
+function headOf(choices) {
+  const known = Object.fromEntries(Object.entries(choices).filter(([, value]) => value != null));
+  return leading(`layer ${choices.layer}, head ${choices.head}`, "heads", { ...known, head: String(choices.head) });
 }
 
 // p_i = exp(l_i / t) / (sum over the listed words + the sum over all others, which is stored for each step).

@@ -173,7 +173,7 @@ function change(what) {
 
 return {
   controls: [controls],
-  body: [texts, about, list],
+  body: [el("div", {}, texts, about), list],
   keys: [
     ["Tab", "next word"],
     ["← →", "previous or next word"],

@@ -275,7 +275,7 @@ function largestParts(title, parts, decimals = 3) {
 }
 
 const LONG = 48; // rows; a longer list shows the strongest and folds the others
-const KEPT = 24; // strongest rows
+const KEPT = matchMedia("(max-width: 40rem)").matches ? 12 : 24; // strongest rows: about a phone's height, or a window's
 
 // The indices, with each run of several that are not kept as a list.
 function foldedRows(indices, isKept) {

@@ -58,8 +58,8 @@ function fromAddress() {
 
 // ---- Showing -----------------------------------------------------------------------------------------------------
 
-const heading = el("h1", {});
-const subtitle = el("p", { class: "subtitle" });
+const title = el("h1", {});
+const heading = el("h2", { id: "heading" });
 const controlsHere = el("div", { class: "controls" });
 const main = el("main", { id: "view" });
 const notes = el("p", { id: "notes" });
@@ -75,7 +75,7 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   const meta = about(text, view);
   document.body.dataset.view = view;
   heading.replaceChildren(meta.heading);
-  subtitle.replaceChildren(el("bdi", {}, shown(meta.subtitle)));
+  title.replaceChildren(el("bdi", {}, shown(meta.subtitle)));
   fillAnswer(doc.answers[text]);
   for (const link of tabs.children) {
     link.hidden = !about(text, link.dataset.view);
@@ -150,11 +150,11 @@ themed.push(nameTheme);
 nameTheme();
 
 document.body.append(
-  el("header", { class: "top" }, el("div", {}, heading, subtitle), el("div", { class: "tools" }, ...savers(), toggle)),
+  el("header", { class: "top" }, title, el("div", { class: "tools" }, ...savers(), toggle)),
   chooser,
   answerHere,
   tabs,
-  controlsHere,
+  el("div", { class: "lead" }, heading, controlsHere),
   main,
   el("footer", {}, notes, el("details", { class: "help" }, el("summary", {}, "Keys"), keys)),
   tip,
