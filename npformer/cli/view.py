@@ -5,7 +5,6 @@ head; or all of them on one page."""
 from __future__ import annotations
 
 import argparse
-import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns --layer, --head and --method as the view's arguments. Raises NpformerError for one it does not have."""
     if args.kind in ("attribution", "page"):
-        methods = {"methods": args.method, "progress": sys.stderr.isatty()}
+        methods = {"methods": args.method}
     elif args.method:
         raise NpformerError(f"--method: expected --kind attribution or page, got {args.kind}")
     else:

@@ -18,6 +18,7 @@ from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.common.progress import with_bar
 from npformer.functions import softmax
+from npformer.interpret.cost import affordable
 from npformer.interpret.metric import asked_label
 from npformer.interpret.stacks import Stack
 from npformer.taps import listening
@@ -25,7 +26,7 @@ from npformer.text.words import Span, text_words, word_spans, word_text
 
 TOKENS = 4096  # tokens between two steps of a progress bar: enough for all cores
 BATCH = 1024  # tokens of an edited forward
-MOST = 16_384  # tokens to read in all, from which words are left out together: 15 s with BERT-base on two cores
+MOST = 8_192  # tokens of BERT-base to read in all, from which words are left out together: 15 s on two cores
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # words of a text with their numbers, and the parts between (None)
 
@@ -122,12 +123,12 @@ def _without(logits: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> np.ndarra
 
 
 def leave_one_out(
-    model: Any, given: Any, label: str | int | None, progress: bool = False, group: int | None = None
+    model: Any, given: Any, label: str | int | None, progress: bool | None = None, group: int | None = None
 ) -> Method:
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
     `label` is by default the model's answer. `group` adjacent words are left out together; by default one, or more if
-    the runs would read over MOST tokens. Raises NpformerError for a text without a word.
+    the runs would cost over MOST tokens. Raises NpformerError for a text without a word.
     """
     from npformer.interpret.study_inputs import texts_of  # only a model needs texts
     from npformer.text.inputs import Pair, as_text_or_pair
@@ -138,7 +139,7 @@ def leave_one_out(
     count = sum(map(len, words))
     if not count:
         raise NpformerError(f"attribution: expected a text with at least one word, got {given!r:.80}")
-    size = words_together(count, len(texts_of(model, given)[0][0]), group)
+    size = words_together(model, count, len(texts_of(model, given)[0][0]), group)
     parts = [together(spans, size) for spans in words]
     without = [
         [t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, spans in enumerate(parts) for a, b in spans
@@ -151,9 +152,11 @@ def leave_one_out(
     return left_out(explained, explained.of(rows), _cut(texts, parts), size, is_long=group is None)
 
 
-def words_together(count: int, tokens: int, asked: int | None) -> int:
+def words_together(model: Any, count: int, tokens: int, asked: int | None) -> int:
     """The number of adjacent words to leave out together, for a text of `count` words: 1, more in long texts."""
-    return math.ceil(count * tokens / MOST) if asked is None else whole("attribution: group", asked, 1)
+    if asked is not None:
+        return whole("attribution: group", asked, 1)
+    return math.ceil(count * tokens / affordable(model, MOST))
 
 
 def together(spans: Sequence[Span], size: int) -> list[Span]:
@@ -161,7 +164,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
     return [(spans[i][0], spans[min(i + size, len(spans)) - 1][1]) for i in range(0, len(spans), size)]
 
 
-def logits_of(model: Any, inputs: Sequence[Any], progress: bool) -> Iterator[np.ndarray]:
+def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields the logits of each input, which run in packed batches; `progress` shows a bar."""
     words = model.config.head in ("causal-lm", "translation")  # whose logits need the memory of a vocabulary per token
     tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # an edited forward runs in one piece

@@ -23,6 +23,7 @@ from npformer.common.progress import with_bar
 from npformer.families import parts_of
 from npformer.functions import constant_weights
 from npformer.interpret.attribution import Method, Target, on_tokens, target
+from npformer.interpret.cost import affordable
 from npformer.interpret.study_inputs import tokens_read
 from npformer.model import Model
 from npformer.runtime.packing import Batch, Text, pack
@@ -33,8 +34,8 @@ from npformer.transformer import backward, forward, packed, transformer, transfo
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of an integral
-MOST = 10_240  # tokens of all points, unless the caller gives their number: 20 s with BERT-base on two cores
-LEAST = 10
+MOST = 4_096  # tokens of BERT-base at all points, unless the caller gives their number: 20 s on two cores
+LEAST = 8
 TOKENS = 1024  # tokens in one forward and backward; more need memory without a gain in speed
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, kept by a baseline
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
@@ -85,7 +86,7 @@ def by_gradients(
     label: str | int | None,
     steps: int | None = None,
     methods: Sequence[str] = METHODS,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[Method]:
     """Computes gradient times input, integrated gradients or both, for a text (L,) with these `tokens`.
 
@@ -105,14 +106,14 @@ def explained_by_gradients(
     columns: Sequence[str],
     steps: int | None = None,
     methods: Sequence[str] = METHODS,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[Method]:
     """As `by_gradients` for a target; a translation model has a pair of source and target, of which the source counts.
 
     The integral is a sum over `steps` points, by default STEPS, fewer for a long text. columns: the tokens as they are
     read.
     """
-    fewer = max(LEAST, min(STEPS, MOST // _length(text)))
+    fewer = max(LEAST, min(STEPS, affordable(model, MOST) // _length(text)))
     points = fewer if steps is None else whole("attribution: steps", steps, 1)
     with single_blas_thread():
         here, found = slope(model, [text], explained), []
@@ -206,7 +207,7 @@ def integrated(
     tokens: Sequence[str],
     columns: Sequence[str],
     steps: int,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Method:
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 

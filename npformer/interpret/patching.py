@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import BaseModel, check_model
-from npformer.common.checks import one_of
-from npformer.common.errors import NpformerError
+from npformer.common.checks import one_of, whole
+from npformer.common.errors import NpformerError, warn
 from npformer.interpret.copies import run_copies
+from npformer.interpret.cost import affordable
 from npformer.interpret.edits import from_trace, place, without_head
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Metric, metric_of
@@ -25,6 +27,7 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
+MOST = 65_536  # tokens of BERT-base to read in all by position, half of them in layers below a change: a minute
 BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of a layer's stages, in order
 
 
@@ -122,6 +125,7 @@ def patch(
     *,
     position: int | None = None,
     by: str = "position",
+    group: int | None = None,
     progress: bool | None = None,
 ) -> Effects:
     """Measures the contribution of parts of stages to a metric, by activation patching.
@@ -140,6 +144,9 @@ def patch(
         By default the logit of the clean text's answer.
     by : "position", "head" or "layer"
         The parts: the row of one token (in scores and weights that of a query), one head, or the whole stage.
+    group : int, optional
+        By position, the number of adjacent tokens that are patched together; by default 1, more for a long text, with a
+        warning.
     progress : as in `ablate_heads`, optional
 
     Returns
@@ -164,8 +171,7 @@ def patch(
     layers.3.ffn_norm +0.001 +1.289 +3.901 +0.644 +1.075 +1.793
     layers.4.ffn_norm +0.382 +0.728 +1.802 +0.917 +0.617 +0.611
     """
-    study = _study(model, clean, corrupted, stages, metric, position, by)
-
+    study = _study(model, clean, corrupted, stages, metric, position, by, group)
     changes = [
         (part.stage, from_trace(study.clean, part.stage, part.positions, part.heads)[part.stage])
         for part in study.parts
@@ -193,7 +199,7 @@ def attribution_patching(
     >>> attribution_patching(model, "I love ice cream", "I hate ice cream", by="head").values.shape
     (6, 12)
     """
-    study = _study(model, clean, corrupted, stages, metric, position, by)
+    study = _study(model, clean, corrupted, stages, metric, position, by, 1)
     ran = trace(model, corrupted, list(study.clean), grads=study.metric)
 
     def effect(part: _Part) -> float:
@@ -212,7 +218,7 @@ class _Part:
     row: str
     column: str
     place: int = 0  # of the column, in ascending order
-    positions: int | None = None
+    positions: Sequence[int] | None = None
     heads: int | None = None
 
 
@@ -237,7 +243,16 @@ class _Study:
         return Effects(values, tuple(rows), tuple(name for _, name in columns), f"change of {self.metric.what}")
 
 
-def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, position: int | None, by: str) -> _Study:
+def _study(
+    model: Model,
+    clean: Any,
+    corrupted: Any,
+    stages: Any,
+    metric: Any,
+    position: int | None,
+    by: str,
+    group: int | None,
+) -> _Study:
     one_of("patch: by", by, BY)
     check_model("patch", model, Model)
     last = "ffn_residual" if model.config.norm_first else "ffn_norm"
@@ -259,10 +274,21 @@ def _study(model: Model, clean: Any, corrupted: Any, stages: Any, metric: Any, p
     measured = metric_of(model, metric, position, answers, text, "patch")
     (found,) = model.run(inputs)
     columns = tokens_read(model, tokens[0])
-    return _Study(source, inputs, measured, measured.of(found), list(_parts(source, by, columns)))
+    size = _together(model, len(source), len(text), group) if by == "position" else 1
+    return _Study(source, inputs, measured, measured.of(found), list(_parts(source, by, columns, size)))
 
 
-def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
+def _together(model: Model, stages: int, length: int, asked: int | None) -> int:
+    """The number of adjacent tokens to patch together: 1, more in a long text, with a warning."""
+    if asked is not None:
+        return whole("patch: group", asked, 1)
+    size = math.ceil(stages * length**2 / affordable(model, MOST))
+    if size > 1:
+        warn(f"patch: the text is long: {size} adjacent tokens are patched together; group=1 patches each alone")
+    return size
+
+
+def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator[_Part]:
     """Yields the parts of the recorded stages. A decoder's rows are one token behind the encoder's.
 
     tokens: as the model reads them, a decoder's start token first.
@@ -275,8 +301,10 @@ def _parts(source: Trace, by: str, tokens: Sequence[str]) -> Iterator[_Part]:
                 wanted = "a stage with a row for each token, such as layers.*.ffn_norm"
                 raise NpformerError(f"patch: {name}: expected {wanted}, got {shape}")
             first = 0 if name.startswith("decoder.") and not _of_source(name) else behind
-            rows = enumerate(tokens[first : first + len(source.ids)])
-            yield from (_Part(name, name, token, first + i, positions=i) for i, token in rows)
+            for i in range(0, len(source.ids), size):
+                rows = range(i, min(i + size, len(source.ids)))
+                column = tokens[first + i] + (f"…{tokens[first + rows[-1]]}" if len(rows) > 1 else "")
+                yield _Part(name, name, column, first + i, positions=rows)
         elif by == "head":
             if len(shape) != 3:
                 raise NpformerError(f"patch: {name}: expected a stage with heads, such as layers.*.attention.context")

@@ -38,7 +38,7 @@ def by_source(
     methods: Sequence[str] = METHODS,
     steps: int | None = None,
     group: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[Method]:
     """Scores the words of a source by how much a word of its translation depends on them.
 
@@ -80,7 +80,11 @@ def by_source(
 
 
 def each_word_by_source(
-    model: Seq2Seq, given: Any, methods: Sequence[str] = METHODS[:2], group: int | None = None, progress: bool = False
+    model: Seq2Seq,
+    given: Any,
+    methods: Sequence[str] = METHODS[:2],
+    group: int | None = None,
+    progress: bool | None = None,
 ) -> list[list[Method]]:
     """Scores the words of a source for each token of its translation, with one set of runs for all tokens.
 
@@ -138,7 +142,7 @@ def _leave_one_out(
     tokens: Sequence[str],
     every: Sequence[Target],
     group: int | None,
-    progress: bool,
+    progress: bool | None,
 ) -> list[Method]:
     """For each target score_i = log-odds with the whole source - log-odds without the pieces of its word i."""
     ends = np.isin(source.ids, model.config.decoder.end_ids)
@@ -146,7 +150,7 @@ def _leave_one_out(
     spans = word_spans(kept)
     if len(spans) < 2:
         raise NpformerError("attribution: expected a source with at least two words, to leave one out")
-    size = words_together(len(spans), len(source) + len(target), group)
+    size = words_together(model, len(spans), len(source) + len(target), group)
     parts = together(spans, size)
     without = [Text(np.delete(source.ids, np.flatnonzero(~ends)[first:end])) for first, end in parts]
     places = [explained.rows(np.array([len(target)])) for explained in every]

@@ -39,7 +39,7 @@ def attribution(
     scores: Mapping[str, Any] | None = None,
     tokens: Sequence[str] | None = None,
     methods: str | Sequence[str] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> AttributionView:
     """Marks the words of a text by how much the label depends on them, by several measures.
 
@@ -71,8 +71,8 @@ def attribution(
     methods : str or list of str, optional
         The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leaving out one word
         takes one run per word, integrated gradients one per step, and the others one.
-    progress : bool
-        Show a progress bar on stderr while the slow measures run.
+    progress : bool, optional
+        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def attribution(
 
 
 def _translated(
-    model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool
+    model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
     """Computes the measures of a translation by the words of its source: of all words, and of each with its name."""
     from npformer.interpret.source_attribution import by_source, each_word_by_source  # imports the backward passes
@@ -175,7 +175,7 @@ def _asked(
     steps: int | None,
     group: int | None,
     asked: Sequence[str],
-    progress: bool,
+    progress: bool | None,
 ) -> list[Method]:
     """Computes the measures that run a model: leaving out words, and gradients."""
     from npformer.interpret.integrated_gradients import (

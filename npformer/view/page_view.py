@@ -12,6 +12,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import Answer, Effect, answer_of
+from npformer.interpret.cost import affordable
 from npformer.interpret.next_words import NextWords, next_words
 from npformer.interpret.patching import contexts
 from npformer.interpret.stacks import Sides, is_arrays, stack_title, traced
@@ -32,7 +33,7 @@ LOOKS = 3  # words and heads that the answer names for it, and against it
 NEXT, TRANSLATION = "next word", "translation"
 PUNCTUATION = " .,;:!?"  # not shown around words that were left out together
 LEAST = -1e9  # log of nothing: JSON has no infinity
-READ = 16_384  # tokens to read in all without a head each: 15 s with BERT-base on two cores
+READ = 8_192  # tokens of BERT-base to read in all without a head each: 10 s on two cores
 
 
 def page(
@@ -43,7 +44,7 @@ def page(
     head: int | None = None,
     methods: str | Sequence[str] | None = None,
     numbers: int = NUMBERS,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> PageView:
     """Draws all views of a text in one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
 
@@ -106,7 +107,7 @@ def _views(
     head: int | None,
     methods: Any,
     numbers: int,
-    progress: bool,
+    progress: bool | None,
 ) -> tuple[View, ...]:
     recorded = traced(source, text)
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
@@ -134,7 +135,7 @@ def _views(
 def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
     """The heads to ablate: all of them, None, or of a long text those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
-    most = READ // sum(map(len, sides))
+    most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
         return None
     return [(effect.attention, effect.head) for effect in answer.effects[:most]]

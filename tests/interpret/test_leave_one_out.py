@@ -45,7 +45,9 @@ def test_groups_do_not_join_the_texts_of_a_pair() -> None:
 
 
 def test_a_long_text_has_groups_unless_each_word_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution, "MOST", 14)  # two runs of seven tokens, for five words
+    monkeypatch.setattr(
+        attribution, "MOST", 7
+    )  # twice as many of a tiny model: two runs of seven tokens, for five words
     model = tiny.model()
     found = leave_one_out(model, TEXT, 0)
     assert found.words == ["I love good", "ice cream"]
@@ -57,7 +59,7 @@ def test_integrated_gradients_of_a_long_text_have_fewer_steps() -> None:
     model = tiny.model(max_length=1024)
     (text,), (tokens,), _ = texts_of(model, " ".join(["ice"] * 510))
     by_default = by_gradients(model, text, tokens, 0, methods=["integrated"])[0]
-    assert "averaged over 20 points" in by_default.about
+    assert "averaged over 16 points" in by_default.about
     assert by_default.about.endswith("The text is long: steps=50 is closer.")
     asked = by_gradients(model, text, tokens, 0, 12, ["integrated"])[0]
     assert "averaged over 12 points" in asked.about

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 import npformer
-from npformer.common.errors import NpformerError
+from npformer.common.errors import NpformerError, NpformerWarning
 from npformer.families import encoders
+from npformer.interpret import patching
 from npformer.interpret.edits import edit, from_trace, without_head
 from npformer.interpret.patching import ablate_heads, attribution_patching, patch
 from npformer.interpret.traces import trace
@@ -172,6 +174,32 @@ def test_positions_and_heads_together(model: Model) -> None:
     for heads, name in (([4], "*.weights"), (0, "layers.0.ffn_norm")):
         with pytest.raises(NpformerError, match="no heads"), edit(from_trace(clean, name, heads=heads)):
             trace(model, CORRUPTED)
+
+
+def test_adjacent_tokens_are_patched_together(model: Model) -> None:
+    """All of a group become those of the clean text; the last group may be smaller."""
+    clean, stage = trace(model, CLEAN), "layers.0.ffn_norm"
+    found = patch(model, CLEAN, CORRUPTED, stage, lambda answers: float(answers["logits"].flat[0]), group=2)
+    before = float(trace(model, CORRUPTED)["logits"].flat[0])
+    assert len(found.columns) == math.ceil(len(clean.ids) / 2)
+    assert found.columns[0] == "[CLS]…you"
+    for place, change in enumerate(found.values[0]):
+        rows = range(2 * place, min(2 * place + 2, len(clean.ids)))
+        with edit(from_trace(clean, stage, rows)):
+            after = float(trace(model, CORRUPTED)["logits"].flat[0])
+        assert change == after - before
+
+
+def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = len(trace(model, CLEAN).ids)
+    each = patch(model, CLEAN, CORRUPTED)
+    monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)  # twice that of a tiny model: half the runs
+    with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches each alone"):
+        assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
+    assert patch(model, CLEAN, CORRUPTED, group=1).values.tolist() == each.values.tolist()
+    assert patch(model, CLEAN, CORRUPTED, by="head").values.size  # by head or layer nothing is grouped
 
 
 def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None:

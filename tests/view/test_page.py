@@ -216,7 +216,7 @@ def test_a_page_translates_its_text_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_of_a_long_text_the_heads_with_the_largest_estimates_are_ablated(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model()
-    monkeypatch.setattr(page_view, "READ", 3 * len(trace(model, TEXT).ids))
+    monkeypatch.setattr(page_view, "READ", 1.5 * len(trace(model, TEXT).ids))
     shown = view.page(model, TEXT, methods="roll-out")
     (answer,), found = shown.answers, shown.texts[0][-1]
     assert isinstance(found, AblationView)

@@ -1,0 +1,19 @@
+"""The number of tokens that a study of a long text may read, so that it ends within a minute."""
+
+from __future__ import annotations
+
+from npformer.base_model import BaseModel
+
+BERT_BASE = 85_000_000  # weights in the layers of BERT-base
+
+
+def affordable(model: BaseModel, tokens: float) -> int:
+    """The number of tokens that a model reads in the time of `tokens` with BERT-base, between half and twice as many.
+
+    A token costs two operations a weight. Small models spend much of their time elsewhere, hence at most twice.
+    """
+    config, decoder = model.config, model.config.decoder
+    weights = config.n_layers * (4 * config.d_model + 2 * config.d_ffn) * config.d_model
+    if decoder:
+        weights += decoder.n_layers * (8 * config.d_model + 2 * decoder.d_ffn) * config.d_model
+    return max(1, int(tokens * min(2.0, max(0.5, BERT_BASE / weights))))
