@@ -2,8 +2,8 @@
 
 The front end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
 and a list box, which browsers draw natively; a charting library would be larger than all of this and age faster.
-`core.js`, `picture.js`, `answer.js`, `shell.js` and STYLES serve every view; each view adds a stylesheet and
-scripts, isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
+`core.js`, `widgets.js`, `picture.js`, `answer.js`, `shell.js` and STYLES serve every view; each view adds a stylesheet
+and scripts, isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
 
 The page's content security policy allows only its own script and style, by their hashes. The page cannot access the
 network, and no token can become markup or code. The classes of views are in `*_view.py`.
@@ -129,7 +129,7 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: 
     )
     script = "".join(
         [
-            *map(_asset, ("core.js", "picture.js")),
+            *map(_asset, ("core.js", "widgets.js", "picture.js")),
             *map(_view_script, kinds.values()),
             *map(_asset, ("answer.js", "shell.js")),
         ]

@@ -72,7 +72,7 @@ class HeadView(StackView):
     """See `heads`."""
 
     kind: ClassVar[str] = "heads"
-    scripts: ClassVar[tuple[str, ...]] = ("stacks", "links", "folding", "heads")
+    scripts: ClassVar[tuple[str, ...]] = ("stacks", "links", "folding", "strongest", "heads")
 
     heading: ClassVar[str] = "Attention heads"
 

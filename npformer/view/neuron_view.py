@@ -152,7 +152,7 @@ class NeuronView(View):
         return self.parts[self.part]
 
     kind: ClassVar[str] = "neurons"
-    scripts: ClassVar[tuple[str, ...]] = ("neurons",)
+    scripts: ClassVar[tuple[str, ...]] = ("neuron_rows", "neurons")
 
     heading: ClassVar[str] = "Attention, neuron by neuron"
 

@@ -94,6 +94,8 @@ def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> 
     page.click(page.one("[data-at='1 2']"))
     after = dict(effects.outcomes[1][2])
     assert page.text(".panel h2") == "Without layer 1, head 2"
+    assert [cell.get_attribute("data-at") for cell in page.all(".grid [aria-pressed=true]")] == ["1 2"]
+    assert page.colour(".grid [aria-pressed=true]", "outlineStyle") == "solid"
     assert dict(zip(page.texts(".panel .outcomes .name"), page.texts(".panel .outcomes output"), strict=True)) == {
         name: f"{percent(share)} → {percent(after[name])}" for name, share in effects.whole
     }

@@ -85,6 +85,19 @@ def test_right_to_left_words_keep_their_own_direction(page: Page) -> None:
 
 
 @every_view
+def test_a_screen_reader_gets_names_and_states(page: Page, make: Make) -> None:
+    page.show(make(WORDS))
+    unnamed = page.js("""return [...document.querySelectorAll("button, select, input, [role]:not([role=tooltip], [role=status])")].filter((node) =>
+        !(node.ariaLabel || node.closest("label") || node.textContent.trim() || node.hasAttribute("aria-labelledby")))
+        .map((node) => node.outerHTML.slice(0, 80))""")
+    assert unnamed == []
+    states = page.js("""return [...document.querySelectorAll("*")].flatMap((node) =>
+        ["hidden", "pressed", "checked", "selected", "current", "multiselectable"]
+            .map((name) => node.getAttribute(`aria-${name}`)).filter((value) => value !== null))""")
+    assert set(states) <= {"true", "false", "page"}
+
+
+@every_view
 def test_the_policy_allows_no_network_and_no_other_script(page: Page, make: Make) -> None:
     page.show(make(WORDS))
     policy = page.js("return document.querySelector('meta[http-equiv]').content")

@@ -1,0 +1,96 @@
+// Head view, the numbers: next to the tokens at the pointer, and the strongest links in the panel.
+
+const panel = el("aside", { class: "panel", "aria-label": "Exact weights" });
+
+// Numbers next to the tokens, and which of them are marked.
+function mark() {
+  const some = { queries: active("queries"), keys: active("keys") };
+  const heads = shownHeads();
+  for (const [name, other] of [
+    ["queries", "keys"],
+    ["keys", "queries"],
+  ]) {
+    for (const option of lists[name].querySelectorAll("[data-index]")) {
+      const index = Number(option.dataset.index);
+      const item = { side: name, index };
+      option.setAttribute("aria-selected", pinned(item));
+      option.classList.toggle("on", some[name].includes(index));
+      const link = some[other].length && heads.length ? strongestAt(heads, name, index, some[other]) : null;
+      option.lastElementChild.replaceChildren(...(link ? number(link) : []));
+      option.style.setProperty("--tint", link ? css(weightColour(weights.at(link.h, link.q, link.k))) : "transparent");
+      option.style.setProperty("--ink", link ? ink(weightColour(weights.at(link.h, link.q, link.k))) : "inherit");
+    }
+  }
+}
+
+// The address of this head in the neuron view, from the token kept here.
+const inNeurons = (head) => ({ ...readStack(), head, from: active("queries")[0] ?? null });
+
+const chip = (h) =>
+  el("span", { class: "chip", "--c": headColour(h), "--ink": ink(channels(headColour(h))) }, String(h));
+const number = ({ h, q, k }) => [...(state.heads.size > 1 ? [chip(h)] : []), el("output", {}, weights.text(h, q, k))];
+
+function list() {
+  const queries = active("queries");
+  const keys = active("keys");
+  const one = queries.length === 1 && keys.length === 1; // one pair: every head's weight
+  let links = [];
+  if (one) links = shownHeads().map((h) => ({ h, q: queries[0], k: keys[0] }));
+  else if (state.heads.size) links = strongestLinks(pairs());
+  const title = queries.length || keys.length ? "Strongest of these" : "Strongest links";
+  panel.replaceChildren(
+    el("h2", {}, one ? "Every head for this pair" : title),
+    el("p", {}, ...caption(queries, keys, one)),
+    el("ol", {}, ...links.map(listed)),
+  );
+  const [only] = shownHeads();
+  if (state.heads.size === 1 && page.has("neurons") && state.form === "pieces")
+    panel.append(
+      el(
+        "button",
+        { type: "button", class: "quiet", id: "to-neurons", onclick: () => page.open("neurons", inNeurons(only)) },
+        `Head ${only}, neuron by neuron`,
+      ),
+    );
+  if (state.heads.size === 1 && page.has("ablation"))
+    panel.append(
+      " ",
+      el(
+        "button",
+        { type: "button", class: "quiet", id: "to-ablation", onclick: () => page.open("ablation", { ...readStack(), head: only }) },
+        `Answer without head ${only}`,
+      ),
+    );
+  if (state.hover && links.length) {
+    const link = links[0];
+    spoken.textContent = `${linkText(link.q, link.k)}: ${weights.text(link.h, link.q, link.k)}, head ${link.h}`;
+  }
+}
+
+function listed({ h, q, k }) {
+  const link = el("span", { class: "link" }, ...linkNodes(q, k));
+  const figure = el("span", { class: "number" }, ...number({ h, q, k }));
+  return el("li", {}, link, figure, meter(weights.at(h, q, k), headColour(h)));
+}
+
+function caption(queries, keys, one) {
+  const several = state.heads.size > 1 && !one ? ", the strongest head for each" : "";
+  if (!state.heads.size) return ["No head is selected."];
+  if (!queries.length && !keys.length) {
+    return [`Layer ${stack().numbers[state.layer]}${several}. Point at a token for its own.`];
+  }
+  const to = queries.length ? " to " : "To ";
+  return [...named("From ", queries, "queries"), ...named(to, keys, "keys"), `${several}.`];
+}
+
+// "From time (1), flies (2)", each token in its own direction; nothing for no tokens.
+const named = (lead, indices, which) =>
+  indices.flatMap((i, n) => [n ? ", " : lead, el("bdi", {}, shown(side(which).tokens[i])), ` (${i})`]);
+
+function update() {
+  if (!weights) return; // pointed at before the first layer is inflated
+  mark();
+  list();
+  redraw();
+}
+
