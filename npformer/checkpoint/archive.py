@@ -14,10 +14,11 @@ import numpy as np
 from numpy.lib import format
 
 from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
-from npformer.checkpoint.storage import BFLOAT16, converted
+from npformer.checkpoint.storage import converted
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, open_file, written_whole
 from npformer.common.limits import LIMITS, Limits
+from npformer.runtime.narrow import BFLOAT16
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

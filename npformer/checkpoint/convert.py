@@ -10,14 +10,18 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
+
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.modules import MODULES, flattened, home, module_files
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder, open_file
 from npformer.common.limits import LIMITS, Limits
 from npformer.families import family_of
+from npformer.runtime.narrow import NARROW
 
 #: A model's other files, which are copied unchanged: the tokenizer and sentence-transformers' settings. The files of
 #: its modules are copied too.
@@ -45,7 +49,13 @@ STORED_DTYPES = ("float16", "float32", "float64")
 
 
 def convert(
-    src: str | Path, dst: str | Path, to: str = "npformer", dtype: str | None = None, *, limits: Limits = LIMITS
+    src: str | Path,
+    dst: str | Path,
+    to: str = "npformer",
+    dtype: str | None = None,
+    *,
+    limits: Limits = LIMITS,
+    keep: str | None = None,
 ) -> Path:
     """Writes the model of one folder to a new folder, in another layout or precision.
 
@@ -58,6 +68,8 @@ def convert(
     to : "npformer" for npformer's names and weights (in, out), which load without a copy, or "torch" for Hugging Face's
     dtype : stored dtype, "float16", "float32" or "float64"; by default each tensor's own
     limits : Limits on the size of src
+    keep : "bfloat16", "float16" or "int8", in which `load(..., keep=keep)` keeps the weights: the file has them in that
+        form and `load` maps them. For npformer's format, without dtype.
 
     Returns
     -------
@@ -80,11 +92,16 @@ def convert(
         raise NpformerError(f"to: expected one of {', '.join(FILES)}, got {to!r:.80}")
     if dtype is not None and dtype not in STORED_DTYPES:
         raise NpformerError(f"dtype: expected one of {', '.join(STORED_DTYPES)}, got {dtype!r:.80}")
+    if keep is not None and (checks.one_of("keep", keep, NARROW) and (to == "torch" or dtype is not None)):
+        raise NpformerError(f"keep: {keep!r} is for npformer's format, without dtype; omit to and dtype")
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
         stored = read_folder(src, limits)
-        config, tree = read_tree(stored, None, allow_nonfinite=True)  # every bit is kept, and `load` checks again
-        arrays = layout.stored(tree, config) if to == "npformer" else layout.to_torch(tree, config)
+        # Without keep every bit is kept, and `load` checks again.
+        config, tree = read_tree(stored, None, allow_nonfinite=keep is None, keep=keep or "float32")
+        if dtype is not None:
+            tree = layout.unflatten({name: np.asarray(array) for name, array in layout.flatten(tree).items()})
+        arrays = layout.to_file(layout.stored(tree, config)) if to == "npformer" else layout.to_torch(tree, config)
         name, form = FILES[to]
         write_tensors(folder / name, arrays, own_metadata(arrays) if to == "npformer" else {"format": form}, dtype)
         description = {**stored.config, "architectures": [family_of(config).architecture(config)]}

@@ -15,7 +15,7 @@ import numpy as np
 
 from npformer.checkpoint import storage
 from npformer.checkpoint.modules import encoder_folder
-from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, load_folder
+from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, check_keep, load_folder
 from npformer.checkpoint.tree import flatten, parameter_dtype, unflatten
 from npformer.checkpoint.verify import verify_once
 from npformer.common.checks import nearest
@@ -42,6 +42,7 @@ def load(
     mapped: bool = True,
     allow_nonfinite: bool = False,
     writable: bool = False,
+    keep: str = "float32",
 ) -> Model:
     """Loads a model: a `Seq2Seq` if the checkpoint is an encoder-decoder with a head that generates, else a `Model`.
 
@@ -63,6 +64,10 @@ def load(
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
         call uses the change. By default weights are read-only, because the model also keeps copies in another layout;
         a writable model has no such copies and is slower on short texts.
+    keep : dtype of the weights in memory, which are widened to float32 in parts as they are used: "bfloat16" or
+        "float16" for half of the memory, "int8" with a scale for each output for a quarter, or "stored" for each
+        tensor's own. Rounding is that of the weights: a bfloat16 checkpoint kept in bfloat16 gives the bits of
+        "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
 
     Returns
     -------
@@ -85,8 +90,11 @@ def load(
     """
     dtype, threads = parameter_dtype(dtype), thread_count(threads)  # before anything is downloaded
     same_bits = wants_same_bits(same_bits)
+    check_keep(keep, dtype, allow_nonfinite, writable)
     folder = find_folder(name, revision, offline)
-    config, weights = load_folder(folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite)
+    config, weights = load_folder(
+        folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite, keep=keep
+    )
     if writable:
         weights = unflatten(storage.writable(flatten(weights)))
     if not config.vocab_size or (config.decoder and config.head == "base"):

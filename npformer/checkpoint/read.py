@@ -17,17 +17,20 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.checkpoint.storage import Array, first_nonfinite
 from npformer.checkpoint.tree import Tree, parameter_dtype
+from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families import read_config
+from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
 # Weights with npformer's names and layout have their own file name. From a model.safetensors Hugging Face's libraries
 # would skip the unknown names and continue with random weights.
 OWN_WEIGHTS = "npformer.safetensors"
 FINITE = "finite"  # metadata key: "true" if all numbers were finite when the file was written
+KEEP = ("float32", *NARROW, "stored")
 WEIGHTS = (  # in order of precedence
     OWN_WEIGHTS,
     "model.safetensors",
@@ -56,6 +59,7 @@ def load_folder(
     limits: Limits = LIMITS,
     mapped: bool = True,
     allow_nonfinite: bool = False,
+    keep: str = "float32",
 ) -> tuple[Config, Tree]:
     """Reads the config and the weights of a local folder.
 
@@ -67,7 +71,7 @@ def load_folder(
     path : str or Path
     dtype : float32 or float64
     head : str, a head other than config.json's
-    limits, mapped, allow_nonfinite : as in `load`
+    limits, mapped, allow_nonfinite, keep : as in `load`
 
     Returns
     -------
@@ -85,17 +89,33 @@ def load_folder(
     (384, 384)
     """
     dtype = parameter_dtype(dtype)
-    return read_tree(read_folder(path, limits, mapped), dtype, head, allow_nonfinite)
+    check_keep(keep, dtype, allow_nonfinite)
+    return read_tree(read_folder(path, limits, mapped), dtype, head, allow_nonfinite, keep)
+
+
+def check_keep(keep: str, dtype: Any, allow_nonfinite: bool = False, writable: bool = False) -> None:
+    """Checks that weights can be kept in a dtype with the other settings of `load`."""
+    if checks.one_of("keep", keep, KEEP) == "float32":
+        return
+    if dtype != np.float32:
+        raise NpformerError(f"keep: {keep!r} needs dtype float32, got {dtype}; omit one of the two")
+    for name, given in (("allow_nonfinite", allow_nonfinite), ("writable", writable)):
+        if given:
+            raise NpformerError(f"keep: {keep!r} is not supported with {name}=True; omit keep")
 
 
 def read_tree(
-    stored: Stored, dtype: np.dtype[Any] | None, head: str | None = None, allow_nonfinite: bool = False
+    stored: Stored,
+    dtype: np.dtype[Any] | None,
+    head: str | None = None,
+    allow_nonfinite: bool = False,
+    keep: str = "float32",
 ) -> tuple[Config, Tree]:
     """Converts a folder's content to a config and weights; with dtype None every array keeps its own dtype."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
-        return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite)
+        return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite, keep)
     except NpformerError as error:
         raise NpformerError(f"{stored.folder}: {error}") from None
 

@@ -17,14 +17,11 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
+from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: NumPy has no bfloat16. This dtype holds its bits until they are widened.
-BFLOAT16 = np.dtype([("bfloat16", "<u2")])
-
 _LINE = 64  # bytes of a cache line, to which copies are aligned
-_TIMES = np.float32(2 ** (127 - 15))  # scales a float16's bits in a float32's fields to its value
 _BLOCK = 64  # rows copied at once when transposing; source and target fit in the cache
 
 
@@ -75,10 +72,17 @@ def open_buffer(path: Path, mapped: bool = True) -> Buffer:
     return buffer
 
 
-def mapped_files(arrays: Iterable[Array]) -> list[MappedFile]:
+def mapped_files(arrays: Iterable[Array | NarrowWeight]) -> list[MappedFile]:
     """The mapped files that the arrays are views of."""
-    bases = {id(base): base for base in map(_base, arrays)}
+    bases = {id(base): base for array in arrays for base in map(_base, parts(array))}
     return [base for base in bases.values() if isinstance(base, MappedFile)]
+
+
+def parts(array: Array | NarrowWeight) -> list[Array]:
+    """The arrays that an array is stored as: itself, or a narrow weight's values and their scale."""
+    if not isinstance(array, NarrowWeight):
+        return [array]
+    return [each for each in (array.values, array.scale) if each is not None]
 
 
 def _base(array: Array) -> Array | Buffer:
@@ -180,46 +184,13 @@ def _copy(array: Array, result: Array) -> None:
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     step = _BLOCK if array.ndim > 1 else max(1, len(source))
-    by_bits = source.dtype == np.float16 and target.dtype == np.float32 and _has_subnormals()
+    by_bits = source.dtype == np.float16 and target.dtype == np.float32
     for i in range(0, len(source), step):
         rows, result_rows = source[i : i + step], target[i : i + step]
-        if by_bits and not _has_nonfinite(rows):
-            _widen_float16(rows, result_rows)
+        if by_bits and not has_nonfinite(rows):
+            widen(rows, result_rows)
         else:
-            result_rows[...] = _widened(rows, result.dtype)
-
-
-def _widen_float16(source: Array, target: Array) -> None:
-    """Widens finite float16 numbers exactly, in half of NumPy's time.
-
-    float16 has 5 exponent bits, float32 has 8. The bits of a float16, shifted to align with a float32's fraction, give
-    the value divided by 2^(127 - 15).
-    """
-    bits = target.view(np.int32)
-    bits[...] = source.view(np.int16)  # sign extension fills the upper half
-    bits <<= 13
-    bits &= ~(0b111 << 28)
-    target *= _TIMES
-
-
-def _has_nonfinite(array: Array) -> bool:
-    """Returns whether any number of a float16 array is infinite or NaN, in a fifth of np.isfinite's time.
-
-    All exponent bits of such a number are set.
-    """
-    return bool((array.view(np.uint16) << 1).max(initial=0) >= 0b11111 << 11)
-
-
-def _has_subnormals() -> bool:
-    """Returns whether this thread computes with subnormal numbers; other libraries can make it flush them to 0."""
-    return bool((np.ones(1, np.int32).view(np.float32) * _TIMES)[0] > 0)
-
-
-def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Widens bfloat16, the upper half of a float32, by shifting its bits."""
-    if array.dtype == BFLOAT16 and dtype != BFLOAT16:
-        return (array["bfloat16"].astype(np.uint32) << 16).view(np.float32)
-    return array
+            result_rows[...] = rows if rows.dtype == result.dtype else widened(rows)
 
 
 def _forget(array: Array) -> None:
@@ -237,15 +208,16 @@ def first_nonfinite(array: Array) -> tuple[int, ...] | None:
     """The index of the first NaN or infinite number; None if all are finite. Takes 6 ms for 100 MB."""
     table = np.atleast_2d(array)
     for i in range(0, len(table), _BLOCK):
-        finite = np.isfinite(_widened(table[i : i + _BLOCK], np.dtype(np.float32)))
+        finite = np.isfinite(widened(table[i : i + _BLOCK]))
         if not finite.all():
             row, *rest = np.argwhere(~finite)[0].tolist()
             return (row + i, *rest)[2 - min(array.ndim, 2) :]
     return None
 
 
-def place(array: Array) -> tuple[Any, ...]:
+def place(array: Array | NarrowWeight) -> tuple[Any, ...]:
     """The location of an array in memory: equal for two views of the same numbers."""
+    array = parts(array)[0]
     return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
 
 
@@ -259,17 +231,18 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name: copies[place(array)] for name, array in arrays.items()}
 
 
-def check_storage(arrays: Mapping[str, Array]) -> None:
+def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
     """Checks that arrays have no more bytes than the memory that they are views of.
 
     An array that occurs twice, transposed or not, counts once. Otherwise a file of a few bytes could describe any
     number of large arrays, with strides of 0 or over the same bytes.
     """
     views = {}
-    for name, array in arrays.items():
+    stored = {name: parts(array)[0] for name, array in arrays.items()}
+    for name, array in stored.items():
         start, dtype, shape, strides = place(array)
         views[start, dtype, tuple(sorted(zip(strides, shape, strict=True)))] = name, array.nbytes
-    bases = {id(base): base for base in map(_base, arrays.values())}
+    bases = {id(base): base for base in map(_base, stored.values())}
     held = sum(base.nbytes if isinstance(base, np.ndarray) else len(base) for base in bases.values())
     needed = sum(size for _, size in views.values())
     if needed > held:

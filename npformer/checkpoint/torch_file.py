@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.pickled import Storage, Tensor, read_pickle
-from npformer.checkpoint.storage import BFLOAT16, Array, Buffer, open_buffer, view
+from npformer.checkpoint.storage import Array, Buffer, open_buffer, view
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
+from npformer.runtime.narrow import BFLOAT16
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "torch.DoubleStorage": np.dtype("<f8"),

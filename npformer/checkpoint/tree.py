@@ -18,17 +18,22 @@ from npformer.checkpoint.storage import (
     dtype_name,
     first_nonfinite,
     is_floating,
+    parts,
     place,
 )
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import Source, family_of
+from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
+
+SCALE = "_scale"  # ends the name of an int8 tensor's scale
+SMALL = 2**12  # smaller weights are not kept narrow
 
 TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
@@ -96,11 +101,17 @@ def _computed(name: str, config: Config) -> bool:
 # --- from a file -----------------------------------------------------------------------------------------------------
 
 
-def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False) -> Tree:
+def to_tree(
+    flat: Mapping[str, Array],
+    config: Config,
+    dtype: Any = np.float32,
+    allow_nonfinite: bool = False,
+    keep: str = "float32",
+) -> Tree:
     """Converts a checkpoint's tensors to a nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
 
     Tensors of the family's other heads are ignored; other unused tensors give a warning. With a dtype all arrays are
-    copies: most must be transposed, so the file does not stay mapped.
+    copies: most must be transposed, so the file does not stay mapped. keep: as in `load`.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -118,19 +129,39 @@ def to_tree(flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, 
         titles[ours] = source._replace(names=(name,)).title
         if name in tensors:
             found[ours] = _taken(tensors[name], source, expected[ours])
-    return _build(found, config, dtype, unknown, titles, dtype is not None, allow_nonfinite)
+    return _build(found, config, dtype, unknown, titles, dtype is not None, allow_nonfinite, keep)
 
 
 def own_to_tree(
-    flat: Mapping[str, Array], config: Config, dtype: Any = np.float32, allow_nonfinite: bool = False
+    flat: Mapping[str, Array],
+    config: Config,
+    dtype: Any = np.float32,
+    allow_nonfinite: bool = False,
+    keep: str = "float32",
 ) -> Tree:
     """Builds the nested dict from a converted checkpoint's tensors, copying only tensors of another dtype."""
     own = parameters(config)
+    flat = _with_scales(flat)
     unknown = [name for name in flat if name not in own]
     if unknown:  # may belong to another head
         known = {name for head in family_of(config).all_heads for name in parameters(config, head)}
         unknown = [name for name in unknown if name not in known]
-    return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite)
+    return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite, keep=keep)
+
+
+def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors of a converted checkpoint, with int8 tensors and their scales as `NarrowWeight`s."""
+    found: dict[str, Any] = dict(flat)
+    for name in [name for name in flat if name + SCALE in flat]:
+        values, scale = flat[name], found.pop(name + SCALE)
+        expected = [(1, values.shape[-1]), (len(values), 1)] if values.ndim == 2 else []
+        if values.dtype != np.int8 or scale.dtype != np.float32 or scale.shape not in expected:
+            raise NpformerError(
+                f"{name}{SCALE}: expected float32 {' or '.join(map(str, expected))} for an int8 matrix, "
+                f"got {dtype_name(scale.dtype)} {scale.shape} for {dtype_name(values.dtype)} {values.shape}"
+            )
+        found[name] = NarrowWeight(values, scale)
+    return found
 
 
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
@@ -169,6 +200,7 @@ def _build(
     titles: Mapping[str, str] | None = None,
     copy: bool = False,
     allow_nonfinite: bool = False,
+    keep: str = "float32",
 ) -> Tree:
     """Builds the nested dict from arrays under npformer's names; ties arrays and computes sinusoids.
 
@@ -195,26 +227,63 @@ def _build(
     if unknown:
         title = "the checkpoint has tensors that the model does not use; they are ignored:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
-    distinct = {place(found[name]): found[name] for name in needed}  # an array under two names is loaded once
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN values are reported by name below
-        loaded = dict(zip(distinct, converted_all(list(distinct.values()), dtype, copy), strict=True))
-    flat = {name: loaded[place(found[name])] for name in needed}
-    names = {place(found[name]): named[name] for name in reversed(list(needed))}
-    for where, array in () if allow_nonfinite else loaded.items():
-        _check_finite(names[where], array)
+    flat = _loaded(found, needed, named, dtype, copy, allow_nonfinite, keep)
     flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
     for name, table in tied.items():
         flat[name] = flat[table].T if name == PROJECTION else flat[table]
     return unflatten({name: flat[name] for name in expected if name in flat})
 
 
+def _loaded(
+    found: Mapping[str, Array],
+    needed: Mapping[str, Parameter],
+    named: Mapping[str, str],
+    dtype: np.dtype[Any] | None,
+    copy: bool,
+    allow_nonfinite: bool,
+    keep: str,
+) -> dict[str, Array]:
+    """The arrays as they are kept in memory; an array under two names is loaded once."""
+    names = {place(found[name]): name for name in reversed(list(needed))}
+    loaded: dict[tuple[Any, ...], Any] = {}
+    for where, name in names.items():
+        array, stored = found[name], _narrow_dtype(found[name], needed[name], keep)
+        if isinstance(array, NarrowWeight) and (dtype is None or stored == array.stored):
+            loaded[where] = array
+        elif stored:
+            if not allow_nonfinite:
+                _check_finite(named[name], array)
+            try:
+                loaded[where] = narrowed(np.asarray(array), stored, -1 if needed[name].kind == "linear" else 0, copy)
+            except NpformerError as error:
+                raise NpformerError(f"{named[name]}: {error}") from None
+    whole = {where: np.asarray(found[name]) for where, name in names.items() if where not in loaded}
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN values are reported by name below
+        converted = dict(zip(whole, converted_all(list(whole.values()), dtype, copy), strict=True))
+    for where, array in () if allow_nonfinite else converted.items():
+        _check_finite(named[names[where]], array)
+    loaded |= converted
+    return {name: loaded[place(found[name])] for name in needed}
+
+
+def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
+    """The dtype of `NARROW` in which an array is kept; None: not narrow."""
+    if parameter.name != "weight" or parameter.kind == "norm" or array.ndim != 2 or array.size < SMALL:
+        return None
+    if keep != "stored":
+        return keep if keep in NARROW else None
+    if isinstance(array, NarrowWeight):
+        return array.stored
+    return next((name for name, dtype in NARROW.items() if dtype == array.dtype), None)
+
+
 def _check_finite(title: str, array: Array) -> None:
     """Checks that every number is finite. The index is in npformer's layout: (in, out) for a linear weight."""
-    index = first_nonfinite(array)
+    index = first_nonfinite(parts(array)[-1])
     if index is not None:
         raise NpformerError(
-            f"{title}: the number at {list(index)} is {array[index]}; the checkpoint is damaged, or its training "
-            "diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
+            f"{title}: the number at {list(index)} is {widened(parts(array)[-1])[index]}; the checkpoint is damaged, "
+            "or its training diverged. load(..., allow_nonfinite=True) loads it anyway, for npformer.trace"
         )
 
 
@@ -237,7 +306,7 @@ def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
     if name not in found or table not in found:
         return name not in found
     array = found[name].T if name == PROJECTION else found[name]
-    if array.__array_interface__ == found[table].__array_interface__:
+    if place(array) == place(found[table]):
         return True
     return array.dtype == found[table].dtype and np.array_equal(array, found[table])
 
@@ -256,10 +325,17 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 
 
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays in npformer's file format: all except tied and computed ones."""
+    """The flat arrays in npformer's file format, as `to_file` writes them: all except tied and computed ones."""
     flat = flatten(tree)
     tied = {name for name, table in ties(config).items() if _is_table(flat, name, table)}
     return {name: array for name, array in flat.items() if name not in tied and not _computed(name, config)}
+
+
+def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors of a converted checkpoint: a narrow weight's values under its name, and their scale."""
+    return {
+        name + end: part for name, array in arrays.items() for end, part in zip(("", SCALE), parts(array), strict=False)
+    }
 
 
 def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
@@ -269,6 +345,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     parts: dict[tuple[str, int], dict[int, Array]] = {}  # parts of a tensor along an axis
     for ours, array in stored(tree, config).items():
         source = places[ours]
+        array = np.asarray(array)
         array = source.from_linear(array) if expected[ours].transposed else array
         if source.part is not None:
             parts.setdefault((source.names[0], -1 if source.in_out else 0), {})[source.part[0]] = array
@@ -301,6 +378,11 @@ def flatten(tree: Tree) -> dict[str, Array]:
         else:
             flat[key] = value
     return flat
+
+
+def flat_arrays(tree: Mapping[str, Any]) -> dict[str, Array]:
+    """`flatten` with float32 arrays for weights that are kept narrow."""
+    return {name: np.asarray(array) for name, array in flatten(dict(tree)).items()}
 
 
 def unflatten(flat: Mapping[str, Array]) -> Tree:

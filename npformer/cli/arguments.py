@@ -38,7 +38,11 @@ REVISION = option("--revision REV", "a branch, tag or commit of a model on the h
 OFFLINE = option("--offline", "do not use the network; read only the cache")
 THREADS = option("-j --threads N", "cores to use (default: all)", type=whole)
 ALLOW = option("--allow NAME=NUMBER", "raise a limit named in an error", action="append", default=[])
-LOADING = (REVISION, OFFLINE, THREADS, ALLOW)
+KEEP = option(
+    "--keep DTYPE", "weights in memory: float32, bfloat16, float16, int8, or stored as in the file (default: float32)",
+    default="float32",
+)  # fmt: skip
+LOADING = (REVISION, OFFLINE, THREADS, ALLOW, KEEP)
 
 
 def limits(args: Namespace) -> Limits:
@@ -50,7 +54,8 @@ def limits(args: Namespace) -> Limits:
 
 def loading(args: Namespace) -> dict[str, Any]:
     """Returns the arguments of `load` set by the options LOADING."""
-    return {"revision": args.revision, "offline": args.offline, "threads": args.threads, "limits": limits(args)}
+    names = ("revision", "offline", "threads", "keep")
+    return {name: getattr(args, name) for name in names} | {"limits": limits(args)}
 
 
 def model_options(default: str = "", required: bool = True) -> tuple[Option, ...]:

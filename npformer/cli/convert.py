@@ -18,11 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DST", help="the folder to write; it must not exist")
     parser.add_argument("--to", choices=FILES, default="npformer", help="the format of the result (%(default)s)")
     parser.add_argument("--dtype", choices=STORED_DTYPES, help="dtype of the stored weights (default: unchanged)")
+    keep = "store the weights as --keep keeps them in memory, which then maps the file: bfloat16, float16 or int8"
+    parser.add_argument("--keep", metavar="DTYPE", help=keep)
     add_options(parser, [REVISION, OFFLINE, ALLOW])
 
 
 def run(args: argparse.Namespace) -> None:
     source = find_folder(args.source, args.revision, args.offline)
-    folder = convert(source, args.destination, args.to, args.dtype, limits=limits(args))
+    folder = convert(source, args.destination, args.to, args.dtype, limits=limits(args), keep=args.keep)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:.1f} MB")

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from npformer.cli.arguments import OFFLINE, REVISION, add_options
+from npformer.cli.arguments import KEEP, OFFLINE, REVISION, add_options
 from npformer.common.errors import NpformerError
 from npformer.serve import ServiceLimits, need_extra
 from npformer.tasks.declaration import whole
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among them)"
     )
-    add_options(parser, [REVISION, OFFLINE])
+    add_options(parser, [REVISION, OFFLINE, KEEP])
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key of requests")
     parser.add_argument(
         "--access-log", action="store_true", help="log each request: method, path, status, time and rows, but no texts"

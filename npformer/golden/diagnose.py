@@ -202,7 +202,7 @@ class _Case:
         self.progress = progress or (lambda told: None)
         theirs, dtype = comparison.theirs, comparison.dtype
         self.given = theirs.stages
-        weights = layout.flatten(dict(model.weights))
+        weights = layout.flat_arrays(model.weights)
         if findings:
             weights = weights | as_ours(model, theirs.weights)
         if dtype in HALVES:

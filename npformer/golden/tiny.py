@@ -20,7 +20,6 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.checkpoint.storage import BFLOAT16
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
 from npformer.config import Config, Decoder
@@ -30,6 +29,7 @@ from npformer.golden.mistakes.precision import half
 from npformer.golden.record import record
 from npformer.mechanisms import Window
 from npformer.model import Model, Seq2Seq
+from npformer.runtime.narrow import BFLOAT16
 from npformer.runtime.packing import Text
 
 TINY_FILE = "golden.safetensors"

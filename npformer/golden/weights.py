@@ -58,7 +58,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
     >>> print(*check_weights(model, {"embeddings.norm.bias": np.zeros(384, np.float32)}))
     embeddings.norm.bias: all zeros
     """
-    ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
+    ours, known = layout.flat_arrays(model.weights), layout.parameters(model.config)
     findings, stored_out_in = list[Finding](), {}
     for name, array in theirs.items():
         linear = known[name].transposed
@@ -87,7 +87,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Converts their weights to (in, out); a square weight is read in the layout of most others."""
-    ours, known = layout.flatten(dict(model.weights)), layout.parameters(model.config)
+    ours, known = layout.flat_arrays(model.weights), layout.parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
         (np.array_equal(array, ours[name].T), np.array_equal(array, ours[name]))

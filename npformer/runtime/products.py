@@ -13,6 +13,8 @@ import numpy as np
 from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import plain_products, single_blas_thread
 
+PANEL = 64  # columns of a panel of a weight: four vectors of sixteen floats
+
 
 def kernel(dtype: np.dtype) -> Kernel:
     """Settings for products of float32 or float64 on this BLAS, found at the first product."""
@@ -147,3 +149,20 @@ def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
 def _address(array: np.ndarray) -> int:
     """The address of an array's first byte; array.ctypes takes ten times as long."""
     return int(array.__array_interface__["data"][0])
+
+
+# --- parts of products -----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1000)
+def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
+    """The columns of each weight in one of several parts: whole panels, and in the last part the rest."""
+    return [
+        slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
+        for n in widths
+    ]
+
+
+def power(rows: int) -> int:
+    """The next power of two."""
+    return 1 << (rows - 1).bit_length()

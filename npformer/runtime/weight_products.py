@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.runtime.products import column_products, has_kernel, in_margins, kernel, with_rows
+from npformer.runtime.narrow import NarrowWeight
+from npformer.runtime.narrow_products import narrow_products
+from npformer.runtime.products import (
+    PANEL,
+    column_products,
+    column_shares,
+    has_kernel,
+    in_margins,
+    kernel,
+    power,
+    with_rows,
+)
 from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import (
     part_counts,
@@ -27,7 +38,6 @@ from npformer.runtime.threads import (
 )
 from npformer.runtime.trials import Trial
 
-PANEL = 64  # columns of a panel: four vectors of sixteen floats
 MANY = 128  # with more rows, a large product's copy of the weight takes little of its time
 FEW = 256  # up to this many rows, gathering a weight's edge columns takes a large part of their product's time
 
@@ -39,6 +49,8 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
     """
     if not all(has_kernel(x, weight) for weight in weights):
         return [x @ weight for weight in weights]
+    if NarrowWeight in map(type, weights):
+        return narrow_products(x, weights, out)
     rows = len(x)
     way = _way(x.dtype, rows, tuple([weight.shape for weight in weights]), plain_products(), threads_for_parts())
     if way.rows != rows:
@@ -51,7 +63,7 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
         ]
 
     def part(index: int, of: int, panels: Sequence[Panels | None]) -> None:
-        shares = way.shares(index, of)
+        shares = column_shares(way.widths, index, of)
         for weight, panel, share, product in zip(weights, panels, shares, products, strict=True):
             _columns(way.kernel, x, weight, panel, share, product)
         if way.edges:
@@ -82,8 +94,8 @@ class _Way:
         self.paneled = paneled if any(paneled) else []
         # For the first guess multiplying counts, and reading little: all cores share one memory.
         self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
-        self._trial = functools.partial(_trial, shapes, _power(self.rows), dtype.char, *part_counts(self.nanoseconds))
-        self._widths = [columns for _, columns in shapes]
+        self._trial = functools.partial(_trial, shapes, power(self.rows), dtype.char, *part_counts(self.nanoseconds))
+        self.widths = tuple([columns for _, columns in shapes])
 
     @functools.cached_property
     def trial(self) -> Trial[tuple[int, bool]] | None:
@@ -92,14 +104,6 @@ class _Way:
     @functools.cached_property
     def trial_of_panels(self) -> Trial[tuple[int, bool]] | None:
         return self._trial(paneled=True)
-
-    @functools.lru_cache(maxsize=100)  # noqa: B019 - as many as there are threads
-    def shares(self, index: int, of: int) -> list[slice]:
-        """The columns of each weight in one of several parts: whole panels, and in the last part the rest."""
-        return [
-            slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
-            for n in self._widths
-        ]
 
 
 @functools.lru_cache(maxsize=1000)
@@ -253,12 +257,7 @@ def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
     """The panels of a weight used repeatedly: made if `panels_pay` at this number of rows, then usable up to MANY."""
-    return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(_power(rows)) else None)
-
-
-def _power(rows: int) -> int:
-    """The next power of two."""
-    return 1 << (rows - 1).bit_length()
+    return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(power(rows)) else None)
 
 
 @functools.lru_cache(maxsize=1)

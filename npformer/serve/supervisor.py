@@ -39,6 +39,7 @@ except ImportError:  # Windows has no such limit
 from npformer.checkpoint.convert import convert
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
+from npformer.runtime.narrow import NARROW, NarrowWeight
 from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, make
 from npformer.serve.connections import KEEP_ALIVE
@@ -65,12 +66,14 @@ class ServerSettings:
     threads: int | None = None
     revision: str | None = None
     offline: bool = False
+    keep: str = "float32"
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     api_key: str | None = field(default=None, repr=False)
     access_log: bool = False
 
     def loaded(self) -> dict[str, Served]:
-        return serve_all(self.models, threads=self.threads, revision=self.revision, offline=self.offline)
+        loading = {"threads": self.threads, "revision": self.revision, "offline": self.offline, "keep": self.keep}
+        return serve_all(self.models, **loading)
 
 
 def run(settings: ServerSettings) -> None:
@@ -285,13 +288,17 @@ def shared(settings: ServerSettings, home: Path) -> ServerSettings:
         folder = served.model.folder
         assert folder is not None
         if not is_mapped(served.model.weights):
-            folder = convert(folder, home / name.replace("/", "--"), dtype="float32")
+            dtype = "float32" if settings.keep == "float32" else None
+            keep = settings.keep if settings.keep in NARROW else None
+            folder = convert(folder, home / name.replace("/", "--"), dtype=dtype, keep=keep)
         paths.append((name, str(folder)))
     return replace(settings, models=dict(paths), threads=threads)
 
 
-def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> bool:
+def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight) -> bool:
     """Whether all large arrays of a tree of weights are mapped from a file."""
+    if isinstance(weights, NarrowWeight):
+        weights = weights.values
     if isinstance(weights, np.ndarray):
         base: Any = weights
         while isinstance(base, np.ndarray | memoryview):

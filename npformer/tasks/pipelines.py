@@ -38,6 +38,7 @@ def pipeline(
     limits: Limits = LIMITS,
     mapped: bool = True,
     allow_nonfinite: bool = False,
+    keep: str = "float32",
     **options: Any,
 ) -> Task:
     """Makes a task by name, to be called with one text, a list of texts or a generator.
@@ -53,7 +54,7 @@ def pipeline(
     threads : int, optional
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
-    revision, offline, limits, mapped, allow_nonfinite : as in `load`, unless the model is already loaded
+    revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
     **options : the task's own, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
         accepted; local_files_only=True and torch_dtype mean offline=True and dtype.
@@ -83,8 +84,9 @@ def pipeline(
             raise NpformerError(
                 f"dtype: expected {model.dtype}, the loaded model's, got {shown(dtype)}; give dtype= to npformer.load"
             )
-        if revision is not None:
-            raise NpformerError("revision: the model is already loaded; give revision= to npformer.load")
+        for where, is_given in (("revision", revision is not None), ("keep", keep != "float32")):
+            if is_given:
+                raise NpformerError(f"{where}: the model is already loaded; give {where}= to npformer.load")
         kind = class_of(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
@@ -99,7 +101,7 @@ def pipeline(
         head = None if _names_head(folder, limits) else TASKS[kind.name].head
         made = load(
             folder, dtype="auto" if dtype is None else dtype, threads=threads, head=head, limits=limits, mapped=mapped,
-            allow_nonfinite=allow_nonfinite,
+            allow_nonfinite=allow_nonfinite, keep=keep,
         )  # fmt: skip
     target = TRANSLATION.fullmatch(task or "")
     if target and made.config.head == "translation" and made.tokenizer.languages:

@@ -32,6 +32,7 @@ class Loading(TypedDict, total=False):
     limits: Limits
     mapped: bool
     allow_nonfinite: bool
+    keep: str
     truncation: bool | str | None
     show_progress_bar: bool | None
     local_files_only: bool | None
@@ -429,7 +430,7 @@ def pipeline(
     threads : int, optional
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
-    revision, offline, limits, mapped, allow_nonfinite : as in `load`, unless the model is already loaded
+    revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
     **options : the task's own, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
         accepted; local_files_only=True and torch_dtype mean offline=True and dtype.

@@ -12,8 +12,10 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.storage import writable
+from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.functions import SparseRows, embedding_backward
+from npformer.runtime.narrow import NarrowWeight
 
 Gradient = np.ndarray | SparseRows
 
@@ -29,6 +31,11 @@ class Trainable:
     tree : nested dict of arrays, as in `Model.weights`
     config : Config
 
+    Raises
+    ------
+    NpformerError
+        The weights are kept narrow.
+
     Examples
     --------
     >>> model = npformer.load("distilbert-sst2")
@@ -41,7 +48,11 @@ class Trainable:
         self.config = config
         self.flat: dict[str, np.ndarray] = {}
         self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's name, and whether it is transposed
-        arrays = writable(layout.flatten(dict(tree)))
+        flat = layout.flatten(dict(tree))
+        for name, array in flat.items():
+            if isinstance(array, NarrowWeight):
+                raise NpformerError(f"{name}: kept in {array.stored}, not trainable; load the model without keep")
+        arrays = writable(flat)
         seen: dict[int, str] = {}
         for name, array in arrays.items():
             own = array if array.base is None else array.base  # a tied projection is the transposed table

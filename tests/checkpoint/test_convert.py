@@ -15,9 +15,9 @@ from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.convert import COMPANIONS
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
-from npformer.checkpoint.storage import BFLOAT16
 from npformer.common.errors import NpformerError
 from npformer.families import write_config
+from npformer.runtime.narrow import BFLOAT16
 from tests.families.test_families import ARCHITECTURES, MORE_THAN_A_HEAD, random_checkpoint
 from tests.support import torch_writer
 

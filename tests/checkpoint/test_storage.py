@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.checkpoint import storage
-from npformer.checkpoint.storage import BFLOAT16, converted, open_buffer, view
+from npformer.checkpoint.storage import converted, open_buffer, view
 from npformer.common.errors import NpformerError
+from npformer.runtime.narrow import BFLOAT16
 
 F4 = np.dtype("<f4")
 
@@ -110,15 +110,6 @@ def test_half_precision_widens_exactly():
         assert np.array_equal(widened.view(np.uint32) >> 16, array["bfloat16"])
         assert not (widened.view(np.uint32) & 0xFFFF).any()
         assert np.array_equal(converted(array, np.dtype(np.float64)), widened.astype(np.float64), equal_nan=True)
-
-
-def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch):
-    """Other libraries can set this mode of the processor; NumPy then converts the numbers instead of shifting bits."""
-    assert storage._has_subnormals()
-    halves = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16)
-    monkeypatch.setattr(storage, "_has_subnormals", lambda: False)
-    monkeypatch.setattr(storage, "_widen_float16", None)
-    assert np.array_equal(converted(halves, F4), halves.astype(np.float32))
 
 
 @pytest.mark.parametrize("shape", [(200, 3), (3, 200), (64, 64), (65, 129), (1, 1)])

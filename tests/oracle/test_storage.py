@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from npformer.checkpoint import storage
+from npformer.runtime import narrow
 
 
 def test_float16_widens_exactly_where_small_numbers_are_taken_for_0() -> None:
@@ -15,7 +16,7 @@ def test_float16_widens_exactly_where_small_numbers_are_taken_for_0() -> None:
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor has no such setting")
     try:
-        assert not storage._has_subnormals()
+        assert not narrow._has_subnormals()
         found = storage.converted(halves, np.dtype(np.float32))
     finally:
         torch.set_flush_denormal(False)

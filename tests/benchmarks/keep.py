@@ -1,0 +1,111 @@
+"""Memory and time of a decoder whose weights are kept narrow: `python -m tests.benchmarks.keep gpt2`.
+
+A model with random weights reads a prompt of 512 tokens and writes 32 more after a prompt of 16. Memory: each way of
+keeping weights has a process of its own; what is told is its resident memory at the end and at its highest, over the
+bytes of the weights in float32. Time: all ways take turns in one process, and the least time of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import npformer
+from npformer.checkpoint.read import KEEP
+from npformer.checkpoint.tree import flatten
+from tests.support import tiny
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "model_type": "gpt2", "vocab_size": 50_257, "d_model": 768, "n_heads": 12, "n_layers": 12, "d_ffn": 3072,
+        "max_length": 1024,
+    },
+}  # fmt: skip
+PROMPT, SHORT, TOKENS, TURNS = 512, 16, 32, 5
+WAYS = ("float32", "bfloat16", "float16", "int8")
+
+
+def works(model: npformer.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A pass over a long prompt, and steps after a short one."""
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, PROMPT)
+    steps = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    return lambda: model.generate(ids, max_new_tokens=1), lambda: model.generate(ids[:SHORT], **steps)
+
+
+def memory(folder: Path, keep: str) -> dict[str, float]:
+    """Megabytes at the end and at most, of this process after some work."""
+    model = npformer.load(folder, keep=keep)
+    for _ in range(3):
+        for work in works(model):
+            work()
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(status[key].split()[0]) / 1e3 for name, key in (("end", "VmRSS"), ("peak", "VmHWM"))}
+
+
+def in_turns(folders: dict[str, Path]) -> None:
+    models = {keep: npformer.load(folder, keep=keep) for keep, folder in folders.items()}
+    times: dict[str, list[list[float]]] = {keep: [[], []] for keep in models}
+    for _ in range(TURNS):
+        for keep, model in models.items():
+            for work, taken in zip(works(model), times[keep], strict=True):
+                start = time.perf_counter()
+                work()
+                taken.append(time.perf_counter() - start)
+    least = {keep: [min(each) for each in taken] for keep, taken in times.items()}
+    for keep, (prefill, writing) in least.items():
+        ratios = [each / first for each, first in zip((prefill, writing), least["float32"], strict=True)]
+        print(
+            f"{keep:9} prompt of {PROMPT} {prefill * 1e3:6.0f} ms ({ratios[0]:.2f})   "
+            f"a token after {SHORT} {writing / TOKENS * 1e3:6.1f} ms ({ratios[1]:.2f})"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--memory-of", choices=KEEP, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory_of:
+        print(json.dumps(memory(args.folder, args.memory_of)))
+        return
+    with tempfile.TemporaryDirectory() as home:
+        shape = dict(SHAPES[args.shape])
+        source = tiny.folder(Path(home) / "torch", shape.pop("model_type"), "causal-lm", **shape)
+        folders = {
+            keep: npformer.checkpoint.convert(source, Path(home) / keep, keep=None if keep == "float32" else keep)
+            for keep in WAYS
+        }
+        model = npformer.load(folders["float32"])
+        distinct = {
+            id(array.base if array.base is not None else array): array for array in flatten(model.weights).values()
+        }
+        total = sum(array.nbytes for array in distinct.values()) / 1e6
+        print(f"{total:.0f} MB of weights in float32")
+        for keep, folder in folders.items():
+            command = [
+                sys.executable,
+                "-m",
+                "tests.benchmarks.keep",
+                args.shape,
+                "--memory-of",
+                keep,
+                "--folder",
+                folder,
+            ]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            print(f"{keep:9} " + "   ".join(f"{name} {mb:6.0f} MB ({mb / total:.2f})" for name, mb in found.items()))
+        in_turns(folders)
+
+
+if __name__ == "__main__":
+    main()
