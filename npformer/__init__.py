@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         layer_norm,
         linear,
         log_softmax,
+        rms_norm,
         softmax,
     )
     from npformer.generation.likelihood import perplexity
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from npformer.tasks.vector_search import search
     from npformer.text.inputs import Pair
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "Config",
@@ -86,6 +87,7 @@ __all__ = [
     "perplexity",
     "pipeline",
     "relu",
+    "rms_norm",
     "scaled_dot_product_attention",
     "scope",
     "search",
@@ -116,7 +118,7 @@ _NAMES = {
     "embeddings": "sinusoidal_positions",
     "encoder_layers": "encoder encoder_layer",
     "common.errors": "NpformerError NpformerWarning",
-    "functions": "cross_entropy embedding layer_norm linear log_softmax softmax",
+    "functions": "cross_entropy embedding layer_norm linear log_softmax rms_norm softmax",
     "checkpoint.loading": "load",
     "common.limits": "Limits",
     "masks": "causal_mask padding_mask",

@@ -121,7 +121,7 @@ def attend(
     """
     if mask is not None and in_order:
         return masked_attention(q * scale, k, v, mask, add=add)
-    scores = inner_products(q, k, scale)  # q @ k.mT * scale
+    scores = _by_group(partial(inner_products, scale=scale), q, k)  # q @ k.mT * scale
     if add is not None:
         scores = add(scores)
     scores = tap("scores", scores)
@@ -129,7 +129,25 @@ def attend(
         scores = scores.copy(order="K") if spare(scores) is None else scores
         np.copyto(scores, -np.inf, where=~mask)
     weights = tap("weights", in_place(_softmax, scores))  # softmax(scores)
-    return tap("context", row_products(weights, v))  # weights @ v
+    return tap("context", _by_group(row_products, weights, v))  # weights @ v
+
+
+def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """product(a, b) of heads (..., H, L, W) and (..., G, S, W), of which each of b is for the next H / G of a.
+
+    The rows of a group's heads are one matrix, because an element of a product has the same bits among any rows.
+    Ainslie et al., 2023, GQA, section 2.2.
+    """
+    if not is_grouped(a, b):
+        return product(a, b)
+    *lead, n_heads, length, width = a.shape
+    y = product(a.reshape(*lead, b.shape[-3], n_heads // b.shape[-3] * length, width), b)
+    return y.reshape(*y.shape[:-3], n_heads, length, y.shape[-1])
+
+
+def is_grouped(q: np.ndarray, k: np.ndarray) -> bool:
+    """Whether several heads of q share each head of k."""
+    return q.ndim == k.ndim > 2 and q.shape[-3] > k.shape[-3] > 0
 
 
 def scaled_dot_product_attention_backward(
@@ -186,7 +204,7 @@ def masked_attention(
     Their weight is exactly 0, and sums over keys have a fixed order, that of `runtime.sums.groups`. A decoder may thus
     keep its keys in an array with free space, or those of several beams in one array.
     """
-    scores = inner_products_in_room(q, k)  # q @ k.mT
+    scores = _by_group(inner_products_in_room, q, k)  # q @ k.mT
     scores = tap("scores", scores if add is None else add(scores))
     weights = tap("weights", masked_softmax(scores, mask, terms, front))
-    return tap("context", matmul_in_order(weights, v, terms, front))  # weights @ v
+    return tap("context", _by_group(partial(matmul_in_order, terms=terms, front=front), weights, v))  # weights @ v

@@ -125,6 +125,8 @@ class Config(Answering):
     vocab_size : rows of the token table; 0: no table, the input is vectors
     d_model, n_heads, n_layers, d_ffn : sizes of the encoder
     max_length : maximum number of tokens of a text
+    n_kv_heads : heads of keys and values, which heads of queries share; 0: n_heads
+    head_width : width of a head; 0: d_model / n_heads
     n_token_types : rows of the token type table; 0: no table
     d_embedding : width of the tables if a projection follows; 0: d_model
     positions : `Positions`, the table of absolute positions
@@ -176,6 +178,8 @@ class Config(Answering):
     n_layers: int
     d_ffn: int
     max_length: int
+    n_kv_heads: int = 0
+    head_width: int = 0
     n_token_types: int = 0
     d_embedding: int = 0
     positions: Positions = Positions()
@@ -214,7 +218,7 @@ class Config(Answering):
         checks.one_of("problem_type", self.problem_type, PROBLEM_TYPES)
         for name in ("d_model", "n_heads", "d_ffn", "max_length"):
             checks.whole(name, getattr(self, name), 1, MOST)
-        for name in ("vocab_size", "n_token_types", "d_embedding"):
+        for name in ("vocab_size", "n_token_types", "d_embedding", "n_kv_heads", "head_width"):
             checks.whole(name, getattr(self, name), 0, MOST)
         checks.whole("n_layers", self.n_layers, 0, MOST)
         if self.local and self.local.layers:
@@ -227,7 +231,9 @@ class Config(Answering):
         for name in ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied"):
             checks.boolean(name, getattr(self, name))
         checks.positive("eps", self.eps)
-        for n_heads in (self.n_heads, self.decoder.n_heads):
+        if self.n_heads % self.kv_heads:
+            raise NpformerError(f"n_kv_heads: {self.n_kv_heads} does not divide the {self.n_heads} heads of queries")
+        for n_heads in (1 if self.head_width else self.n_heads, self.decoder.n_heads):
             if self.d_model % n_heads:
                 raise NpformerError(f"n_heads: {n_heads} does not divide the model's width of {self.d_model}")
         self._check_head()
@@ -267,7 +273,12 @@ class Config(Answering):
 
     @property
     def d_head(self) -> int:
-        return self.d_model // self.n_heads
+        return self.head_width or self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_kv_heads or self.n_heads
 
     @property
     def layer_kinds(self) -> list[tuple[Any, ...]]:

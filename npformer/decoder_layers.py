@@ -18,7 +18,7 @@ from npformer.common.errors import NpformerError
 from npformer.functions import linear
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal
-from npformer.norms import LayerNorm
+from npformer.norms import LayerNorm, Norm
 from npformer.runtime.packing import places_of
 from npformer.taps import tap
 
@@ -174,7 +174,7 @@ def decoder(
 
 
 def decoder_layer_of(
-    n_heads: int, activation: Activation, norm: LayerNorm, norm_first: bool, d_ffn: int = 0, bias: bool = True
+    n_heads: int, activation: Activation, norm: Norm, norm_first: bool, d_ffn: int = 0, bias: bool = True
 ) -> Layer:
     """A decoder layer: causal self-attention, cross-attention, and the feed-forward network."""
     blocks = (

@@ -21,7 +21,7 @@ from npformer.functions import (
 )
 from npformer.group import Group
 from npformer.multi_head import Linear
-from npformer.norms import LAYER_NORM, LayerNorm
+from npformer.norms import LAYER_NORM, Norm
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage, within
 from npformer.tape import Stages
@@ -71,7 +71,7 @@ def embeddings(
     segment: Mapping[str, np.ndarray] | None = None,
     project: Linear | None = None,
     scale: float = 1.0,
-    normalize: LayerNorm = LAYER_NORM,
+    normalize: Norm = LAYER_NORM,
 ) -> np.ndarray:
     """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
 
@@ -106,7 +106,7 @@ def embeddings_backward(
     project: Linear | None = None,
     scale: float = 1.0,
     padding_idx: int | None = None,
-    normalize: LayerNorm = LAYER_NORM,
+    normalize: Norm = LAYER_NORM,
 ) -> dict[str, Any]:
     """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
 
@@ -132,7 +132,7 @@ def embeddings_backward(
     return grads
 
 
-def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], normalize: LayerNorm) -> dict[str, float]:
+def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], normalize: Norm) -> dict[str, float]:
     """The part of each table in a logit, whose direction is that in the output of `embeddings`.
 
     at: the beginning of the stages' names.
@@ -145,7 +145,7 @@ def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], no
     return {name: float(direction.u @ direction.at(at + name)) for name in names}
 
 
-def embeddings_stages(groups: Collection[str], normalize: LayerNorm = LAYER_NORM) -> list[Stage]:
+def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM) -> list[Stage]:
     """The stages of `embeddings` in firing order. groups: names of the tables, and of the norm and the projection."""
     rows, function = "(T, E)", "functions.embedding"
     found = [
@@ -179,7 +179,7 @@ class Embeddings:
     projected : bool, a linear layer makes rows of the model's width
     """
 
-    norm: LayerNorm | None = LAYER_NORM
+    norm: Norm | None = LAYER_NORM
     scale: float = 1.0
     first_position: int = 0
     padding_idx: int | None = None

@@ -17,7 +17,7 @@ from npformer.blocks import Attention, Block, FeedForward, Gated, Rows
 from npformer.blocks.block import Activation, Linear
 from npformer.layers import Layer, Stack
 from npformer.mechanisms.mechanism import Mechanism
-from npformer.norms import LayerNorm
+from npformer.norms import LayerNorm, Norm
 
 
 def encoder_layer(
@@ -124,7 +124,7 @@ def layer_of(
     n_heads: int,
     activation: Activation,
     gated: bool,
-    norm: LayerNorm,
+    norm: Norm,
     norm_first: bool,
     mechanisms: tuple[Mechanism, ...] = (),
     d_ffn: int = 0,

@@ -232,6 +232,65 @@ def layer_norm_backward(
     return dx, grads
 
 
+def rms_norm(
+    x: np.ndarray, weight: np.ndarray | None = None, eps: float = 1e-6, out: np.ndarray | None = None
+) -> np.ndarray:
+    """x / sqrt(E[x^2] + eps) * weight over the last axis.
+
+    Parameters
+    ----------
+    x : (..., D) array
+    weight : (D,) array, optional
+    eps : float, added to the mean square
+    out : array like x, optional, to write the result to
+
+    Returns
+    -------
+    (..., D) array
+
+    Raises
+    ------
+    NpformerError
+        weight is not (D,).
+
+    References
+    ----------
+    Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, equation 4.
+
+    Examples
+    --------
+    >>> npformer.rms_norm(np.array([3.0, 4.0, 0.0, 0.0]))
+    array([1.2, 1.6, 0. , 0. ])
+    """
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise NpformerError(f"rms_norm: weight must be {x.shape[-1:]} for x {x.shape}, got {weight.shape}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        square = np.vecdot(x, x)[..., None] / x.shape[-1]
+        square[square == np.inf] = np.nan  # 1 / sqrt(inf) would make the row 0
+        y = np.multiply(x, 1 / np.sqrt(square + eps), out=out)
+    if weight is not None:
+        y *= weight
+    return y
+
+
+def rms_norm_backward(
+    grad: np.ndarray, x: np.ndarray, weight: np.ndarray | None = None, eps: float = 1e-6
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Backward of `rms_norm`, with n = x / sqrt(E[x^2] + eps) and g = grad * weight:
+
+    dx = (g - n E[g n]) / sqrt(E[x^2] + eps), dweight = sum of the rows of grad * n.
+    """
+    width = x.shape[-1]
+    scale = 1 / np.sqrt(np.vecdot(x, x)[..., None] / width + eps)
+    n = x * scale
+    grads = {} if weight is None else {"weight": (grad * n).reshape(-1, width).sum(axis=0)}
+    g = grad if weight is None else grad * weight
+    n *= np.vecdot(g, n)[..., None] / width
+    dx = np.subtract(g, n, out=n)
+    dx *= scale
+    return dx, grads
+
+
 def softmax(
     x: np.ndarray, axis: int = -1, out: np.ndarray | None = None, total: Callable[..., np.ndarray] = np.sum
 ) -> np.ndarray:

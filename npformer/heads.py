@@ -19,7 +19,7 @@ from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
 from npformer.group import Group
 from npformer.multi_head import Linear
-from npformer.norms import LAYER_NORM, LayerNorm
+from npformer.norms import LAYER_NORM, Norm
 from npformer.runtime.packing import split_rows
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -112,7 +112,7 @@ def transform(
     activation: Activation,
     hidden: Linear,
     norm: Linear,
-    normalize: LayerNorm = LAYER_NORM,
+    normalize: Norm = LAYER_NORM,
 ) -> np.ndarray:
     """Normalize(act(x W + b)), (..., D) -> (..., E): below the logits of words, and of ModernBERT below all.
 
@@ -131,7 +131,7 @@ def transform_backward(
     activation: Activation,
     hidden: Linear,
     norm: Linear,
-    normalize: LayerNorm = LAYER_NORM,
+    normalize: Norm = LAYER_NORM,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Backward of `transform`: dx (..., D) and the gradients of W, b and the norm."""
     stages = stages.within("head")
@@ -141,7 +141,7 @@ def transform_backward(
     return grad, {"hidden": d_hidden, "norm": d_norm}
 
 
-def transform_stages(x: str, activation: Activation, norm: LayerNorm | None) -> list[Stage]:
+def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
     """The stages of `transform`, of rows that are stage x; without the norm those below `replaced_tokens`' logits."""
     function = f"activations.{activation.__name__}"
     found = [
@@ -230,14 +230,14 @@ class Transform:
     Parameters
     ----------
     activation : function such as `gelu`
-    norm : LayerNorm
+    norm : Norm
     of_texts : bool, whether there is one row per text
     width : int, width of its output, for the shapes of the weights
     bias : bool, of the linear layer
     """
 
     activation: Activation
-    norm: LayerNorm
+    norm: Norm
     of_texts: bool = False
     width: int = 0
     bias: bool = True

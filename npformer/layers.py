@@ -20,7 +20,7 @@ from npformer.blocks.rows import Rows
 from npformer.direction import Direction
 from npformer.group import Group
 from npformer.mechanisms.mechanism import Mechanism, add_up
-from npformer.norms import LAYER_NORM, LayerNorm
+from npformer.norms import LAYER_NORM, Norm
 from npformer.runtime.threads import all_gather
 from npformer.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.tape import Stages
@@ -44,7 +44,7 @@ class Layer:
     """
 
     blocks: tuple[tuple[str, Block], ...]
-    norm: LayerNorm = LAYER_NORM
+    norm: Norm = LAYER_NORM
     norm_first: bool = False
     unnormed: tuple[str, ...] = ()
 
@@ -146,14 +146,18 @@ class Stack:
     """
 
     layers: tuple[Layer, ...]
-    norm: LayerNorm | None = None
+    norm: Norm | None = None
     after_first: Layer | None = None
 
     @cached_property
     def mechanisms(self) -> list[Mechanism]:
         """The mechanisms of the layers' attention, each once."""
-        blocks = [block for layer in self.layers for _, block in layer.blocks if isinstance(block, Attention)]
-        return list(dict.fromkeys(each for block in blocks for each in block.mechanisms))
+        return list(dict.fromkeys(each for block in self.attentions for each in block.mechanisms))
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The attention of each layer to the texts themselves."""
+        return [block for layer in self.layers for _, block in layer.blocks if isinstance(block, Attention)]
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
         """The last layer, (T, D). first: the number of the layer that reads x; those below it are not computed."""

@@ -95,17 +95,20 @@ def packed_attention(
     n_heads: int,
     formulas: Formulas = every_key,
 ) -> np.ndarray:
-    """Concat(head_1, ..., head_H) of each text, (T, D), (S, D), (S, D) -> (T, D); equal lengths together."""
-    own_rows = len(k)
+    """Concat(head_1, ..., head_H) of each text, (T, H K), (S, G K), (S, G K) -> (T, H K); equal lengths together.
+
+    H / G query heads share each head of keys and values; G is H in all but grouped-query attention.
+    """
+    own_rows, n_kv_heads = len(k), kv_heads(q, k, n_heads)
     k, v = all_gather(k, v)  # of the whole text, where this call has only some of its rows
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
-    combined = np.empty((len(q), v.shape[-1]), q.dtype)
+    combined = np.empty_like(q)
     end = 0
     for rows, source_rows, count in equal_runs(lengths, source_lengths):
         q_heads = tap("query_heads", _heads(q[rows], count, n_heads))
-        k_heads = tap("key_heads", _heads(k[source_rows], count, n_heads))
-        v_heads = tap("value_heads", _heads(v[source_rows], count, n_heads))
+        k_heads = tap("key_heads", _heads(k[source_rows], count, n_kv_heads))
+        v_heads = tap("value_heads", _heads(v[source_rows], count, n_kv_heads))
         context = _heads(combined[rows], count, n_heads)  # a view: combined is written
         of_run = formulas(rows, source_rows, count)
 
@@ -114,11 +117,13 @@ def packed_attention(
             formula: Formula = of_run,
             heads: Any = (q_heads, k_heads, v_heads, context),
         ) -> None:
-            q, k, v, context = [each[some] for each in heads]
-            context[...] = formula(some, q, k, v)
+            texts, of_keys = some
+            queries = texts, queries_of(of_keys, n_heads // n_kv_heads)
+            q, k, v, context = heads[0][queries], heads[1][some], heads[2][some], heads[3][queries]
+            context[...] = formula(queries, q, k, v)
 
-        scores = q_heads.shape[-2] * k_heads.shape[-2]
-        over_heads(work, count, n_heads, scores=scores, width=q_heads.shape[-1])
+        scores = n_heads // n_kv_heads * q_heads.shape[-2] * k_heads.shape[-2]
+        over_heads(work, count, n_kv_heads, scores=scores, width=q_heads.shape[-1])
         end = rows.stop
     if end < len(q):  # rows after the last text, which only fill up the batch
         combined[end:] = 0
@@ -134,29 +139,58 @@ def packed_attention_backward(
     products: int = 1,
     add_backward: Callable[..., tuple[Any, Any]] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Backward of `packed_attention`: dq (T, D), dk and dv (S, D).
+    """Backward of `packed_attention`: dq (T, H K), dk and dv (S, G K).
 
     products: the number of products in a score, which is divided by sqrt(products * K). add_backward: the terms of dq
     and dk from arrays that mechanisms add to the scores.
     """
-    names, rows_of_source = ("query_heads", "key_heads", "value_heads"), int(source_lengths.sum())
-    dq, dk, dv = (np.empty((rows, grad.shape[-1]), grad.dtype) for rows in (len(grad), rows_of_source, rows_of_source))
+    names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
+    of_source = int(source_lengths.sum()), grad.shape[-1] * n_kv_heads // n_heads
+    dq, dk, dv = (np.empty(shape, grad.dtype) for shape in (grad.shape, of_source, of_source))
     for index, (rows, source_rows, count) in enumerate(equal_runs(lengths, source_lengths)):
         run = stages.run(index)
         dcontext = _heads(grad[rows], count, n_heads)
-        q, k, v = (run[name] for name in names)
+        q, k, v = (repeat_heads(run[name], n_heads) for name in names)
         scale = 1 / math.sqrt(q.shape[-1] * products)
         dscores = None if add_backward is None else np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
         grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, dscores)
         if add_backward is not None:
             more = add_backward(dscores, q, k, scale, rows, source_rows, run)
             grads = (grads[0] + more[0], grads[1] + more[1], grads[2])
-        for whole, part, name, dhead in zip((dq, dk, dv), (rows, source_rows, source_rows), names, grads, strict=True):
-            heads = _heads(whole[part], count, n_heads)
-            heads[...] = run.through_edit(name, dhead)
+        of_heads = (n_heads, n_kv_heads, n_kv_heads)
+        parts = zip((dq, dk, dv), (rows, source_rows, source_rows), names, of_heads, grads, strict=True)
+        for whole, part, name, own_heads, dhead in parts:
+            heads = _heads(whole[part], count, own_heads)
+            heads[...] = run.through_edit(name, repeat_heads_backward(dhead, own_heads))
     return dq, dk, dv
 
 
 def _heads(x: np.ndarray, count: int, n_heads: int) -> np.ndarray:
     """The heads of `count` texts of equal lengths, (N L, D) -> (N, H, L, K), a view."""
     return split_heads(x.reshape(count, -1, x.shape[-1]), n_heads)
+
+
+# --- grouped queries --------------------------------------------------------------------------------------------------
+
+
+def kv_heads(q: np.ndarray, k: np.ndarray, n_heads: int) -> int:
+    """G, the number of heads in rows of keys (S, G K) for queries (T, H K). Ainslie et al., 2023, GQA, section 2.2."""
+    return k.shape[-1] * n_heads // q.shape[-1]
+
+
+def queries_of(heads: slice, size: int) -> slice:
+    """The query heads that share these heads of keys, `size` for each."""
+    return heads if heads.start is None else slice(heads.start * size, heads.stop * size)
+
+
+def repeat_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
+    """Repeats each head for the H / G next to one another that share it, (..., G, L, K) -> (..., H, L, K)."""
+    return x if x.shape[-3] == n_heads else np.repeat(x, n_heads // x.shape[-3], axis=-3)
+
+
+def repeat_heads_backward(grad: np.ndarray, n_kv_heads: int) -> np.ndarray:
+    """Backward of `repeat_heads`: the sums over the heads that share one, (..., H, L, K) -> (..., G, L, K)."""
+    *lead, n_heads, length, width = grad.shape
+    if n_heads == n_kv_heads:
+        return grad
+    return grad.reshape(*lead, n_kv_heads, n_heads // n_kv_heads, length, width).sum(axis=-3)

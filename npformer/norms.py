@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,8 +16,41 @@ from npformer.group import Group
 from npformer.stage import Stage
 
 
+class Norm(ABC):
+    """A norm of rows, (..., D) -> (..., D). Subclasses are frozen dataclasses of their choices."""
+
+    function: ClassVar[str]  # its formula below npformer: module and name
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+
+    @abstractmethod
+    def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
+        """Normalize(x), written to `out` if given."""
+
+    @abstractmethod
+    def backward(
+        self, grad: np.ndarray, x: np.ndarray, **weights: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Backward of `__call__`: dx and the gradients of the weights."""
+
+    @abstractmethod
+    def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
+        """Pulls a direction u in the output back to the input, with the scale of the row held.
+
+        name, x : the stages of the norm's output and input
+        """
+
+    @abstractmethod
+    def group(self, width: int) -> Group:
+        """Its weights for rows of this width."""
+
+    def stage(self, name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:
+        """The stage of a norm's output: y = Normalize(x), with y and x as formulas name them."""
+        formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"
+        return Stage(name, shape, formula, self.function, hook, (parent,))
+
+
 @dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(Norm):
     """(x - E[x]) / sqrt(Var[x] + eps) * weight + bias: `layer_norm` with its eps. Ba et al., 2016, section 3.
 
     Parameters
@@ -28,7 +62,7 @@ class LayerNorm:
     eps: float = 1e-12
     bias: bool = True
 
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    function = "functions.layer_norm"
 
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
         return layer_norm(x, **weights, eps=self.eps, out=out)
@@ -39,10 +73,7 @@ class LayerNorm:
         return layer_norm_backward(grad, x, **weights, eps=self.eps)
 
     def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
-        """u . Normalize(x) = s (gamma u - E[gamma u]) . x + u . beta, with s = 1 / sqrt(Var[x] + eps) held.
-
-        name, x : the stages of the norm's output and input
-        """
+        """u . Normalize(x) = s (gamma u - E[gamma u]) . x + u . beta, with s = 1 / sqrt(Var[x] + eps) held."""
         if "bias" in weights:
             direction.add_bias(name, weights)
         scaled = direction.u * weights["weight"] if "weight" in weights else direction.u
@@ -52,12 +83,6 @@ class LayerNorm:
     def group(self, width: int) -> Group:
         """The weight, and the bias if it has one."""
         return Group((width,), width if self.bias else None, "norm")
-
-    @staticmethod
-    def stage(name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:
-        """The stage of a norm's output: y = Normalize(x), with y and x as formulas name them."""
-        formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"
-        return Stage(name, shape, formula, "functions.layer_norm", hook, (parent,))
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

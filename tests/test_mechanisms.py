@@ -12,13 +12,14 @@ from npformer.blocks import Attention, Rows
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.config import InputConvolution, Local
 from npformer.families import FAMILIES, parts_of
-from npformer.functions import SparseRows
+from npformer.functions import SparseRows, rms_norm
 from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Causal, Disentangled, Mechanism, RelativeBias, Rotary, Window
+from npformer.mechanisms import Causal, Disentangled, HeadNorm, Mechanism, RelativeBias, Rotary, Window
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
+from npformer.mechanisms.rotary_scaling import Yarn
 from npformer.runtime.packing import Text
 from npformer.runtime.threads import single_blas_thread
 from npformer.tape import Recording
@@ -29,6 +30,7 @@ from tests.support.mechanisms import Added, with_mechanisms
 
 pytestmark = pytest.mark.numbers
 
+YARN = Yarn(3.0, original=20)
 #: A family, the mechanisms that are added to its own in each layer, and fields.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "bias-causal": ("mpnet", lambda config, i: (Causal(),), {}),
@@ -41,6 +43,17 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     ),
     "distances-causal": ("deberta-v2", lambda config, i: (Causal(),), {}),
     "distances-rotary": ("deberta-v2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
+    "grouped-norms-rotary-window-causal": (
+        "qwen3",
+        lambda config, i: (Window(2),) * i,
+        {"n_kv_heads": 2, "head_width": 6},
+    ),
+    "grouped-scaled-rotary": (
+        "llama",
+        lambda config, i: (),
+        {"n_kv_heads": 1, "mechanisms": (Rotary(9.0, scaling=YARN),)},
+    ),
+    "grouped-bias": ("llama", lambda config, i: (RelativeBias(8).for_model(config),), {"n_kv_heads": 2}),
     "rotary-causal": ("gpt2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "rotary-window-causal": ("modernbert", lambda config, i: (Causal(),), {}),
     "window": ("bert", lambda config, i: (Window(2),), {}),
@@ -77,11 +90,16 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
         [attention, *_] = [block for _, block in parts_of(config).stack.layers[i].blocks]
         mechanisms = {type(each): each for each in attention.mechanisms}
         q, k = recorded[f"{at}.query_heads"], recorded[f"{at}.key_heads"]
-        if rotary := mechanisms.get(Rotary):
-            angles = rotary_angles(np.arange(12), config.d_head, rotary.theta, np.float64)
-            for stage, heads in (("query", q), ("key", k)):
-                turned = rotate(recorded[f"{at}.{stage}"], *angles)
-                np.testing.assert_array_equal(turned.reshape(12, 4, -1).swapaxes(0, 1), heads)
+        for stage, heads in (("query", q), ("key", k)):
+            rows = recorded[f"{at}.{stage}"]
+            if HeadNorm in mechanisms:
+                own = weights["layers"][i]["attention"][f"{stage}_norm"]
+                rows = rms_norm(rows.reshape(12, -1, config.d_head), **own, eps=config.eps).reshape(rows.shape)
+            if rotary := mechanisms.get(Rotary):
+                angles = rotary_angles(np.arange(12), config.d_head, rotary.theta, np.float64, rotary.scaling)
+                rows = rotate(rows, *angles)
+            np.testing.assert_array_equal(rows.reshape(12, -1, config.d_head).swapaxes(0, 1), heads)
+        k = k.repeat(4 // len(k), axis=0)
         products = 3 if Disentangled in mechanisms else 1
         expected = q @ k.mT / np.sqrt(products * config.d_head)
         if RelativeBias in mechanisms:
@@ -122,6 +140,10 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
         *shared,
         "layers.0.attention.query.weight",
         "layers.1.attention.key.weight",
+        "layers.1.attention.value.weight",
+        "layers.0.attention.query_norm.weight",
+        "layers.1.attention.key_norm.weight",
+        "layers.0.attention_norm.weight",
         "layers.0.ffn.hidden.weight",
         "convolution.weight",
         "embeddings.token.weight",
@@ -192,8 +214,9 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
         assert found[n, h, i, j] == values[h, 3 + min(max(keys[n][j] - queries[n][i], -3), 3)]
 
 
-def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> None:
-    model = combined("rotary-causal", head="causal-lm")
+@pytest.mark.parametrize("name", ["rotary-causal", "window-causal", "grouped-norms-rotary-window-causal"])
+def test_a_causal_model_writes_the_tokens_of_whole_passes(name: str) -> None:
+    model = combined(name, head="causal-lm")
     prompt = np.arange(5, 12)
     [[written]] = model.generate(prompt, max_new_tokens=5, num_beams=1, do_sample=False)
     ids = list(prompt)
@@ -202,7 +225,8 @@ def test_a_causal_model_with_rotations_writes_the_tokens_of_whole_passes() -> No
         ids.append(token)
 
 
-def test_a_mechanism_without_cached_steps_cannot_generate() -> None:
+def test_a_mechanism_without_cached_steps_cannot_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "cached", False)
     model = combined("window-causal", head="causal-lm")
     with pytest.raises(NpformerError, match="generate: not supported for a model with Window attention"):
         model.generate(np.arange(5, 9), max_new_tokens=2)
@@ -223,10 +247,14 @@ def test_layers_with_equal_choices_share_their_tables() -> None:
         ("mpnet", {"local": Local((1,), (Window(3),))}),
         ("deberta-v2", {"causal": True}),
         ("modernbert", {"causal": True}),
+        ("gpt2", {"n_kv_heads": 2}),
+        ("bert", {"head_width": 4}),
     ],
 )
 def test_a_choice_that_no_part_of_the_family_computes_is_an_error(family: str, chosen: dict[str, Any]) -> None:
-    with pytest.raises(NpformerError, match=rf"^(mechanisms|causal|convolution): a {family} model has no"):
+    with pytest.raises(
+        NpformerError, match=rf"^(mechanisms|causal|convolution|n_kv_heads|head_width): .*a {family} model has no"
+    ):
         parts_of(tiny.config(family, "base", **chosen))
 
 

@@ -35,6 +35,7 @@ ORDER = (
     *(
         "functions",
         "norms",
+        "root_mean_square",
         "activations",
         "tape",
         "masks",

@@ -29,6 +29,7 @@ from npformer.multi_head import (
     multi_head_attention_backward,
     packed_attention,
     packed_attention_backward,
+    repeat_heads,
 )
 from npformer.runtime.packing import places_of
 from npformer.stage import INPUT, SOURCE, Stage
@@ -48,11 +49,21 @@ class Attention(Block):
     n_heads : int
     mechanisms : how attention depends on places
     bias : bool, of the linear layers
+    n_kv_heads : int, heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; 0: n_heads
+    d_head : int, the width of a head; 0: d_model / n_heads
+    output_bias : bool, of the output layer; None: as `bias`
+
+    References
+    ----------
+    Ainslie et al., 2023, GQA, section 2.2, for n_kv_heads.
     """
 
     n_heads: int
     mechanisms: tuple[Mechanism, ...] = ()
     bias: bool = True
+    n_kv_heads: int = 0
+    d_head: int = 0
+    output_bias: bool | None = None
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
     mistakes = attention_mistakes.MISTAKES
@@ -80,8 +91,14 @@ class Attention(Block):
         return dx, grads, {} if applied is None else applied.in_layer_backward(grads)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        own = [each.projections(d_model) for each in self.mechanisms]
-        return _projections(d_model, self.bias, *own)
+        d_head = self.d_head or d_model // self.n_heads
+        width, kv_width = self.n_heads * d_head, (self.n_kv_heads or self.n_heads) * d_head
+        widths = zip(PROJECTIONS, (width, kv_width, kv_width), strict=False)
+        found = {name: linear_group(d_model, each, self.bias, joined=3) for name, each in widths}
+        for each in self.mechanisms:
+            found |= each.projections(d_model)
+        output_bias = self.bias if self.output_bias is None else self.output_bias
+        return {**found, "output": linear_group(width, d_model, output_bias, joined=1)}
 
     @property
     def stages(self) -> list[Stage]:
@@ -131,7 +148,7 @@ class CrossAttention(Block):
         return dx, grads, {SOURCE: {"rows": dsource}}
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return _projections(d_model, self.bias)
+        return Attention(self.n_heads, (), self.bias).groups(d_model)
 
     @property
     def stages(self) -> list[Stage]:
@@ -145,14 +162,6 @@ class CrossAttention(Block):
         assert rows.source is not None
         assert rows.source_lengths is not None
         return rows.source, rows.source_lengths
-
-
-def _projections(d_model: int, bias: bool, *own: Mapping[str, Group]) -> dict[str, Group]:
-    """The groups of query, key and value, of mechanisms, and of the output."""
-    found = dict.fromkeys(PROJECTIONS[:3], linear_group(d_model, d_model, bias, joined=3))
-    for each in own:
-        found |= each
-    return {**found, "output": linear_group(d_model, d_model, bias, joined=1)}
 
 
 def _in_order(rows: slice, source_rows: slice, count: int) -> Formula:
@@ -244,11 +253,11 @@ class _Applied(NamedTuple):
         n_heads: int,
     ) -> np.ndarray:
         """`packed_attention`, with queries and keys turned, scores added to, and keys hidden."""
-        for each in self.mechanisms:
-            q, k = each.turn(q, k, self.attending)
-        if self.cache is not None and (cached := self.cache.attend(q, k, v, n_heads)) is not None:
-            return cached
         applied = self.in_layer()
+        for each in applied.mechanisms:
+            q, k = each.turn(q, k, self.attending)
+        if self.cache is not None and (cached := self.cache.attend(q, k, v, n_heads, self.mechanisms)) is not None:
+            return cached
         return packed_attention(q, k, v, lengths, source_lengths, n_heads, partial(applied._formula, n_heads))
 
     def attention_backward(
@@ -259,7 +268,9 @@ class _Applied(NamedTuple):
             *(grad, stages, lengths, source_lengths, n_heads, self.products), self._add_backward if adds else None
         )
         for each in reversed(self.mechanisms):
-            dq, dk = each.turn_backward(dq, dk, self.attending, stages)
+            dq, dk, own = each.turn_backward(dq, dk, self.attending, stages)
+            if own:
+                add_up(self.sums.setdefault(each, {}), own)
         return dq, dk, dv
 
     def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -283,8 +294,9 @@ class _Applied(NamedTuple):
             ]
 
             def add(scores: np.ndarray) -> np.ndarray:
+                keys = repeat_heads(k, q.shape[-3])
                 for each, terms in steps:
-                    scores = each.add(scores, q, k, scale, **terms)
+                    scores = each.add(scores, q, keys, scale, **terms)
                 return scores
 
             admitted = None if mask is None else _part(mask, some)
@@ -334,13 +346,13 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
     rows = "{x}" if source == INPUT else "X"
     made_by, split = "functions.linear", "attention.split_heads"
     attend = "attention.scaled_dot_product_attention"
-    turned = [stage for each in mechanisms for stage in each.turned]
+    turned, (query, key) = _turned(mechanisms)
     added = [stage for each in mechanisms for stage in each.added]
-    query, key = [each.name for each in turned[-2:]] or ("query", "key")
+    read = {name for each in mechanisms for name in each.read}
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
-        Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", made_by, parents=(INPUT,), kept=False),
-        Stage("key", "(T, D)", f"K = {rows} W_K + b_K", made_by, parents=(source,), kept=False),
+        Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", made_by, parents=(INPUT,), kept="query" in read),
+        Stage("key", "(T, D)", f"K = {rows} W_K + b_K", made_by, parents=(source,), kept="key" in read),
         Stage("value", "(T, D)", f"V = {rows} W_V + b_V", made_by, parents=(source,), kept=False),
         *turned,
         Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
@@ -359,10 +371,20 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
     ]
 
 
+def _turned(mechanisms: Sequence[Mechanism]) -> tuple[list[Stage], tuple[str, str]]:
+    """The stages of all `turn`, each computed from the one before it, and the last of queries and of keys."""
+    found, last = list[Stage](), ("query", "key")
+    for each in mechanisms:
+        if each.turned:
+            found += [stage._replace(parents=(parent,)) for stage, parent in zip(each.turned, last, strict=True)]
+            last = found[-2].name, found[-1].name
+    return found, last
+
+
 def attention_pull(direction: Direction, at: str, output: Mapping[str, np.ndarray]) -> np.ndarray:
     """W_h[row, j] V_h[j] W_O_h u of each head h and token j, (H, T); b_O is noted."""
     direction.add_bias(f"{at}output", output)
     weights = direction.stages[f"{at}weights"][:, direction.row]  # (H, T)
-    values = direction.stages[f"{at}value_heads"]  # (H, T, K)
+    values = repeat_heads(direction.stages[f"{at}value_heads"], len(weights))  # (H, T, K)
     directions = (output["weight"].astype(np.float64) @ direction.u).reshape(len(values), -1, 1)  # W_O_h u, (H, K, 1)
     return weights * (values @ directions)[..., 0]

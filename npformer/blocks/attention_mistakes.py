@@ -12,6 +12,7 @@ from npformer.blocks.activation_mistakes import sigmoid
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import softmax
 from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
+from npformer.multi_head import repeat_heads
 
 QKV = ("query", "key", "value")
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
@@ -37,7 +38,8 @@ def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
                 for own, other in named.items()
                 if f"attention.{own}." in name
             }
-            yield f"{said}their weights", port.weighing(weights)
+            if all(weights[name].shape == port.weights[name].shape for name in weights):
+                yield f"{said}their weights", port.weighing(weights)
             if order == (1, 0, 2):
                 yield "K Q^T for Q K^T", {SCORES: lambda scores, at: _transposed(scores)}
             elif order in SWAPS:
@@ -54,14 +56,20 @@ def _transposed(x: np.ndarray) -> np.ndarray:
 def _in_products(named: dict[str, str]) -> Rules:
     q, k, v = (f"attention.{named[name]}_heads" for name in QKV)
     return {
-        SCORES: lambda y, at: at(q) @ at(k).swapaxes(-1, -2) * at.d_head**-0.5,
-        CONTEXT: lambda y, at: at("attention.weights") @ at(v),
+        SCORES: lambda y, at: _repeated(at(q), at) @ _repeated(at(k), at).swapaxes(-1, -2) * at.d_head**-0.5,
+        CONTEXT: lambda y, at: at("attention.weights") @ _repeated(at(v), at),
     }
+
+
+def _repeated(heads: np.ndarray, at: Any) -> np.ndarray:
+    return repeat_heads(heads, at.n_heads)
 
 
 def _fused(port: Any) -> Ways:
     """Takes query, key and value from one (D, 3 D) weight, but not as thirds of its columns."""
-    heads, width = port.n_heads, port.config.d_model
+    heads, width = port.n_heads, port.n_heads * port.d_head
+    if port.config.kv_heads != port.config.n_heads:
+        return
     ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # (..., 3 D) -> (3, ..., D)
         "head by head": lambda w: np.stack(
             [part.reshape(*w.shape[:-1], width) for part in np.moveaxis(w.reshape(*w.shape[:-1], heads, 3, -1), -2, 0)]
@@ -108,6 +116,28 @@ def _averaged(y: np.ndarray, at: Any) -> np.ndarray:
     return combine_heads(0 * context + context.mean(0))
 
 
+def _tiled(port: Any) -> Ways:
+    """Gives query head h the key and value of head h mod G, and other wrong partners."""
+    if port.config.kv_heads == port.n_heads:
+        return
+
+    def partners(of: Callable[[int, int, int], int], keys: bool = True, values: bool = True) -> Rules:
+        def chosen(heads: np.ndarray, at: Any) -> np.ndarray:
+            return heads[[of(h, len(heads), at.n_heads) for h in range(at.n_heads)]]
+
+        scores: Rules = {
+            SCORES: lambda y, at: (
+                at("attention.query_heads") @ chosen(at("attention.key_heads"), at).swapaxes(-1, -2) * at.d_head**-0.5
+            )
+        }
+        context: Rules = {CONTEXT: lambda y, at: at("attention.weights") @ chosen(at("attention.value_heads"), at)}
+        return {**(scores if keys else {}), **(context if values else {})}
+
+    for said, kinds in (("keys and values", (True, True)), ("keys", (True, False)), ("values", (False, True))):
+        yield f"heads tiled, not each repeated: {said}", partners(lambda h, g, n: h % g, *kinds)
+        yield f"the first head for all: {said}", partners(lambda h, g, n: 0, *kinds)
+
+
 # --- scores and softmax ----------------------------------------------------------------------------------------------
 
 
@@ -151,6 +181,11 @@ def _turned(x: np.ndarray, halves: bool) -> np.ndarray:
     a, b = np.split(x, 2, axis=-1) if halves else (x[..., 0::2], x[..., 1::2])
     turned = [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
     return np.concatenate(turned, axis=-1) if halves else np.stack(turned, axis=-1).reshape(x.shape)
+
+
+def _of_transposed_weights(y: np.ndarray, at: Any) -> np.ndarray:
+    product: np.ndarray = _transposed(at("attention.weights")) @ _repeated(at("attention.value_heads"), at)
+    return product
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -224,7 +259,7 @@ MISTAKES = (
         "heads interleaved",
         "head h is columns h K ... (h + 1) K - 1, side by side",
         _either_or_both(
-            {HEADS: lambda x, at: combine_heads(x).reshape(-1, at.d_head, at.n_heads).transpose(2, 0, 1)},
+            {HEADS: lambda x, at: combine_heads(x).reshape(-1, x.shape[-1], len(x)).transpose(2, 0, 1)},
             {COMBINED: lambda x, at: at("attention.context").transpose(1, 2, 0).reshape(x.shape)},
         ),
     ),
@@ -251,6 +286,11 @@ MISTAKES = (
             },
             "their mean": {COMBINED: _averaged},
         },
+    ),
+    Mistake(
+        "grouped heads with other partners",
+        "n_heads / n_kv_heads query heads next to one another share each head of keys and values",
+        _tiled,
     ),
     Mistake("unscaled scores", "q k^T is not divided by sqrt(d_head)", {"": _scaled(lambda at: at.d_head**0.5)}),
     Mistake(
@@ -296,7 +336,11 @@ MISTAKES = (
     Mistake(
         "attention weights transposed",
         "the context is weights @ v, weights (L queries, L keys)",
-        {"": {CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ at("attention.value_heads")}},
+        {
+            "": {
+                CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ _repeated(at("attention.value_heads"), at)
+            }
+        },
     ),
     Mistake(
         "W_O left out",

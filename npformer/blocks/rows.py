@@ -15,10 +15,12 @@ from npformer.runtime.packing import Batch
 class OwnCache(Protocol):
     """Keys and values of the texts' earlier rows, which a decoder keeps; `generation/kv_cache.py` has two kinds."""
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int) -> np.ndarray | None:
-        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, D) -> (T, D).
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism]
+    ) -> np.ndarray | None:
+        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, H K) -> (T, H K).
 
-        None if the rows attend as without a cache.
+        mechanisms may hide keys. None if the rows attend as without a cache.
         """
 
 

@@ -22,6 +22,7 @@ from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.gpt2 import GPT2
+from npformer.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from npformer.families.marian import MARIAN
 from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
@@ -51,7 +52,7 @@ FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
-        GPT2,
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3),
         *(MARIAN, BART, TORCH_MODULES),
     )
 }
@@ -88,6 +89,9 @@ def parts_of(config: Config) -> Parts:
     if config.causal and not (family.constants.get("causal") or "causal-lm" in family.all_heads):
         raise NpformerError(f"causal: a {config.model_type} model has no causal attention")
     parts = family.build(config, config.head)
+    own = "n_kv_heads" if config.n_kv_heads else "head_width" if config.head_width else ""
+    if own and not any(block.n_kv_heads for block in parts.stack.attentions):
+        raise NpformerError(f"{own}: expected 0, because a {config.model_type} model has no choice of it")
     if config.convolution and parts.stack.after_first is None:
         raise NpformerError(f"convolution: a {config.model_type} model has no convolution")
     return parts

@@ -23,7 +23,7 @@ from npformer.families.base import (
 )
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
-from npformer.norms import LayerNorm
+from npformer.norms import Norm
 
 #: head -> the groups of weights above the stacks, and their modules.
 TOP = {
@@ -72,7 +72,7 @@ class Bart(Marian):
         del data["share_encoder_decoder_embeddings"], data["decoder_vocab_size"]
         return data if config.decoder else {**data, "is_decoder": True, **write_text_ids(config)}
 
-    def table_norm(self, config: Config) -> LayerNorm:
+    def table_norm(self, config: Config) -> Norm:
         return self.norm(config)
 
     def head_groups(self, head: str) -> Collection[str]:

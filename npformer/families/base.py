@@ -13,7 +13,7 @@ from npformer.embeddings import Embeddings
 from npformer.families.building import embeddings_of, head_of, stack_of
 from npformer.group import Group
 from npformer.layers import Stack
-from npformer.norms import LayerNorm
+from npformer.norms import LayerNorm, Norm
 from npformer.parts import Parts
 
 #: Hugging Face's names of activations -> npformer's. If several map to one, the first is written back.
@@ -185,7 +185,7 @@ class Family:
         """The groups of weights of a model with this head, with their shapes."""
         return self.build(config, head).groups(config.d_model)
 
-    def norm(self, config: Config) -> LayerNorm:
+    def norm(self, config: Config) -> Norm:
         """The norm of all parts."""
         return LayerNorm(config.eps, config.bias)
 

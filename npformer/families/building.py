@@ -13,10 +13,10 @@ from npformer.encoder_layers import layer_of
 from npformer.heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal, Mechanism
-from npformer.norms import LayerNorm
+from npformer.norms import Norm
 
 
-def embeddings_of(config: Config, norm: LayerNorm | None, n_tokens: int, projected: bool = False) -> Embeddings:
+def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:
     """The embeddings of a stack, which have no tables if the input is vectors, with n_tokens 0."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     n_positions = config.n_positions if n_tokens and config.positions.table != "none" else 0
@@ -27,7 +27,7 @@ def embeddings_of(config: Config, norm: LayerNorm | None, n_tokens: int, project
 
 
 def stack_of(
-    config: Config, norm: LayerNorm, gated: bool = False, after_first: Layer | None = None, bias: bool = True
+    config: Config, norm: Norm, gated: bool = False, after_first: Layer | None = None, bias: bool = True
 ) -> Stack:
     """The layers of an encoder, or of a decoder on its own. gated: the feed-forward networks have a gate.
 
@@ -35,25 +35,24 @@ def stack_of(
     """
     choices = config.n_heads, ACTIVATIONS[config.activation], gated, norm, config.norm_first
     sizes = config.d_ffn, bias and config.bias
-    layers = [layer_of(*choices, _mechanisms(config, i), *sizes) for i in range(config.n_layers)]
+    layers = [layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
     return Stack(tuple(layers), norm if config.final_norm else None, after_first)
 
 
-def _mechanisms(config: Config, layer: int) -> tuple[Mechanism, ...]:
+def mechanisms_of(config: Config, layer: int) -> tuple[Mechanism, ...]:
+    """The mechanisms of a layer's attention, with the causal mask."""
     own = tuple(each.for_model(config) for each in config.mechanisms_of(layer))
     return (*own, Causal()) if config.causal else own
 
 
-def decoder_stack_of(config: Config, norm: LayerNorm) -> Stack:
+def decoder_stack_of(config: Config, norm: Norm) -> Stack:
     """The layers of a decoder that reads a source."""
     activation, decoder = ACTIVATIONS[config.activation], config.decoder
     layer = decoder_layer_of(decoder.n_heads, activation, norm, config.norm_first, decoder.d_ffn, config.bias)
     return Stack((layer,) * decoder.n_layers, norm if config.final_norm else None)
 
 
-def head_of(
-    config: Config, head: str, groups: Container[str], norm: LayerNorm, bias: bool = True
-) -> Head | HiddenStates:
+def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias: bool = True) -> Head | HiddenStates:
     """The head of this name. groups: its groups of weights, which show if it has a pooler or a transform.
 
     bias: of the last layer

@@ -89,6 +89,7 @@ class EncoderTable(Family):
             pad = checks.whole(self.padding, data.get(self.padding, self.constants["pad_id"]), 0, MOST)
             positions = replace(self.constants["positions"], first=pad + 1)
             fields = {"pad_id": pad, "padding_idx": pad, "positions": positions}
+        tied = data.get("tie_word_embeddings", self.constants.get("tied", True))
         required = {ours: (theirs, ...) for ours, theirs in self.sizes.items()}
         for ours, value in read_fields(required, data, self.model_type).items():
             least = 1 + {"positions": Positions(), **self.constants, **fields}["positions"].first
@@ -114,7 +115,7 @@ class EncoderTable(Family):
             activation=read_activation(self.activation, data, self.usual_activation),
             labels=read_labels(head, data),
             problem_type=data.get("problem_type"),
-            tied=checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True)),
+            tied=checks.boolean("tie_word_embeddings", tied),
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:

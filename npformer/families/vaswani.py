@@ -12,7 +12,7 @@ from npformer.embeddings import Embeddings
 from npformer.families.base import Family
 from npformer.families.building import decoder_stack_of, embeddings_of
 from npformer.group import Group
-from npformer.norms import LayerNorm
+from npformer.norms import Norm
 from npformer.parts import Parts
 
 
@@ -33,7 +33,7 @@ class Transformer(Family):
     def embeddings(self, config: Config) -> Embeddings:
         return embeddings_of(config, self.table_norm(config), config.vocab_size)
 
-    def table_norm(self, config: Config) -> LayerNorm | None:
+    def table_norm(self, config: Config) -> Norm | None:
         """The norm of embeddings; the 2017 model has none."""
         return None
 

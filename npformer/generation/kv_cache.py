@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 
 from npformer.attention import masked_attention, split_heads
 from npformer.blocks.rows import Caches
+from npformer.mechanisms import Causal, Mechanism
+from npformer.multi_head import kv_heads, queries_of
 from npformer.runtime.products import kernel
 from npformer.runtime.same_bits import VECTOR
 from npformer.runtime.sums import TERMS
@@ -47,6 +50,7 @@ class BeamAncestry:
         own = np.tile(np.eye(n_beams, dtype=bool), TERMS)
         self.mask[..., self.front : self.front + TERMS * n_beams] = of_beam[:, None, None] & own
         self.newest: list[tuple[Any, slice]] = []  # (texts, columns) of each beam's newest row, after a step
+        self._hidden: dict[tuple[int, tuple[Mechanism, ...]], np.ndarray] = {}  # masks of this step
 
     @property
     def room(self) -> int:
@@ -71,8 +75,27 @@ class BeamAncestry:
         """The number of columns to compute: those in use, padded to a multiple of VECTOR unless there is a listener."""
         return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
 
+    def admitted(self, width: int, mechanisms: Sequence[Mechanism]) -> np.ndarray:
+        """`mask` of the first columns, without the rows that mechanisms hide from the newest row: (B, 1, beams, width).
+
+        A causal mask hides no earlier row.
+        """
+        hiding = tuple(
+            each for each in mechanisms if type(each).mask is not Mechanism.mask and not isinstance(each, Causal)
+        )
+        if not hiding:
+            return self.mask[..., :width]
+        if (width, hiding) not in self._hidden:
+            columns, first = np.arange(width), self.whole[:, None]
+            after = first + (columns - self.front) // self.n_beams
+            places, newest = np.where(columns < self.front, columns, after), first + self.ends[:, None] - 1
+            masks = [mask for each in hiding if (mask := each.mask(newest, places)) is not None]
+            self._hidden[width, hiding] = reduce(np.logical_and, masks, self.mask[..., :width])
+        return self._hidden[width, hiding]
+
     def step(self, parents: np.ndarray | None = None) -> None:
         """Begins a step: beam i of each text continues beam parents[:, i] of the previous step."""
+        self._hidden.clear()
         kept = slice(self.front, self.length)
         if parents is not None:
             self.mask[..., kept] = np.take_along_axis(self.mask[..., kept], parents[:, None, :, None], axis=2)
@@ -87,6 +110,7 @@ class BeamAncestry:
 
     def keep(self, texts: np.ndarray) -> None:
         self.mask, self.ends, self.whole = self.mask[texts], self.ends[texts], self.whole[texts]
+        self._hidden.clear()
 
 
 def _grown(length: int, n_beams: int) -> int:
@@ -96,16 +120,18 @@ def _grown(length: int, n_beams: int) -> int:
 
 @dataclass
 class SelfAttentionCache:
-    """Keys (B, H, K, room) and values (B, H, room, K) of the texts' rows, with beams interleaved."""
+    """Keys (B, G, K, room) and values (B, G, room, K) of the texts' rows, with beams interleaved."""
 
     ancestry: BeamAncestry
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int) -> np.ndarray:
-        """Caches one row of each beam (T, D); returns its attention over the beam's rows (T, D)."""
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism] = ()
+    ) -> np.ndarray:
+        """Caches one row of each beam, (T, G K); returns its attention over the beam's rows, (T, H K)."""
         line = self.ancestry
-        new_keys, new_values = _heads(k, n_heads, line.n_beams), _heads(v, n_heads, line.n_beams)
+        new_keys, new_values = (_heads(x, kv_heads(q, k, n_heads), line.n_beams) for x in (k, v))
         if self.values.shape[-2] < line.room:
             self._make_room(new_values)
 
@@ -115,14 +141,14 @@ class SelfAttentionCache:
                 self.values[texts, heads, columns] = new_values[texts, heads]
 
         width = line.width
-        block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.mask[..., :width]
+        block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.admitted(width, mechanisms)
         return _attend(q, [block], n_heads, line.n_beams, keep, line.front)
 
-    def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_heads: int) -> None:
-        """Caches the keys and values of each text's prompt, (P, D) each, in the columns assigned by the ancestry."""
+    def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_kv_heads: int) -> None:
+        """Caches the keys and values of each text's prompt, (P, G K) each, in the columns assigned by the ancestry."""
         line = self.ancestry
         for text, pair in enumerate(prompts):
-            keys, values = (_heads(rows, n_heads, len(rows)) for rows in pair)
+            keys, values = (_heads(rows, n_kv_heads, len(rows)) for rows in pair)
             if not text:
                 self._make_room(
                     np.broadcast_to(values[:, :, :1], (len(prompts), *values.shape[1:2], 1, values.shape[3]))
@@ -135,9 +161,9 @@ class SelfAttentionCache:
 
     def _make_room(self, like: np.ndarray) -> None:
         """Enlarges the arrays with zeros: masked values are multiplied by 0, so they must be numbers."""
-        count, n_heads, _, width = like.shape
-        values = np.zeros((count, n_heads, self.ancestry.room, width), like.dtype)
-        keys = np.zeros((count, n_heads, width, self.ancestry.room), like.dtype)
+        count, n_kv_heads, _, width = like.shape
+        values = np.zeros((count, n_kv_heads, self.ancestry.room, width), like.dtype)
+        keys = np.zeros((count, n_kv_heads, width, self.ancestry.room), like.dtype)
         used = self.values.shape[-2]
         if used:
             values[:, :, :used] = self.values
@@ -201,13 +227,15 @@ class CrossAttentionCache:
 
 @dataclass
 class PromptRows:
-    """Collects the keys and values of whole prompts in one layer, (T, D) each; attention runs as without a cache."""
+    """Collects the keys and values of whole prompts in one layer, (T, G K) each; attention runs as without a cache."""
 
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
-        """Stores k and v (T, D)."""
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism]
+    ) -> None:
+        """Stores k and v (T, G K)."""
         self.keys, self.values = k, v
 
 
@@ -244,9 +272,9 @@ def _attend(
     keep: Callable[[slice], None] | None = None,
     front: int = 0,
 ) -> np.ndarray:
-    """Attention of each text's beams over its keys and values, (B * beams, D) -> (B * beams, D).
+    """Attention of each text's beams over its keys and values, (B * beams, H K) -> (B * beams, H K).
 
-    A block consists of rows of q with their texts' keys (B, H, K, S), values (B, H, S, K) and mask. keep(heads) stores
+    A block consists of rows of q with their texts' keys (B, G, K, S), values (B, G, S, K) and mask. keep(heads) stores
     the newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
     cache. front: the number of leading columns that all beams of a text read.
     """
@@ -260,18 +288,21 @@ def _attend(
         work.append((heads, keys, values, mask, _heads(combined[rows], n_heads, n_beams)))
         size += heads.size * values.shape[-2]
 
+    n_kv_heads = blocks[0][1].shape[1]
+
     def attend(some: slice) -> None:
         if keep is not None:
             keep(some)
+        own = queries_of(some, n_heads // n_kv_heads)
         for heads, keys, values, mask, context in work:
             beams = mask.shape[2]
             if TERMS * beams <= kernel(q.dtype).k_block_size:
-                q_k_v = heads[:, some] * scale, keys[:, some], values[:, some]
-                context[:, some] = masked_attention(*q_k_v, mask, TERMS * beams, front)
+                q_k_v = heads[:, own] * scale, keys[:, some], values[:, some]
+                context[:, own] = masked_attention(*q_k_v, mask, TERMS * beams, front)
             else:  # with this many beams BLAS would split a group of terms into several blocks
-                _attend_apart(heads[:, some] * scale, keys[:, some], values[:, some], mask, context[:, some])
+                _attend_apart(heads[:, own] * scale, keys[:, some], values[:, some], mask, context[:, own])
 
-    parallel_for(attend, n_heads, nanoseconds=0.4 * size)
+    parallel_for(attend, n_kv_heads, nanoseconds=0.4 * size)
     return combined
 
 

@@ -92,7 +92,7 @@ class Seq2SeqState:
 
 
 class Read(NamedTuple):
-    """An encoded prompt: the last layer's last row (D,), and each layer's keys and values (P, D)."""
+    """An encoded prompt: the last layer's last row (D,), and each layer's keys and values (P, G K)."""
 
     row: np.ndarray
     kept: list[tuple[np.ndarray, np.ndarray]]
@@ -112,7 +112,7 @@ class PromptState:
         self.ancestry = BeamAncestry(self.n_beams, lengths)
         self.layers = [SelfAttentionCache(self.ancestry) for _ in range(model.config.n_layers)]
         for i, layer in enumerate(self.layers):
-            layer.begin([each.kept[i] for each in read], model.config.n_heads)
+            layer.begin([each.kept[i] for each in read], model.config.kv_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
         self.counts = np.repeat(
             np.array(counted)[:, None], self.n_beams, axis=1

@@ -10,7 +10,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
-from npformer.golden.graph import CROSS, HEAD, heads_of, parents, parted, stacks
+from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
 from npformer.runtime.packing import Text
@@ -74,7 +74,7 @@ class At:
 
     @property
     def d_head(self) -> int:
-        return self.config.d_model // self.n_heads
+        return head_width(self.config, self.stack)
 
     # --- inputs of the stage -----------------------------------------------------------------------------------------
 

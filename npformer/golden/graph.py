@@ -62,6 +62,11 @@ def heads_of(config: Config, stack: str) -> int:
     return config.decoder.n_heads if stack == "decoder." else config.n_heads
 
 
+def head_width(config: Config, stack: str) -> int:
+    """Returns the width of an attention head of a stack of that name."""
+    return config.d_model // config.decoder.n_heads if stack == "decoder." else config.d_head
+
+
 # --- parents ---------------------------------------------------------------------------------------------------------
 
 

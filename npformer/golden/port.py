@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.mistake import Rule, Rules
 from npformer.config import Config
 from npformer.functions import softmax
-from npformer.golden.graph import heads_of, matches, parted, stacks
+from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
 from npformer.golden.rounded import Rounded
 from npformer.runtime.packing import Text
 
@@ -109,7 +109,7 @@ class Port:
 
     @property
     def d_head(self) -> int:
-        return self.config.d_model // self.n_heads
+        return head_width(self.config, self.stack)
 
     @property
     def layers(self) -> list[str]:

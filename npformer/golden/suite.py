@@ -25,12 +25,16 @@ from npformer.common.files import new_folder, read_json
 from npformer.common.progress import with_bar
 from npformer.config import HEADS, LABELLED, REREADING_HEADS, Config, Decoder, InputConvolution, Positions, Sharing
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoders
+from npformer.families.llama import Llama
 from npformer.golden.format import Golden
-from npformer.golden.tiny import write_case
+from npformer.golden.tiny import narrowed, write_case
+from npformer.mechanisms import Rotary
+from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
 LENGTHS = (6, 3)
+SCALINGS = {"linear": Linear(2.0), "llama3": Llama3(2.0, 1.0, 2.0, 8), "yarn": Yarn(2.0, 8)}
 SIZES = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ffn": 24, "max_length": 10}
 LABELS = {"sequence-classification": ("NEGATIVE", "POSITIVE"), "token-classification": ("O", "B", "I")}
 
@@ -173,7 +177,8 @@ def cases() -> Iterator[Case]:
         if name in distinct_encoders():
             yield from _encoder_cases(name, family)
         else:
-            yield Case(f"{name}-{LABELLED[0]}", "the same model under this name", encoder_config(family, LABELLED[0]))
+            about = "a model with the weights' names of another family"
+            yield Case(f"{name}-{LABELLED[0]}", about, encoder_config(family, LABELLED[0]))
     yield from _other_cases()
 
 
@@ -181,7 +186,9 @@ def encoder_config(family: EncoderTable, head: str, **fields: Any) -> Config:
     """Returns the tiny config of a family's head."""
     wide = {"d_embedding": 8} if "d_embedding" in family.sizes else {}
     token_type_ids = {"n_token_types": 2} if family.token_types else {}
-    return family.config(head, **{**SIZES, **wide, **token_type_ids, "labels": LABELS.get(head, ()), **fields})
+    grouped = {"n_kv_heads": 2} if isinstance(family, Llama) else {}
+    sizes = {**SIZES, **wide, **token_type_ids, **grouped, "labels": LABELS.get(head, ())}
+    return narrowed(family.config(head, **{**sizes, **fields}), 2)
 
 
 def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
@@ -205,7 +212,8 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
     if plain.pooling == "last":
         about = "texts that end in padding, whose classifier reads the token before"
-        yield Case(f"{name}-ends-in-padding", about, replace(plain, pad_id=3))
+        untrained = 3 if isinstance(family, Llama) else None
+        yield Case(f"{name}-ends-in-padding", about, replace(plain, pad_id=3, padding_idx=untrained))
     if "d_embedding" in family.sizes:
         about, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
         about = f"tables as wide as the layers, {about} a projection"
@@ -223,8 +231,13 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         one = replace(plain, mechanisms=of_keys, positions=Positions(), n_token_types=2)
         yield Case(f"{name}-one-form", about, one)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
-    untied = encoder_config(family, words, n_layers=1, tied=False)
-    yield Case(f"{name}-untied", "a vocabulary projection of its own", untied)
+    usual = encoder_config(family, words, n_layers=1)
+    about = "a vocabulary projection of its own" if usual.tied else "the token table as the vocabulary projection"
+    yield Case(f"{name}-{'untied' if usual.tied else 'tied'}", about, replace(usual, tied=not usual.tied))
+    if isinstance(family, Llama):
+        for kind, scaling in SCALINGS.items():
+            scaled = replace(plain, mechanisms=(Rotary(100.0, scaling=scaling),), head_width=6, bias=True)
+            yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, heads 6 wide, and biases in attention", scaled)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
     yield Case(f"{name}-multi-label", "several labels at once: a sigmoid for each", several)
     number = replace(plain, problem_type="regression", labels=("A",))

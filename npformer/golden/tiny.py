@@ -24,6 +24,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, EncoderTable, Family, write_config
+from npformer.families.llama import Llama
 from npformer.golden.format import Golden
 from npformer.golden.mistakes.precision import half
 from npformer.golden.record import record
@@ -74,10 +75,12 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
 
 def narrowed(config: Config, reach: int) -> Config:
     """The config with windows narrower than a text."""
-    if config.local is None:
-        return config
-    near = tuple(replace(each, reach=reach) if isinstance(each, Window) else each for each in config.local.mechanisms)
-    return replace(config, local=replace(config.local, mechanisms=near))
+
+    def narrow(mechanisms: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(replace(each, reach=reach) if isinstance(each, Window) else each for each in mechanisms)
+
+    local = config.local and replace(config.local, mechanisms=narrow(config.local.mechanisms))
+    return replace(config, mechanisms=narrow(config.mechanisms), local=local)
 
 
 def _more(family: Family) -> dict[str, Any]:
@@ -86,6 +89,7 @@ def _more(family: Family) -> dict[str, Any]:
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,
             "n_token_types": 2 if family.token_types else 0,
+            "n_kv_heads": 2 if isinstance(family, Llama) else 0,
         }
     decoder = Decoder(n_layers=2, n_heads=2, d_ffn=48, vocab_size=SIZES["vocab_size"], start_id=2, end_ids=(2,))
     return {"pad_id": 1, "padding_idx": 1, "decoder": decoder}

@@ -29,7 +29,7 @@ from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
 from npformer.layers import Layer
-from npformer.norms import LAYER_NORM, LayerNorm
+from npformer.norms import LAYER_NORM
 from npformer.stage import Stage, within
 
 
@@ -61,7 +61,7 @@ STAGES = (
     *embeddings_stages(_ANY),
     *within("layers.*", _LAYER.stages, {}, "blocks.*."),
     *_CONVOLUTION.stages,
-    LayerNorm.stage("norm", "Z", ""),
+    LAYER_NORM.stage("norm", "Z", ""),
     *heads.pool_stages(""),
     *heads.transform_stages("", gelu, LAYER_NORM),
     heads.classify_stage(""),

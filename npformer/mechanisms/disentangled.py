@@ -65,6 +65,11 @@ class Disentangled(Mechanism):
         if self.forms not in ((), ("key",), ("query",), ("key", "query")):
             raise NpformerError(f"disentangled.forms: expected key, query, both or neither, got {self.forms!r:.200}")
 
+        if config.kv_heads != config.n_heads or config.d_head * config.n_heads != config.d_model:
+            raise NpformerError(
+                "disentangled: expected n_kv_heads 0 and head_width 0, because distances have D columns"
+            )
+
     def for_model(self, config: Any) -> Disentangled:
         return replace(self, eps=config.eps)
 

@@ -30,6 +30,7 @@ class Mechanism:
 
     cached: ClassVar[bool] = False  # it needs no more than the keys and values that a step finds in a cache
     in_order: ClassVar[bool] = False  # sums over keys have a fixed order, so that a step has the bits of a whole pass
+    read: ClassVar[tuple[str, ...]] = ()  # stages of attention that its backward reads
     mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
     @property
@@ -82,13 +83,13 @@ class Mechanism:
 
     def turn_backward(
         self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Backward of `turn`: dq and dk."""
-        return dq, dk
+    ) -> tuple[np.ndarray, np.ndarray, Sums]:
+        """Backward of `turn`: dq, dk, and the gradients of its own arrays."""
+        return dq, dk, {}
 
     @property
     def turned(self) -> tuple[Stage, ...]:
-        """The stages of `turn`, of queries and of keys; their parents are "query" and "key"."""
+        """The stages of `turn`, of queries and of keys; their parents are those of the mechanism before it."""
         return ()
 
     # --- scores ---

@@ -14,7 +14,8 @@ import numpy as np
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Rules, Ways
-from npformer.mechanisms.mechanism import Mechanism
+from npformer.mechanisms.mechanism import Mechanism, Sums
+from npformer.mechanisms.rotary_scaling import Scaling
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -29,11 +30,13 @@ class Rotary(Mechanism):
     ----------
     theta : float, the base of the frequencies
     d_head : int, K, which must be even
+    scaling : Scaling of the frequencies to longer texts, optional
     angles : cosines and sines of `rotary_angles` for a batch, (T, K / 2) each
     """
 
     theta: float
     d_head: int = 0
+    scaling: Scaling | None = None
     angles: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
 
     cached = True
@@ -47,8 +50,11 @@ class Rotary(Mechanism):
         return replace(self, d_head=config.d_head)
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Rotary:
-        dtype = weights["embeddings"]["token"]["weight"].dtype
-        return replace(self, angles=rotary_angles(batch.positions, self.d_head, self.theta, dtype))
+        return replace(self, angles=self.angles_at(batch.positions, weights["embeddings"]["token"]["weight"].dtype))
+
+    def angles_at(self, positions: np.ndarray, dtype: np.dtype | type) -> tuple[np.ndarray, np.ndarray]:
+        """`rotary_angles` at positions (T,)."""
+        return rotary_angles(positions, self.d_head, self.theta, dtype, self.scaling)
 
     def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
         cos, sin = self.angles
@@ -57,26 +63,31 @@ class Rotary(Mechanism):
 
     def turn_backward(
         self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, Sums]:
         cos, sin = self.angles
         dq = rotate_backward(stages.through_edit("query_rotated", dq), cos[attending], sin[attending])
-        return dq, rotate_backward(stages.through_edit("key_rotated", dk), cos, sin)
+        return dq, rotate_backward(stages.through_edit("key_rotated", dk), cos, sin), {}
 
     @property
     def turned(self) -> tuple[Stage, ...]:
         rows, function = "each head rotated by its position", "mechanisms.rotary.rotate"
         return tuple(
-            Stage(f"{name}_rotated", "(T, D)", f"{letter}, {rows}", function, parents=(name,), kept=False)
+            Stage(f"{name}_rotated", "(T, D)", f"{letter}, {rows}", function, kept=False)
             for name, letter in (("query", "Q"), ("key", "K"))
         )
 
 
 def rotary_angles(
-    positions: np.ndarray, d_head: int, theta: float, dtype: np.dtype | type = np.float32
+    positions: np.ndarray,
+    d_head: int,
+    theta: float,
+    dtype: np.dtype | type = np.float32,
+    scaling: Scaling | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of position * theta^(-2 i / K), i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
 
     The frequencies are rounded to float32 in any dtype, as in the checkpoints' own training; the angles are not.
+    scaling: changes the frequencies, and multiplies cosines and sines by its `magnitude`.
 
     References
     ----------
@@ -90,8 +101,11 @@ def rotary_angles(
     """
     exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
     frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
+    if scaling is not None:
+        frequencies = scaling.scaled(frequencies, theta)
     angles = positions[:, None] * frequencies.astype(np.float64)
-    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+    magnitude = 1.0 if scaling is None else scaling.magnitude
+    return (np.cos(angles) * magnitude).astype(dtype), (np.sin(angles) * magnitude).astype(dtype)
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -135,7 +149,7 @@ def _rotated(formula: Callable[..., np.ndarray]) -> Rules:
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
         config, x = at.config, at.source
         rotary = next(each for each in config.mechanisms_of(at.layer) if isinstance(each, Rotary))
-        return formula(x, *rotary_angles(np.arange(len(x)), config.d_head, rotary.theta, x.dtype))
+        return formula(x, *rotary.for_model(config).angles_at(np.arange(len(x)), x.dtype))
 
     return dict.fromkeys(ROTATED, rule)
 

@@ -24,6 +24,8 @@ class Window(Mechanism):
 
     reach: int
 
+    cached = True
+
     def check(self, config: Any) -> None:
         checks.whole("window.reach", self.reach, 0)
 

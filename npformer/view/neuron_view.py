@@ -17,6 +17,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.stacks import Side, is_stages, pick, sides, stack_title, stage_arrays, traced
+from npformer.multi_head import repeat_heads
 from npformer.text.words import printable
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats, size
@@ -121,6 +122,9 @@ def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both
     numbers = tuple(sorted(found["query"]))
     arrays = tuple({name: found[name][number] for name in STAGES} for number in numbers)
     for number, each in zip(numbers, arrays, strict=True):
+        for name in ("key", "value"):  # in grouped-query attention several heads of queries share each of these
+            if each[name].ndim == 3 and len(each[name]) and len(each["query"]) % len(each[name]) == 0:
+                each[name] = repeat_heads(each[name], len(each["query"]))
         _check(f"{prefix}layers.{number}.{block}", each, len(queries.tokens), len(keys.tokens))
     return Part(title, numbers, tuple(range(arrays[0]["query"].shape[0])), queries, keys, arrays)
 

@@ -16,6 +16,7 @@ from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import generate, stream
 from npformer.generation.processors import ban_repeated_ngrams
+from npformer.mechanisms import Rotary, Window
 from npformer.taps import listen
 from tests.support import tiny
 
@@ -29,6 +30,8 @@ OF_FAMILY: dict[str, dict[str, int]] = {
     "electra": {"d_embedding": 48, "n_token_types": 2},
     "roberta": {"n_token_types": 1},
     "bart": {},
+    "llama": {"n_heads": 4, "n_kv_heads": 2},
+    "mistral": {"n_heads": 6, "n_kv_heads": 2, "head_width": 64, "mechanisms": (Rotary(100.0), Window(40))},
 }
 
 

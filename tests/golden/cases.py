@@ -34,7 +34,11 @@ SPELLINGS = {
     },
 }
 SPELLINGS |= dict.fromkeys(
-    ("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"), SPELLINGS["bert"]
+    (
+        *("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"),
+        *("llama", "mistral", "qwen2", "qwen3"),
+    ),
+    SPELLINGS["bert"],
 )
 CONFIGS = {
     "distilbert": "DistilBertConfig",
@@ -48,6 +52,10 @@ CONFIGS = {
     "nomic_bert": "NomicBertConfig",
     "gpt2": "GPT2Config",
     "bart": "BartConfig",
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -62,13 +70,15 @@ VARIANT_MASK = {
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
     "gpt2": ["111111", "001101", "110000"],
+    **{name: ["111111", "001101", "110000"] for name in ("llama", "mistral", "qwen2", "qwen3")},
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
     "roberta-causal-lm": ["1111", "0110"],
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
-FEW_HEADS = ("albert",)  # their other heads are compared in tests/oracle
-FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "gpt2", "bart")  # families whose cases are small and few
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
+FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", *DECODERS)  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -168,6 +178,26 @@ GPT2 = {
     "vocab_size": 13, "n_embd": 8, "n_head": 2, "n_inner": 10,
     **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
 }  # fmt: skip
+LLAMA_HEADS = {
+    "causal-lm": ("LlamaForCausalLM", {}),
+    "sequence-classification": ("LlamaForSequenceClassification", {"num_labels": 5}),
+    "token-classification": ("LlamaForTokenClassification", {"num_labels": 3}),
+    "question-answering": ("LlamaForQuestionAnswering", {}),
+}
+#: Two heads of queries for each of keys, and heads wider than d_model / n_heads.
+LLAMA = {
+    "vocab_size": 13, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "intermediate_size": 12, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
+    "rms_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
+}  # fmt: skip
+SCALED = {
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 30.0, "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 1.5,
+        "original_max_position_embeddings": 8,
+    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 30.0, "factor": 3.0, "original_max_position_embeddings": 12},
+    "linear": {"rope_type": "linear", "rope_theta": 30.0, "factor": 3.0},
+}  # fmt: skip
 END = 2
 BART = {
     "vocab_size": 13, "d_model": 6, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_layers": 2,
@@ -247,6 +277,31 @@ CASES = {
         f"gpt2-{head}": Case("gpt2", architecture, {**GPT2, **options}, encoder="gpt2-base")
         for head, (architecture, options) in GPT2_HEADS.items()
     },
+    "llama-base": Case("llama", "LlamaModel", LLAMA),
+    **{
+        f"llama-{head}": Case("llama", architecture, {**LLAMA, **options}, encoder="llama-base")
+        for head, (architecture, options) in LLAMA_HEADS.items()
+    },
+    **{
+        f"llama-{kind}": Case(
+            "llama", "LlamaModel", {**LLAMA, "rope_parameters": each, "attention_bias": True}, layers=1
+        )
+        for kind, each in SCALED.items()
+    },
+    "mistral-base": Case("mistral", "MistralModel", {**LLAMA, "sliding_window": 3}, layers=1),
+    "qwen2-causal-lm": Case(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        {
+            **LLAMA,
+            "hidden_size": 16,
+            "head_dim": 4,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-causal-lm": Case("qwen3", "Qwen3ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
@@ -275,7 +330,7 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     elif len(shape) == 1:
         numbers *= 0.3
     elif not re.search(
-        r"embeddings\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.", name
+        r"embeddings\.|embed_tokens\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.", name
     ):  # a linear weight (out, in)
         numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])  # or Conv1D's (in, out)
     return numbers.astype(np.float32)
@@ -295,8 +350,8 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
         "attention_mask": mask,
     }
-    if case.family == "gpt2":  # its head finds padding by the id, wherever that stands
-        given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = GPT2["pad_token_id"]
+    if case.family in DECODERS:  # their heads find padding by the id, wherever that stands
+        given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = case.options["pad_token_id"]
     if case.family == "bart":  # its head reads the last of a text's end tokens, of which all texts have as many
         ids = given["input_ids"]
         ids[ids == END] += 1

@@ -58,6 +58,10 @@ SIZES["DebertaV2"] = SIZES["Bert"] | {
 SIZES["GPT2"] = {"vocab_size": 11, "n_embd": 6, "n_head": 2, "n_layer": 2, "n_inner": 10, "n_positions": 8}
 SIZES["GPT2"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES["NomicBert"] = SIZES["Bert"] | {"num_attention_heads": 3}
+SIZES["Llama"] = SIZES["Bert"] | {"num_attention_heads": 3, "num_key_value_heads": 1}
+SIZES["Llama"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
+SIZES |= dict.fromkeys(("Mistral", "Qwen2"), SIZES["Llama"])
+SIZES["Qwen3"] = SIZES["Llama"] | {"head_dim": 4}
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -71,6 +75,7 @@ HEADS = (
     "LMHeadModel",
     "DoubleHeadsModel",
 )
+DECODERS = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3")  # always causal
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -134,7 +139,7 @@ def architectures() -> dict[str, dict]:
             name = family + head
             if not hasattr(transformers, name):
                 continue
-            causal = {"is_decoder": True} if head in ("ForCausalLM", "LMHeadModel") and family != "GPT2" else {}
+            causal = {"is_decoder": True} if head in ("ForCausalLM", "LMHeadModel") and family not in DECODERS else {}
             model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2, **causal))
             config = model.config.to_diff_dict() | {"architectures": [name]}
             stored = revert_weight_conversion(model, model.state_dict())  # as in a file

@@ -158,6 +158,25 @@ GPT2 = {
     "classifier": ("", "logits"),
     "qa_outputs": ("", "spans"),
 }
+LLAMA = {
+    "embed_tokens": ("", "embeddings.token"),
+    "layers.*.input_layernorm": ("", "layers.*.attention_norm"),
+    "layers.*.self_attn.q_proj": ("", "layers.*.attention.query"),
+    "layers.*.self_attn.k_proj": ("", "layers.*.attention.key"),
+    "layers.*.self_attn.v_proj": ("", "layers.*.attention.value"),
+    "layers.*.self_attn.q_norm": ("", "layers.*.attention.query_normed"),
+    "layers.*.self_attn.k_norm": ("", "layers.*.attention.key_normed"),
+    "layers.*.self_attn.o_proj": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "layers.*.post_attention_layernorm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
+    "layers.*.mlp.gate_proj": ("", "layers.*.ffn.hidden"),
+    "layers.*.mlp.up_proj": ("", "layers.*.ffn.gate"),
+    "layers.*.mlp.act_fn": ("", "layers.*.ffn.activation"),
+    "layers.*.mlp.down_proj": ("layers.*.ffn.gated", "layers.*.ffn.output"),
+    "layers.*": ("embeddings.sum", "layers.*.ffn_residual"),  # the first layer reads the embeddings
+    "norm": ("", "norm"),
+    "lm_head": ("", "logits"),
+    "qa_outputs": ("", "spans"),
+}
 STACK = {
     "embed_tokens": ("", "embeddings.token"),
     "embed_positions": ("", "embeddings.position"),

@@ -23,9 +23,13 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
 from transformers.models.gpt2 import modeling_gpt2
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.nomic_bert import modeling_nomic_bert
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.roberta import modeling_roberta
 
 from tests.golden import modules
@@ -43,7 +47,12 @@ TABLES = {
     "nomic_bert": (modules.NOMIC_BERT, modeling_nomic_bert),
     "gpt2": (modules.GPT2, modeling_gpt2),
     "bart": (modules.BART, modeling_bart),
+    "llama": (modules.LLAMA, modeling_llama),
+    "mistral": (modules.LLAMA, modeling_mistral),
+    "qwen2": (modules.LLAMA, modeling_qwen2),
+    "qwen3": (modules.LLAMA, modeling_qwen3),
 }
+ROTATED = {modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3}
 
 
 modeling_deberta_v2.scaled_size_sqrt = root  # for float32 too, whose results it rounds once
@@ -130,9 +139,10 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
-        scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # eager_attention_forward's first line
+        keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = torch.matmul(query, keys.transpose(2, 3)) * scaling  # eager_attention_forward's first line
         arrays = {"query_heads": query, "key_heads": key, "value_heads": value}
-        if module_of_family in (modeling_modernbert, modeling_nomic_bert):
+        if module_of_family in ROTATED:
             rows = {
                 f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
             }
@@ -229,6 +239,8 @@ def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[n
         texts = list(array)
     elif name.endswith(("scores", ".weights")):
         texts = [each[:, rows][:, :, rows] for each, rows in zip(array, admitted, strict=True)]
+    elif name.endswith("_normed"):  # (B, L, H, K)
+        texts = [each[rows] for each, rows in zip(array, admitted, strict=True)]
     elif array.ndim == 4:  # heads
         texts = [each[:, rows] for each, rows in zip(array, admitted, strict=True)]
     else:

@@ -21,7 +21,8 @@ from npformer.checkpoint.safetensors import read_tensors
 from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
-from npformer.mechanisms import Rotary, Window
+from npformer.mechanisms import HeadNorm, Rotary, Window
+from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 from npformer.model import Model
 from npformer.runtime.padding import unpadded
 from npformer.tape import Recording
@@ -52,6 +53,26 @@ OPTIONS = {
     "as BERT": {"positions": Positions(), "n_token_types": 2, "mechanisms": (tiny.distances(forms=()),)},
 }  # fmt: skip
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
+#: Of Llama and its kin.
+OF_LLAMA = {
+    "wide heads": {"head_width": 12, "n_kv_heads": 1},
+    "every head its own keys": {"n_kv_heads": 0},
+    "biases": {"bias": True},
+    "linear": {"mechanisms": (Rotary(30.0, scaling=Linear(3.0)),)},
+    "llama3": {"mechanisms": (Rotary(30.0, scaling=Llama3(3.0, 1.0, 1.5, 16)),)},
+    "yarn": {"mechanisms": (Rotary(30.0, scaling=Yarn(3.0, 24)),)},
+    "yarn, untruncated": {"mechanisms": (Rotary(30.0, scaling=Yarn(3.0, 24, 8.0, 2.0, 1.3, truncate=False)),)},
+    "window": {"mechanisms": (Rotary(30.0), Window(4))},
+    "windows": {"local": Local((1,), (Rotary(10_000.0), Window(4)))},
+    "norms and windows": {
+        "local": Local((1,), (HeadNorm(), Rotary(10_000.0), Window(4))),
+        "head_width": 10,
+        "bias": True,
+    },
+}
+HEADS += [(f"llama+{name}", "causal-lm") for name in ("wide heads", "every head its own keys", "linear")]
+HEADS += [(f"llama+{name}", "base") for name in ("biases", "llama3", "yarn", "yarn, untruncated")]
+HEADS += [("mistral+window", "base"), ("qwen2+windows", "causal-lm"), ("qwen3+norms and windows", "causal-lm")]
 HEADS += [
     (f"{name}+relu", head)
     for name in ("roberta", "xlm-roberta", "camembert", "mpnet", "electra")
@@ -80,18 +101,19 @@ def save_as(form: str, model: Any, folder: Path) -> None:
 
 #: A token that stands in texts, too, in a model whose head finds padding by its id.
 PAD = 7
+DECODERS = {name for name, family in encoders().items() if family.constants.get("causal")}
 
 
 def folder_of(path: Path, family: str, head: str) -> Path:
     name, _, option = family.partition("+")
-    fields = {"pad_id": PAD} if name == "gpt2" else {}
-    return tiny.folder(path, name, head, **fields, **OPTIONS.get(option, {}))
+    fields = {"pad_id": PAD} if name in DECODERS else {}
+    return tiny.folder(path, name, head, **fields, **{**OPTIONS, **OF_LLAMA}.get(option, {}))
 
 
 def given(family: str, head: str) -> dict[str, np.ndarray]:
     mask = np.array([[int(each) for each in row] for row in MASK])
     ids = np.random.default_rng(0).integers(5, len(tiny.VOCABULARY), mask.shape)
-    if family == "gpt2":
+    if family.partition("+")[0] in DECODERS:
         ids[mask == 0] = ids[0, -3:] = PAD
     elif head in ("base", *POOLED_HEADS):
         mask[:, 0] = 1  # their first token is read

@@ -56,18 +56,23 @@ DECODER = {
     "d_model": 48, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 192,
 }  # fmt: skip
 ENCODER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+GROUPED = {**ENCODER, "num_key_value_heads": 2, "max_position_embeddings": 96}
+DECODERS = ("gpt2", "bart", "llama", "mistral", "qwen3")  # always causal
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", SIZES),
     "bart": ("BartForCausalLM", {**DECODER, "max_position_embeddings": 96}),
     "bert": ("BertLMHeadModel", {**ENCODER, "max_position_embeddings": 96}),
     "electra": ("ElectraForCausalLM", {**ENCODER, "max_position_embeddings": 96, "embedding_size": 32}),
+    "llama": ("LlamaForCausalLM", GROUPED),
+    "mistral": ("MistralForCausalLM", {**GROUPED, "sliding_window": 20}),
+    "qwen3": ("Qwen3ForCausalLM", {**GROUPED, "head_dim": 20, "tie_word_embeddings": True}),
     **{
         name: (f"{title}ForCausalLM", {**ENCODER, "max_position_embeddings": PAD + 97, "type_vocab_size": 1})
         for name, title in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
     },
 }
-WITH_ALL = ("gpt2", "bert", "bart")
+WITH_ALL = ("gpt2", "bert", "bart", "llama")
 CASES = [(family, name) for family in WITH_ALL for name in SETTINGS]
 CASES += [(family, name) for family in WRITERS if family not in WITH_ALL for name in ("greedy", "beams")]
 Pair = tuple[Any, npformer.Model]
@@ -78,7 +83,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     @cache
     def made(family: str) -> Pair:
         architecture, sizes = WRITERS[family]
-        causal = {} if family in ("gpt2", "bart") else {"is_decoder": True}
+        causal = {} if family in DECODERS else {"is_decoder": True}
         config = transformers.AutoConfig.for_model(
             family, **sizes, **causal, vocab_size=240, pad_token_id=PAD, bos_token_id=3, eos_token_id=ENDS
         )

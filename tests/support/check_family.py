@@ -31,7 +31,11 @@ THREADS = (1, 2, 3)
 LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # the longest is shared by threads, some are of equal length
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
 #: Fields that files of a family have and tiny models lack, or the other way round.
-NEEDED: dict[str, dict[str, Any]] = {"gpt2": {"pad_id": 0}, "transformer": {"padding_idx": None}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "gpt2": {"pad_id": 0},
+    **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3")},
+    "transformer": {"padding_idx": None},
+}
 ROWS = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")]
 
 

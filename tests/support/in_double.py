@@ -1,7 +1,8 @@
-"""Runs transformers' ModernBERT, Nomic BERT and DeBERTa in float64 throughout: some of their steps never are.
+"""Runs transformers' models in float64 throughout: some steps of these compute in float32 in any model.
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
-Nomic BERT the angles, in DeBERTa the root that scores are divided by. Needs torch.
+Nomic BERT the angles, in DeBERTa the root that scores are divided by, and in Llama's kin RMSNorm, the angles and the
+softmax. Needs torch.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers.models import llama, mistral, qwen2, qwen3
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
 from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertRotaryEmbedding as Nomic
+
+_LLAMAS = {
+    "Llama": llama.modeling_llama, "Mistral": mistral.modeling_mistral, "Qwen2": qwen2.modeling_qwen2,
+    "Qwen3": qwen3.modeling_qwen3,
+}  # fmt: skip
 
 
 @contextmanager
@@ -25,10 +32,40 @@ def in_double() -> Iterator[None]:
     nomic_before, Nomic.forward = Nomic.forward, _nomic_angles
     modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = _rotated, _attention, _angles
     try:
-        yield
+        with _llamas_in_double():
+            yield
     finally:
         modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = before
         deberta.scaled_size_sqrt, Nomic.forward = root_before, nomic_before
+
+
+@contextmanager
+def _llamas_in_double() -> Iterator[None]:
+    before = []
+    for name, module in _LLAMAS.items():
+        norm, rotary = getattr(module, f"{name}RMSNorm"), getattr(module, f"{name}RotaryEmbedding")
+        before.append((module, norm, rotary, norm.forward, rotary.forward, module.eager_attention_forward))
+        norm.forward, rotary.forward = _rms_norm, _scaled_angles
+        module.eager_attention_forward = _grouped_attention
+    try:
+        yield
+    finally:
+        for module, norm, rotary, *forwards in before:
+            norm.forward, rotary.forward, module.eager_attention_forward = forwards
+
+
+def _rms_norm(self: Any, x: Any) -> Any:
+    return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def _scaled_angles(self: Any, x: Any, position_ids: Any) -> tuple[Any, Any]:
+    cos, sin = _nomic_angles(self, x, position_ids)
+    return cos * self.attention_scaling, sin * self.attention_scaling
+
+
+def _grouped_attention(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **_: Any) -> tuple[Any, Any]:
+    k, v = (each.repeat_interleave(module.num_key_value_groups, dim=1) for each in (k, v))
+    return _attention(module, q, k, v, mask, scaling)
 
 
 def root(query: Any, parts: int) -> Any:

@@ -22,6 +22,7 @@ from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, encoders, write_config
+from npformer.families.llama import Llama
 from npformer.golden.tiny import narrowed
 from npformer.mechanisms import Disentangled
 from npformer.model import Model, Seq2Seq
@@ -63,10 +64,13 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         "d_embedding": 16 if "d_embedding" in family.sizes else 0,
         "n_token_types": 2 if family.token_types else 0,
         "labels": LABELS.get(head, ()),
+        "n_kv_heads": (2 if overrides.get("n_heads", 4) % 2 == 0 else 1) if isinstance(family, Llama) else 0,
         **({"mechanisms": (distances(),)} if Disentangled in family.mechanisms else {}),
     }
     config = family.config(head, **(fields | overrides))
-    return config if "local" in overrides else narrowed(config, 3)  # so that texts of ten tokens are longer
+    return (
+        config if overrides.keys() & {"local", "mechanisms"} else narrowed(config, 3)
+    )  # so that texts of ten tokens are longer
 
 
 def distances(n_rows: int = 16, max_distance: int = 40, norm: bool = True, **fields: Any) -> Disentangled:

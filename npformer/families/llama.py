@@ -1,0 +1,269 @@
+"""Llama (Touvron et al., 2023; Grattafiori et al., 2024) and its kin: Mistral, Qwen2 and Qwen3.
+
+Causal pre-norm stacks with RMSNorm, rotary embeddings, grouped queries and gated feed-forward networks. Mistral has a
+window in every layer, Qwen2 biases of query, key and value alone, and Qwen3 norms of heads. A head on texts reads the
+last token that is not padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from npformer.activations import ACTIVATIONS
+from npformer.blocks import Attention, Gated
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.config import MOST, Config, Local, Positions
+from npformer.families.building import mechanisms_of
+from npformer.families.rope import read_rotary, write_rotary
+from npformer.families.table import EncoderTable
+from npformer.layers import Layer, Stack
+from npformer.mechanisms import HeadNorm, Mechanism, Rotary, Window
+from npformer.norms import Norm
+from npformer.root_mean_square import RMSNorm
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class Llama(EncoderTable):
+    """Llama's config.json and layers. The subclasses have what differs: windows, biases, norms of heads."""
+
+    kinds: tuple[type[Mechanism], ...] = (Rotary,)  # of the layers' mechanisms
+    answering_prefix = "transformer."  # of the model in the class for question answering
+
+    @property
+    def mechanisms(self) -> tuple[type, ...]:
+        return self.kinds
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        n_heads = checks.whole("num_attention_heads", data["num_attention_heads"], 1, MOST)
+        kv_heads = data.get("num_key_value_heads")
+        kv_heads = n_heads if kv_heads is None else checks.whole("num_key_value_heads", kv_heads, 1, n_heads)
+        width = self.width(data)
+        width = data["hidden_size"] // n_heads if width is None else checks.whole("head_dim", width, 1, MOST)
+        pad = data.get("pad_token_id")
+        return {
+            "n_kv_heads": 0 if kv_heads == n_heads else kv_heads,
+            "head_width": 0 if width * n_heads == data["hidden_size"] else width,
+            "padding_idx": None if pad is None else checks.whole("pad_token_id", pad, 0, MOST),
+            "bias": self.biased(data),
+            "mechanisms": (read_rotary(data),),
+        }
+
+    def width(self, data: Mapping[str, Any]) -> Any:
+        """The width of a head in config.json; None: hidden_size / num_attention_heads."""
+        return data.get("head_dim")
+
+    def biased(self, data: Mapping[str, Any]) -> bool:
+        """Whether query, key and value have biases."""
+        return checks.boolean("attention_bias", data.get("attention_bias", False))
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        [rotary] = [each for each in config.mechanisms if isinstance(each, Rotary)]
+        return super().write_config(config) | {
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.d_head,
+            "attention_bias": config.bias,
+            **write_rotary(rotary),
+        }
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def current(self, name: str, known: Container[str]) -> str:
+        """The prefix differs between Transformers' classes; files of the model alone have none."""
+        bare = name.removeprefix(self.prefix).removeprefix(self.answering_prefix)
+        return next((each for each in (self.prefix + bare, self.answering_prefix + bare, bare) if each in known), name)
+
+    def _written(self, name: str, config: Config) -> str:
+        name = super()._written(name, config)
+        if config.head == "question-answering" and name.startswith(self.prefix):
+            return self.answering_prefix + name.removeprefix(self.prefix)
+        return name
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def norm(self, config: Config) -> Norm:
+        return RMSNorm(config.eps)
+
+    def stack(self, config: Config) -> Stack:
+        norm = self.norm(config)
+        feed = Gated(ACTIVATIONS[config.activation], config.d_ffn, bias=False)
+        layers = [
+            Layer((("attention", self.attention(config, i)), ("ffn", feed)), norm, norm_first=True)
+            for i in range(config.n_layers)
+        ]
+        return Stack(tuple(layers), norm)
+
+    def attention(self, config: Config, layer: int) -> Attention:
+        """The attention of a layer."""
+        return Attention(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head)
+
+
+class Mistral(Llama):
+    """Llama with a window in every layer: a token sees itself and the `sliding_window` - 1 before it."""
+
+    answering_prefix = "model."
+    kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        own, size = super().own_fields(data, head, n_layers), data.get("sliding_window", 4096)
+        return own if size is None else own | {"mechanisms": (*own["mechanisms"], _window(size))}
+
+    def biased(self, data: Mapping[str, Any]) -> bool:
+        return False
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        return super().write_config(config) | {"sliding_window": _size(config.mechanisms)}
+
+
+class Qwen2(Llama):
+    """Llama with biases of query, key and value, and a window in some layers."""
+
+    kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        own, local = super().own_fields(data, head, n_layers), _local_layers(data, n_layers)
+        if not local:
+            return own
+        return own | {"local": Local(local, (*own["mechanisms"], _window(data.get("sliding_window", 4096))))}
+
+    def biased(self, data: Mapping[str, Any]) -> bool:
+        return True
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        layers = config.local.layers if config.local else ()
+        return super().write_config(config) | {
+            "use_sliding_window": bool(layers),
+            "sliding_window": _size(config.local.mechanisms) if config.local else None,
+            "max_window_layers": min(layers, default=config.n_layers),
+            "layer_types": [SLIDING if i in layers else FULL for i in range(config.n_layers)],
+        }
+
+    def attention(self, config: Config, layer: int) -> Attention:
+        """Without a bias of the output."""
+        return Attention(
+            *(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head),
+            output_bias=False,
+        )
+
+
+class Qwen3(Qwen2):
+    """Qwen2 with norms of heads, and biases of all four linear layers or of none."""
+
+    kinds = (HeadNorm, Rotary, Window)
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        own = super().own_fields(data, head, n_layers)
+        local: Local | None = own.get("local")
+        if local:
+            own["local"] = Local(local.layers, (HeadNorm(), *local.mechanisms))
+        return own | {"mechanisms": (HeadNorm(), *own["mechanisms"])}
+
+    def width(self, data: Mapping[str, Any]) -> Any:
+        return data.get("head_dim", 128)
+
+    def biased(self, data: Mapping[str, Any]) -> bool:
+        return Llama.biased(self, data)
+
+    def attention(self, config: Config, layer: int) -> Attention:
+        return Llama.attention(self, config, layer)
+
+
+def _window(size: Any) -> Window:
+    """A token sees itself and the size - 1 before it; in a causal model it sees none after it."""
+    return Window(checks.whole("sliding_window", size, 1, MOST) - 1)
+
+
+def _size(mechanisms: tuple[Any, ...]) -> int | None:
+    """The size of the window in config.json."""
+    return next((each.reach + 1 for each in mechanisms if isinstance(each, Window)), None)
+
+
+def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+    """The layers with a window: those that `layer_types` names, by default the ones from `max_window_layers` on."""
+    if not checks.boolean("use_sliding_window", data.get("use_sliding_window", False)):
+        return ()
+    if data.get("sliding_window", 4096) is None:
+        return ()
+    kinds = data.get("layer_types")
+    if kinds is None:
+        return tuple(range(checks.whole("max_window_layers", data.get("max_window_layers", 28), 0, MOST), n_layers))
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not all(each in (FULL, SLIDING) for each in kinds):
+        raise NpformerError(f"layer_types: expected {FULL} or {SLIDING} for each of {n_layers} layers")
+    return tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
+
+
+def _family(
+    kind: type[Llama],
+    model_type: str,
+    name: str,
+    mechanisms: tuple[Mechanism, ...] = (Rotary(10_000.0),),
+    **fields: Any,
+) -> Llama:
+    """A family of Llama's kin. name: the beginning of its classes; mechanisms: those of a config without choices."""
+    return kind(
+        model_type=model_type,
+        reads=frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
+        constants={
+            "norm_first": True, "final_norm": True, "causal": True, "pooling": "last", "eps": 1e-6, "tied": False,
+            "positions": Positions("none"), "activation": "silu", "mechanisms": mechanisms, "bias": kind is Qwen2,
+        },
+        single="$A",
+        pair="$A $B",
+        sizes={
+            "vocab_size": "vocab_size",
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "d_ffn": "intermediate_size",
+            "max_length": "max_position_embeddings",
+        },
+        activation="hidden_act",
+        usual_activation="silu",
+        eps="rms_norm_eps",
+        architectures={
+            f"{name}Model": "base",
+            f"{name}ForCausalLM": "causal-lm",
+            f"{name}ForSequenceClassification": "sequence-classification",
+            f"{name}ForTokenClassification": "token-classification",
+            f"{name}ForQuestionAnswering": "question-answering",
+        },
+        prefix="model.",
+        encoder={
+            "embeddings.token": "model.embed_tokens",
+            "layers.*.attention_norm": "model.layers.*.input_layernorm",
+            "layers.*.attention.query": "model.layers.*.self_attn.q_proj",
+            "layers.*.attention.key": "model.layers.*.self_attn.k_proj",
+            "layers.*.attention.value": "model.layers.*.self_attn.v_proj",
+            "layers.*.attention.query_norm": "model.layers.*.self_attn.q_norm",
+            "layers.*.attention.key_norm": "model.layers.*.self_attn.k_norm",
+            "layers.*.attention.output": "model.layers.*.self_attn.o_proj",
+            "layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+            "layers.*.ffn.hidden": "model.layers.*.mlp.gate_proj",
+            "layers.*.ffn.gate": "model.layers.*.mlp.up_proj",
+            "layers.*.ffn.output": "model.layers.*.mlp.down_proj",
+            "norm": "model.norm",
+        },
+        heads={
+            "base": {},
+            "causal-lm": {"head.output": "lm_head"},
+            "sequence-classification": {"head.output": "score"},
+            "token-classification": {"head.output": "score"},
+            "question-answering": {"head.output": "qa_outputs"},
+        },
+        unbiased=frozenset({"causal-lm", "sequence-classification"}),
+        stages={"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"},
+        read={"token-classification": "norm"},
+        read_rate={"token-classification": 0.1},
+        **fields,
+    )  # fmt: skip
+
+
+WITHOUT_BIAS = {"mlp_bias": False}
+LLAMA = _family(Llama, "llama", "Llama", ids={"bos_token_id": 1, "eos_token_id": 2}, settings=WITHOUT_BIAS)
+MISTRAL = _family(
+    Mistral, "mistral", "Mistral", ids={"bos_token_id": 1, "eos_token_id": 2}, settings={"attention_bias": False}
+)
+QWEN2 = _family(Qwen2, "qwen2", "Qwen2")
+QWEN3 = _family(Qwen3, "qwen3", "Qwen3", (HeadNorm(), Rotary(10_000.0)))

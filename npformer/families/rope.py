@@ -1,0 +1,111 @@
+"""Rotary embeddings in config.json: `rope_parameters` of Transformers 5, `rope_theta` and `rope_scaling` before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.config import MOST
+from npformer.mechanisms.rotary import Rotary
+from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling, Yarn
+
+
+def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
+    """The rotary embeddings of a config.json. theta: the default base.
+
+    Raises NpformerError for a kind of scaling that is not computed here.
+    """
+    name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
+    given = data.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise NpformerError(f"{name}: expected an object, got {checks.shown(given)}")
+    base = given.get("rope_theta", data.get("rope_theta", theta))
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in _READERS:
+        supported = ", ".join(_READERS)
+        raise NpformerError(f"{name}: rope_type: {checks.shown(kind)} is not supported; supported: {supported}")
+    if given.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise NpformerError("partial_rotary_factor: expected 1, because whole heads are rotated here")
+    return Rotary(float(checks.positive("rope_theta", base)), scaling=_READERS[kind](name, given, data))
+
+
+def write_rotary(rotary: Rotary) -> dict[str, Any]:
+    """The inverse of `read_rotary`."""
+    scaling = rotary.scaling
+    fields = {} if scaling is None else _written(scaling)
+    kind = fields.pop("rope_type", "default")
+    scaled = {"rope_scaling": {"rope_type": kind, **fields}} if fields else {"rope_scaling": None}
+    return {
+        "rope_theta": rotary.theta,
+        "rope_parameters": {"rope_type": kind, "rope_theta": rotary.theta, **fields},
+        **scaled,
+    }
+
+
+def _read_linear(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
+    return Linear(_number(name, given, "factor"))
+
+
+def _read_llama3(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
+    low, high = (_number(name, given, f"{each}_freq_factor") for each in ("low", "high"))
+    return Llama3(_number(name, given, "factor"), low, high, _original(given, data))
+
+
+def _read_yarn(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
+    for each in ("mscale", "mscale_all_dim"):
+        if given.get(each):
+            raise NpformerError(f"{name}: {each} is not supported; supported: attention_factor")
+    return Yarn(
+        _number(name, given, "factor"),
+        _original(given, data),
+        _number(name, {"beta_fast": given.get("beta_fast") or 32.0}, "beta_fast"),
+        _number(name, {"beta_slow": given.get("beta_slow") or 1.0}, "beta_slow"),
+        _number(name, given, "attention_factor") if given.get("attention_factor") else 0.0,
+        checks.boolean(f"{name}.truncate", given.get("truncate", True)),
+    )
+
+
+_READERS: dict[Any, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Scaling | None]] = {
+    "default": lambda name, given, data: None,
+    "linear": _read_linear,
+    "llama3": _read_llama3,
+    "yarn": _read_yarn,
+}
+
+
+def _written(scaling: Scaling) -> dict[str, Any]:
+    if isinstance(scaling, Llama3):
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original,
+        }
+    if isinstance(scaling, Yarn):
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original,
+            "beta_fast": scaling.fast,
+            "beta_slow": scaling.slow,
+            "truncate": scaling.truncate,
+            **({"attention_factor": scaling.attention} if scaling.attention else {}),
+        }
+    assert isinstance(scaling, Linear)
+    return {"rope_type": "linear", "factor": scaling.factor}
+
+
+def _number(name: str, given: Mapping[str, Any], field: str) -> float:
+    if field not in given:
+        raise NpformerError(f"{name}: no {field!r}, which this rope_type requires")
+    return float(checks.positive(f"{name}.{field}", given[field]))
+
+
+def _original(given: Mapping[str, Any], data: Mapping[str, Any]) -> int:
+    """The positions in training before the scaling, by default those of the model."""
+    field = "original_max_position_embeddings"
+    value = given.get(field) or data.get(field) or data.get("max_position_embeddings")
+    return checks.whole(field, value, 1, MOST)

@@ -1,0 +1,144 @@
+"""RMSNorm as a part of a model, and mistakes that ports make in it.
+
+Zhang and Sennrich, 2019, Root Mean Square Layer Normalization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.direction import Direction
+from npformer.functions import rms_norm, rms_norm_backward
+from npformer.group import Group
+from npformer.norms import EPS, Norm, centred, standard
+
+
+@dataclass(frozen=True)
+class RMSNorm(Norm):
+    """x / sqrt(E[x^2] + eps) * weight: `rms_norm` with its eps. Zhang and Sennrich, 2019, equation 4.
+
+    Parameters
+    ----------
+    eps : float
+    """
+
+    eps: float = 1e-6
+
+    function = "functions.rms_norm"
+
+    def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
+        return rms_norm(x, **weights, eps=self.eps, out=out)
+
+    def backward(
+        self, grad: np.ndarray, x: np.ndarray, **weights: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return rms_norm_backward(grad, x, **weights, eps=self.eps)
+
+    def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
+        """u . Normalize(x) = s gamma u . x, with s = 1 / sqrt(E[x^2] + eps) held."""
+        square = np.square(direction.at(x).astype(np.float64)).mean()
+        direction.u = direction.u * weights["weight"] / np.sqrt(square + self.eps)
+
+    def group(self, width: int) -> Group:
+        return Group((width,), None, "norm")
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def over_root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(E[x^2] + eps)."""
+    return x / _root(x, eps)
+
+
+def _root(x: np.ndarray, eps: float) -> np.ndarray:
+    """sqrt(E[x^2] + eps)."""
+    return np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+
+
+def _normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
+    """Replaces x / sqrt(E[x^2] + eps) by a formula of x and eps, before the weight."""
+    return {"*norm": lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps))}
+
+
+def _root_outside(x: np.ndarray, eps: float) -> np.ndarray:
+    return x / (_root(x, 0) + eps)
+
+
+def _root_of_sum(x: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.square(x).sum(-1, keepdims=True) + eps)
+
+
+def _other_eps(port: Any) -> Ways:
+    for eps in EPS:
+        if eps != port.config.eps:
+            yield f"{eps:g} for {port.config.eps:g}", _normed(over_root_mean_square, eps)
+
+
+def _one_more(y: np.ndarray, at: Any) -> Any:
+    return y + over_root_mean_square(at.source, at.config.eps)
+
+
+def _left_out(port: Any) -> Ways:
+    for name in ("*.attention_norm", "*.ffn_norm", "norm"):
+        yield name.removeprefix("*."), {name: lambda y, at: at.source}
+
+
+RMSNorm.mistakes = (
+    Mistake("another RMSNorm eps", "eps is rms_norm_eps in config.json", _other_eps),
+    Mistake(
+        "eps outside the root of RMSNorm",
+        "x is divided by sqrt(mean square + eps), not by the root plus eps",
+        {f"eps {eps:g}": _normed(_root_outside, eps) for eps in EPS[:-1]},
+    ),
+    Mistake(
+        "mean subtracted in RMSNorm",
+        "RMSNorm divides by the root mean square and subtracts no mean",
+        {
+            "as in layer norm": _normed(standard),
+            "before the root mean square": _normed(
+                lambda x, eps: centred(x) / np.sqrt(np.square(x).mean(-1)[..., None] + eps)
+            ),
+            "only in the deviation": _normed(
+                lambda x, eps: x / np.sqrt(np.square(centred(x)).mean(-1)[..., None] + eps)
+            ),
+        },
+    ),
+    Mistake(
+        "sum for mean in RMSNorm",
+        "x is divided by the root of the mean of squares, not of their sum",
+        {"": _normed(_root_of_sum)},
+    ),
+    Mistake(
+        "square for root in RMSNorm",
+        "x is divided by the root of the mean square",
+        {"": _normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))},
+    ),
+    Mistake(
+        "weight of RMSNorm misused",
+        "the normalized row is multiplied by the weight; only Gemma adds 1 to it",
+        {
+            "left out": {"*norm": lambda y, at: over_root_mean_square(at.source, at.config.eps)},
+            "1 + weight for weight": {"*norm": _one_more},
+            "multiplied before normalizing": {
+                "*norm": lambda y, at: over_root_mean_square(at.source * at.weight(at.name), at.config.eps)
+            },
+        },
+    ),
+    Mistake(
+        "RMSNorm over the wrong axis",
+        "each token's row, the last axis, is normalized on its own",
+        {"over all of a text": _normed(lambda x, eps: over_root_mean_square(x.ravel(), eps).reshape(x.shape))},
+    ),
+    Mistake("RMSNorm left out", "each block reads normalized rows, and the last layer is normalized", _left_out),
+    Mistake(
+        "RMSNorm applied twice",
+        "each norm is computed once",
+        {"": {"*norm": lambda y, at: at.affine(over_root_mean_square(y, at.config.eps))}},
+    ),
+)
