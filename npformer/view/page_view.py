@@ -13,12 +13,13 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.interpret.answer import Answer, Effect, answer_of
 from npformer.interpret.cost import affordable
+from npformer.interpret.head_effects import HeadEffects
 from npformer.interpret.next_words import NextWords, next_words
 from npformer.interpret.patching import contexts
 from npformer.interpret.stacks import Sides, is_arrays, stack_title, traced
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import shortened
-from npformer.view.ablation_view import ablation
+from npformer.view.ablation_view import AblationView, ablation
 from npformer.view.attribution_view import AttributionView, attribution
 from npformer.view.document import View
 from npformer.view.head_view import HeadView, heads
@@ -60,7 +61,7 @@ def page(
     text : str, Pair or token ids, for a model; or a list of texts
         A page of several texts has a list to choose from.
     layer, head : int
-        The layer and the head shown initially; by default those that change the answer most (`interpret.answer`).
+        The layer and the head shown initially; by default those that change the answer most.
     methods, progress : as in `attribution`
     numbers : int
         Maximum numbers in the stage view of each text; fewer make a smaller file.
@@ -86,11 +87,11 @@ def page(
     several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
     texts = [_read(source, each) for each in (text if several else [text])]
-    answers = tuple(None if is_arrays(source) else answer_of(source, each) for each in texts)
+    answers = [None if is_arrays(source) else answer_of(source, each) for each in texts]
     pairs = list(zip(texts, answers, strict=True))
-    views = (_views(source, each, found, **asked) for each, found in pairs)
+    made = [_views(source, each, found, **asked) for each, found in pairs]
     words = (next_words(source, each) if found and found.about == NEXT else None for each, found in pairs)
-    return PageView(tuple(views), answers, tuple(words))
+    return PageView(tuple(views for views, _ in made), tuple(answer for _, answer in made), tuple(words))
 
 
 def _read(source: Any, text: Any) -> Any:
@@ -108,9 +109,16 @@ def _views(
     methods: Any,
     numbers: int,
     progress: bool | None,
-) -> tuple[View, ...]:
+) -> tuple[tuple[View, ...], Answer | None]:
+    """Returns the views of a text, and its answer with the measured effects of the heads."""
     recorded = traced(source, text)
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
+    without = None
+    if not is_arrays(source):
+        with suppress(NpformerError):  # a model without one answer for the text
+            without = ablation(source, text, heads=_ablated(source, answer, first), progress=progress)
+    if answer and without:
+        answer = _measured(answer, without.found)
     if answer and answer.effects and layer is None and head is None:
         place, (layer, head) = _place(first, answer.effects[0])
         first = replace(first, stack=place, layer=layer, shown=(head,))
@@ -127,9 +135,7 @@ def _views(
             found.append(logit(source, text))
         with suppress(NpformerError):  # a model without labels or words for the rows of a layer
             found.append(lens(source, text))
-        with suppress(NpformerError):  # a model without one answer for the text
-            found.append(ablation(source, text, heads=_ablated(source, answer, first), progress=progress))
-    return tuple(found)
+    return (*found, *([without] if without else [])), answer
 
 
 def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
@@ -139,6 +145,31 @@ def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[s
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
         return None
     return [(effect.attention, effect.head) for effect in answer.effects[:most]]
+
+
+def _measured(answer: Answer, found: HeadEffects) -> Answer:
+    """The answer with the change of its log-odds without each head that was ablated, the largest first.
+
+    To first order some heads have another sign. A translation has the change of its words' mean probability, in points,
+    and the heads of cross-attention.
+    """
+    mean = answer.about == TRANSLATION
+    estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
+    after = found.before + found.changes
+    changes = 100 * found.changes if mean else _log_odds(after) - _log_odds(np.array(found.before))
+    effects = [
+        Effect(found.attentions[row], head, float(changes[row, head]))
+        for row, head in np.argwhere(np.isfinite(changes)).tolist()
+        if found.attentions[row] in estimated
+    ]
+    metric = "the words' mean probability in points" if mean else f"the log-odds of {found.answer}"
+    return replace(answer, metric=metric, effects=tuple(sorted(effects, key=lambda effect: -abs(effect.change))))
+
+
+def _log_odds(shares: np.ndarray) -> np.ndarray:
+    """log p - log(1 - p), finite for probabilities of 0 and 1."""
+    shares = np.clip(shares, 1e-16, 1 - 1e-16)
+    return np.log(shares) - np.log1p(-shares)
 
 
 def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
@@ -154,7 +185,7 @@ def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
 class PageView(View):
     """See `page`. `texts` has the views of each text; a terminal and a picture show the first text.
 
-    answers: the model's answer to each text; None without a model or a label.
+    answers: the model's answer to each text, with the measured effects of heads; None without a model or a label.
     next_words: of a causal model the words after each text, for any temperature; else None.
     """
 
@@ -225,7 +256,8 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
     if answer.effects:
         places = [_selection(views[0], effect) for effect in answer.effects]
         found["heads"] = _for_and_against(places, np.array([-effect.change for effect in answer.effects]))
-        units.append(f"Heads{heads}: estimated fall of {answer.metric} without the head.")
+        measured = any(isinstance(each, AblationView) for each in views)
+        units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall of {answer.metric} without the head.")
     return found
 
 

@@ -10,14 +10,12 @@ the best of several.
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from npformer import view
 from tests.browser.arrays import weights
+from tests.browser.chromium import chromium
 from tests.browser.page import Page
 
 LENGTHS = (16, 128, 512)  # tokens
@@ -33,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Print the table of the views' sizes and opening times.")
     parser.add_argument("--times", type=int, default=5, help="how often each page is opened (5)")
     args = parser.parse_args()
-    browser = _browser()
+    browser = chromium()
     try:
         with tempfile.TemporaryDirectory() as folder:
             for line in table(Page(browser, Path(folder)), args.times):
@@ -61,19 +59,6 @@ def _cell(page: Page, shown: view.View, times: int) -> str:
         page.show(path)
         seconds.append(page.js("return globalThis.openedAfter") / 1000)
     return f"{path.stat().st_size / 1e6:.2f} MB, opens in {min(seconds):.2f} s"
-
-
-def _browser() -> Any:
-    from selenium import webdriver
-
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        sys.exit("this takes chromium and chromedriver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu"):
-        options.add_argument(argument)
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
 
 
 if __name__ == "__main__":

@@ -6,33 +6,23 @@ message.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser.chromium import CHROMIUM, DRIVER, chromium
 from tests.browser.page import Page
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
     """One chromium for all tests: headless, no host name resolves, every console line kept."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="the `browser` group is not installed")
+    pytest.importorskip("selenium.webdriver", reason="the `browser` group is not installed")
     if not CHROMIUM or not DRIVER:
         pytest.skip("no chromium and chromedriver on this machine")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-        "--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars", "--force-color-profile=srgb",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    browser = chromium()
     try:
         yield browser
     finally:

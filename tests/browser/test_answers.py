@@ -80,7 +80,7 @@ def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> Non
     name = answer.outcomes[0][0]
     assert page.text(".answer .units") == (
         f"Words: fall of the log-odds of {name} without the word. "
-        f"Heads: estimated fall of the logit of {name} without the head."
+        f"Heads: fall of the log-odds of {name} without the head."
     )
     page.click(page.all(".answer .reason a")[0])
     page.until(lambda: page.text("#heading") == "Words that count")

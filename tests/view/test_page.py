@@ -16,8 +16,9 @@ from npformer import load, view
 from npformer.common.errors import NpformerError
 from npformer.generation import generate
 from npformer.interpret import study_inputs
+from npformer.interpret.answer import answer_of
 from npformer.interpret.direct_attribution import logit_attribution
-from npformer.interpret.edits import edit
+from npformer.interpret.edits import edit, without_head
 from npformer.interpret.head_effects import head_effects
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.traces import trace
@@ -190,6 +191,28 @@ def test_a_page_opens_on_the_head_that_the_answer_depends_on_most() -> None:
     assert answer.outcomes[0][0] in shown.html()
     chosen = view.page(model, TEXT, layer=0, methods="roll-out").texts[0][0]
     assert (chosen.layer, chosen.shown) == (0, (0, 1, 2, 3))
+
+
+def test_the_effects_of_heads_are_measured() -> None:
+    """Not the estimates, which have another sign for some heads: the change of the log-odds without each head."""
+    model = tiny.model()
+    (answer,) = view.page(model, TEXT, methods="roll-out").answers
+    estimated = answer_of(model, TEXT)
+    assert answer is not None
+    assert estimated is not None
+    assert answer.outcomes == estimated.outcomes
+    label = int(trace(model, TEXT)["logits"].argmax())
+
+    def odds() -> float:
+        logits = trace(model, TEXT)["logits"].astype(np.float64)
+        return float(logits[label] - logits[1 - label])
+
+    whole, sizes = odds(), [abs(effect.change) for effect in answer.effects]
+    assert len(sizes) == len(estimated.effects)
+    assert sizes == sorted(sizes, reverse=True)
+    for effect in answer.effects:
+        with edit(without_head(f"{effect.attention}.context", effect.head)):
+            assert effect.change == pytest.approx(odds() - whole, abs=1e-6)  # of float32 logits
 
 
 def test_a_trace_and_a_base_model_have_no_answer() -> None:

@@ -1,0 +1,26 @@
+"""Starts Debian's chromium by selenium: headless, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+ARGUMENTS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars", "--force-color-profile=srgb",
+)  # fmt: skip
+
+
+def chromium() -> Any:
+    """A browser; exits if none is installed."""
+    from selenium import webdriver
+
+    if not CHROMIUM or not DRIVER:
+        raise SystemExit("this takes chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
