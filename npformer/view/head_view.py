@@ -17,6 +17,7 @@ from npformer.view.terminal import fit, heat_map, legend
 
 LONG = 48  # tokens; a longer text is folded on the page
 FAINT, FAINTER = 0.05, 0.01  # smallest drawn weight: for all tokens, for a few
+LINES = 3000  # drawn at most for all tokens of a long text: a browser takes seconds for the lines of an even head
 
 
 def heads(
@@ -77,13 +78,14 @@ class HeadView(StackView):
     heading: ClassVar[str] = "Attention heads"
 
     def _meta(self) -> dict[str, Any]:
-        return {**super()._meta(), "faint": FAINT, "fainter": FAINTER}
+        return {**super()._meta(), "faint": FAINT, "fainter": FAINTER, "lines": LINES}
 
     def _notes(self) -> list[str]:
         lines = [f"Weights below {FAINT} are not drawn, or below {FAINTER} for selected tokens."]
         if max(len(side.tokens) for stack in self.stacks for side in (stack.queries, stack.keys)) > LONG:
             lines = [
                 f"Lines begin at a quarter of the largest weight, at most {FAINT}; of selected tokens at {FAINTER}.",
+                f"The strongest {LINES} are drawn.",
                 "Of a long text the tokens with the largest weights have rows; a click opens a folded row.",
             ]
         if len(self.stacks) > 1:

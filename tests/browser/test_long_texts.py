@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from npformer import view
+from npformer.view.head_view import LINES
 from tests.browser.arrays import head_stages, weights
 from tests.browser.page import Page
 from tests.browser.test_heads import painted
@@ -87,6 +88,17 @@ def test_a_threshold_leaves_lines_out(heads: Page) -> None:
     before = painted(heads)
     heads.choose("Lines from", "0.5")
     assert 0 < painted(heads) < before
+
+
+def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
+    """All of its weights are above a quarter of the largest: 90,000 lines, which take a browser seconds."""
+    even = weights(8, 1, 1, LENGTH, LENGTH, sharp=0.1)
+    page.show(view.heads(even, tokens=TOKENS))
+    drawn = page.js("""const canvas = document.querySelector(".lines canvas");
+        return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
+    units = np.sort(np.round(even.ravel() * 10**4))[::-1]
+    assert 0 < drawn <= LINES
+    assert drawn > LINES - (units == units[LINES]).sum()  # all of one weight, or none of it
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:

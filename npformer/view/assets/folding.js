@@ -5,28 +5,34 @@ const entries = { queries: [], keys: [] }; // rows from top to bottom: the index
 const opened = { queries: new Set(), keys: new Set() }; // tokens of rows that were opened
 const chosenRows = { whole: false, least: null }; // all rows; the smallest weight that is drawn, null: chosen here
 let strongestWeight = 1; // of the shown heads
+let crowdedWeight = 0; // the smallest of the strongest weights of a long text that are drawn
 
 const foldable = () => Math.max(rows.queries.length, rows.keys.length) > LONG;
 
-// The largest weight from and to each token in the shown heads.
+// The largest weight from and to each token in the shown heads; sets the weights that lines depend on.
 function strengths() {
   const most = {
     queries: new Float64Array(side("queries").tokens.length),
     keys: new Float64Array(side("keys").tokens.length),
   };
+  const counts = new Uint32Array(weights.one + 2); // of each whole number of units
   for (const h of state.heads)
     for (const k of rows.keys)
       for (const q of rows.queries) {
         const weight = weights.at(h, q, k);
+        counts[weights.unit(h, q, k)]++;
         if (weight > most.queries[q]) most.queries[q] = weight;
         if (weight > most.keys[k]) most.keys[k] = weight;
       }
+  strongestWeight = most.queries.reduce((a, b) => Math.max(a, b), 0);
+  let unit = weights.one + 1;
+  for (let lines = 0; unit > 0 && lines + counts[unit - 1] <= meta.lines; unit--) lines += counts[unit - 1];
+  crowdedWeight = unit / weights.one;
   return most;
 }
 
 function foldRows() {
   const most = weights ? strengths() : null;
-  strongestWeight = most ? most.queries.reduce((a, b) => Math.max(a, b), 0) : 1;
   const folds = most && foldable() && !chosenRows.whole;
   for (const which of ["queries", "keys"]) {
     const largest = folds && largestOf(rows[which], (i) => most[which][i], KEPT);
@@ -36,8 +42,10 @@ function foldRows() {
   }
 }
 
-// The smallest weight whose line is drawn for all tokens: in a text with weak links only, a quarter of the strongest.
-const leastOfAll = () => chosenRows.least ?? (foldable() ? Math.min(FAINT, strongestWeight / 4) : FAINT);
+// The smallest weight whose line is drawn for all tokens: in a text with weak links only, a quarter of the strongest, and
+// no more lines than a browser draws at once.
+const leastOfAll = () =>
+  chosenRows.least ?? (foldable() ? Math.max(Math.min(FAINT, strongestWeight / 4), crowdedWeight) : FAINT);
 
 // In a long text with weak links only, they are drawn stronger: the strongest as a weight of 0.6.
 const lift = () => (foldable() ? Math.max(1, 0.6 / strongestWeight) : 1);
