@@ -10,7 +10,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import combinations
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -97,7 +97,6 @@ def _in_a_part(exercise: Exercise) -> Iterator[Slip]:
             yield Slip(slip.name, f"At the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
 
 
-@cache
 def _parts(name: str) -> tuple[str, ...]:
     """The exercises that an exercise calls, and those that they call."""
     function = vars(right)[name]
