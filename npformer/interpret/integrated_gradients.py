@@ -143,6 +143,13 @@ def slope(model: Any, texts: Sequence[Any], explained: Target, rows: np.ndarray 
     return Slope(_embeddings(stages, inputs), explained.of(logits[asked]), inputs.grad)
 
 
+def _value(model: Any, text: Any, explained: Target, rows: np.ndarray) -> float:
+    """Computes the target of a text with these embeddings, without a backward pass."""
+    batches = _batches(model, [text])
+    logits, _ = _recorded(model, batches, Inputs(_stages(model), rows))
+    return float(explained.of(logits[explained.rows(batches[-1].lengths)])[0])
+
+
 def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
     """The batch of some texts; of pairs those of the sources and targets."""
     if model.config.head == "translation":
@@ -227,7 +234,7 @@ def integrated(
     gradients = (each for group in groups for done in run_tasks(group, threads) for each in _of_each(done, way))
     mean = sum(with_bar(gradients, steps, "steps", shown=progress)) / steps
     scores = _by_token(way, mean)
-    start, end, total = slope(model, [text], explained, baseline).values[0], here.values[0], scores.sum()
+    start, end, total = _value(model, text, explained, baseline), here.values[0], scores.sum()
     about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} points on the path from"
     about += f" {named}, times the step. The scores sum to {total:z.4f}; {explained.what} changed from {start:z.4f} to"
     about += f" {end:z.4f}, by {end - start:z.4f}; the sum is off by {abs(total - (end - start)):.1g}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Side:
     def is_pair(self) -> bool:
         return len(set(self.token_type_ids)) > 1
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The tokens as a reader sees them, without a tokenizer's marks."""
         return piece_names(self.tokens)
