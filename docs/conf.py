@@ -40,7 +40,7 @@ extensions = [
     "tables",
     "live_views",
 ]
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "jupyter_execute"]  # the last holds notebooks of an earlier build
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 default_role = "literal"  # docstrings write names between single backticks
 

@@ -247,3 +247,36 @@ def test_the_lines_of_the_smallest_and_the_largest_family() -> None:
     assert (least, most) == ("distilbert", "llama")
     for count, stated in zip((lines[least], lines[most]), named.groups(), strict=True):
         assert abs(count - int(stated)) <= 0.1 * int(stated)
+
+
+def test_the_environment_variables_are_those_of_the_code() -> None:
+    """Each that npformer reads is on the page, except names that other programs set for it, and no other of ours."""
+    page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
+    read = set[str]()
+    for path in [*(ROOT / "npformer").rglob("*.py"), ROOT / "weights/hatch_build.py"]:
+        code = path.read_text(encoding="utf-8")
+        constants = dict(re.findall(r'^([A-Z_]+) = "([A-Z_]+)"$', code, flags=re.MULTILINE))
+        for quoted, name in re.findall(r'environ(?:\.get\(|\[)(?:"(\w+)"|(\w+))', code):
+            read.add(quoted or constants.get(name, name))
+    assert {"NPFORMER_THREADS", "NPFORMER_API_KEY", "NPFORMER_DEMO"} <= read
+    assert read - listed == {"PYTHONPATH", "COMP_LINE"}
+    assert {name for name in listed - read if name.startswith("NPFORMER")} == set()
+
+
+def test_the_benchmarks_are_those_that_were_measured() -> None:
+    """The page of how it works repeats figures of the benchmarks' own page, in rows of the same names."""
+    measured, repeated = (
+        {
+            name: cells.replace("*", "").split("|")
+            for name, cells in re.findall(r"^\| ([^|]+) \|(.*)\|$", text, flags=re.M)
+        }
+        for text in (
+            (ROOT / page).read_text(encoding="utf-8").split("distilbert-sst2, 384 wide")[0]
+            for page in ("tests/benchmarks/README.md", "docs/how-it-works/benchmarks.md")
+        )
+    )
+    rows = [name for name in repeated if name.startswith(("32 ", "8 x", "one sentence"))]
+    assert len(rows) == 6
+    for name in rows:
+        assert [each.strip() for each in repeated[name]] == [each.strip() for each in measured[name][1:4]], name
