@@ -17,6 +17,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
+from npformer.runtime.mapped import release
 from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -170,7 +171,7 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
         if is_copied:
             result = memory[end : end + array.size * kind.itemsize].view(kind).reshape(array.shape)
             _copy(array, result)
-            _forget(array)
+            release(array)  # so that file and copy do not both take memory
         result.flags.writeable = False
         loaded.append(result)
         end += size
@@ -191,17 +192,6 @@ def _copy(array: Array, result: Array) -> None:
             widen(rows, result_rows)
         else:
             result_rows[...] = rows if rows.dtype == result.dtype else widened(rows)
-
-
-def _forget(array: Array) -> None:
-    """Releases the mapped pages of a copied array, so that file and copy do not both take memory."""
-    base = _base(array)
-    if not isinstance(base, MappedFile) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    first, last = np.lib.array_utils.byte_bounds(array)
-    origin = np.frombuffer(base, np.uint8, 1).__array_interface__["data"][0]
-    start = (first - origin) // mmap.PAGESIZE * mmap.PAGESIZE
-    base.madvise(mmap.MADV_DONTNEED, start, last - origin - start)
 
 
 def first_nonfinite(array: Array) -> tuple[int, ...] | None:

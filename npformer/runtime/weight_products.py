@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common.errors import NpformerError
+from npformer.runtime.mapped import release
 from npformer.runtime.narrow import NarrowWeight
 from npformer.runtime.narrow_products import narrow_products
 from npformer.runtime.products import (
@@ -38,6 +39,7 @@ from npformer.runtime.threads import (
 )
 from npformer.runtime.trials import Trial
 
+TILE = 7 << 18  # bytes of the panels that a large product reads at a time
 MANY = 128  # with more rows, a large product's copy of the weight takes little of its time
 FEW = 256  # up to this many rows, gathering a weight's edge columns takes a large part of their product's time
 
@@ -58,25 +60,23 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
     products = list(out) if out else [np.empty((way.rows, weight.shape[1]), x.dtype) for weight in weights]
     panels = way.no_panels
     if way.paneled:
-        panels = [
-            _panels(weight, way.rows) if pays else None for weight, pays in zip(weights, way.paneled, strict=True)
-        ]
+        few = way.rows if rows <= MANY else 0
+        panels = [_panels(weight, few) if can else None for weight, can in zip(weights, way.paneled, strict=True)]
 
-    def part(index: int, of: int, panels: Sequence[Panels | None]) -> None:
+    def part(index: int, of: int, small: bool) -> None:
         shares = column_shares(way.widths, index, of)
         for weight, panel, share, product in zip(weights, panels, shares, products, strict=True):
-            _columns(way.kernel, x, weight, panel, share, product)
+            _columns(way.kernel, x, weight, panel, small, share, product)
         if way.edges:
             _columns_at_edges(x, weights, shares, products)
 
     def in_parts(each: tuple[int, bool]) -> None:
-        of, with_panels = each
-        chosen = panels if with_panels else way.no_panels
-        run_tasks([functools.partial(part, index, of, chosen) for index in range(of)], of)
+        of, small = each
+        run_tasks([functools.partial(part, index, of, small) for index in range(of)], of)
 
-    trial = way.trial_of_panels if any(panels) else way.trial
+    trial = way.trial_of_panels if rows <= MANY and any(panels) else way.trial
     if trial is None:
-        part(0, 1, way.no_panels)
+        part(0, 1, False)
     else:
         trial.run(in_parts, way.nanoseconds)
     return products if way.rows == rows else [product[:rows] for product in products]
@@ -90,7 +90,7 @@ class _Way:
         self.rows = k.rows(count)
         self.edges = k.has_edges(self.rows)
         self.no_panels: list[Panels | None] = [None] * len(shapes)
-        paneled = [count <= MANY and _may_have_panels(dtype, *shape) for shape in shapes]
+        paneled = [_may_have_panels(dtype, *shape) for shape in shapes]
         self.paneled = paneled if any(paneled) else []
         # For the first guess multiplying counts, and reading little: all cores share one memory.
         self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
@@ -125,9 +125,20 @@ def _trial(
 
 
 def _columns(
-    k: Kernel, x: np.ndarray, weight: np.ndarray, panels: Panels | None, columns: slice, product: np.ndarray
+    k: Kernel,
+    x: np.ndarray,
+    weight: np.ndarray,
+    panels: Panels | None,
+    small: bool,
+    columns: slice,
+    product: np.ndarray,
 ) -> None:
-    """product[:, columns] = x @ weight[:, columns]; columns that fill no panel or vector are computed separately."""
+    """product[:, columns] = x @ weight[:, columns]; columns that fill no panel or vector are computed separately.
+
+    small: by small products with panels, if there are panels
+    """
+    if panels is not None and not small and not panels.alone:
+        panels = None
     rest = (columns.stop - columns.start) % (VECTOR if panels is None else PANEL)
     if rest:
         last = slice(columns.stop - rest, columns.stop)
@@ -136,7 +147,7 @@ def _columns(
     if columns.start == columns.stop:
         return
     if panels is not None:
-        panels.times(x, columns, out=product[:, columns])
+        (panels.times if small else panels.times_large)(x, columns, out=product[:, columns])
     else:
         k.product(x, weight[:, columns], out=product[:, columns])
 
@@ -219,6 +230,8 @@ class Panels:
     The blocks are those in which a large product adds the inner axis. Columns that do not fill a panel are left out.
     A product of some rows with one panel is small: its kernel reads the panel as it lies, where a large product's
     first copies the weight, in every call.
+
+    alone: the weight is mapped from a file and its memory was released, so large products read the panels too.
     """
 
     def __init__(self, weight: np.ndarray) -> None:
@@ -227,6 +240,7 @@ class Panels:
             (block, np.ascontiguousarray(weight[block, :columns].reshape(-1, columns // PANEL, PANEL).swapaxes(0, 1)))
             for block in kernel(weight.dtype).k_blocks(len(weight))
         ]
+        self.alone = release(weight)
 
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
         """out = x @ weight[:, columns] for whole panels; the blocks' products are added in a large product's order."""
@@ -239,6 +253,19 @@ class Panels:
                     np.matmul(terms, panels[some, None], out=y)
                 else:
                     y += terms @ panels[some, None]
+
+    def times_large(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
+        """The same by large products, with some panels at a time as a matrix."""
+        count = max(1, TILE // (PANEL * 4 * self.blocks[0][0].stop))
+        for first in range(columns.start // PANEL, columns.stop // PANEL, count):
+            some = slice(first, min(first + count, columns.stop // PANEL))
+            y = out[:, some.start * PANEL - columns.start : some.stop * PANEL - columns.start]
+            for block, panels in self.blocks:
+                matrix = panels[some].swapaxes(0, 1).reshape(panels.shape[1], -1)
+                if block.start == 0:
+                    np.matmul(x[:, block], matrix, out=y)
+                else:
+                    y += x[:, block] @ matrix
 
 
 @functools.lru_cache(maxsize=1000)
@@ -256,8 +283,8 @@ def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight used repeatedly: made if `panels_pay` at this number of rows, then usable up to MANY."""
-    return _laid_out([weight], "panels", lambda: Panels(weight) if panels_pay(power(rows)) else None)
+    """The panels of a weight used repeatedly: made if `panels_pay` at this number of rows; 0: many."""
+    return _laid_out([weight], "panels", lambda: Panels(weight) if rows and panels_pay(power(rows)) else None)
 
 
 @functools.lru_cache(maxsize=1)

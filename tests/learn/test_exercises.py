@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -69,23 +67,10 @@ def test_right_solutions_need_half_of_the_budget_at_most(module: ModuleType) -> 
                 assert error <= budget / 2, (name, path, error / budget * FACTOR)
 
 
-def of_each(slow: Sequence[str]) -> list[Any]:
-    return [pytest.param(each, id=name, marks=[pytest.mark.slow] * (name in slow)) for name, each in EXERCISES.items()]
-
-
-@pytest.mark.parametrize("exercise", of_each(slow=LONG))
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_every_mistake_is_named_and_no_other(exercise: Exercise) -> None:
     """The judge takes the first mistake that fits in every case: so no two mistakes of a table are alike."""
-    assert_named(exercise, exercise.slips)
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_a_mistake_of_a_long_function_is_named(name: str) -> None:
-    assert_named(EXERCISES[name], EXERCISES[name].slips[-2:])
-
-
-def assert_named(exercise: Exercise, slips: Sequence[Slip]) -> None:
-    for slip in slips:
+    for slip in exercise.slips:
         verdict = judge(exercise, as_learner(slip.wrong, exercise.name), SIGNATURES[exercise.name], "")
         assert (verdict.state, verdict.cause) == (WRONG, slip.name), verdict
 
@@ -101,7 +86,14 @@ def nearly(slip: Slip) -> Callable[..., Any]:
     return lambda *args: mapped(lambda array: array * 1.001 if array.dtype.kind == "f" else array, slip.wrong(*args))
 
 
-@pytest.mark.parametrize("exercise", of_each(slow=[*LONG, "layer_norm_backward", "attention_backward"]))
+@pytest.mark.parametrize(
+    "exercise",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in LONG else [])
+        for each in EXERCISES.values()
+        if each.name != "sample"
+    ],
+)
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
     """Numbers that a known mistake nearly gives have another cause."""
     for slip in exercise.slips:
@@ -117,9 +109,3 @@ def floats(answer: Any) -> bool:
     """Whether every array of an answer has finite numbers that are not all 0, so that a factor shows."""
     arrays = [np.asarray(each) for _, each in leaves(answer)]
     return all(each.dtype.kind == "f" and each.ndim and np.isfinite(each).all() and each.any() for each in arrays)
-
-
-def test_the_page_of_the_course_counts_the_mistakes() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "learn" / "course.md").read_text(encoding="utf-8")
-    [said] = re.findall(r"list of mistakes, more than (\d+) in all", page)
-    assert int(said) < sum(len(each.slips) for each in EXERCISES.values()) <= int(said) + 20

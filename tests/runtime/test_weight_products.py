@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from npformer.runtime import products, weight_products
 from npformer.runtime.threads import num_threads
+from npformer.runtime.threads import products as plain_or_not
 from tests.support.bits import alike
 from tests.support.draw import normal
 
@@ -182,6 +185,36 @@ def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it(rows: int) -> Non
         for _ in range(4):
             assert alike(weight_products.weight_products(x, weight)[0], products.matmul(x, weight))
         del weight
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the memory of a mapping is read from /proc")
+def test_a_mapped_weight_with_panels_takes_no_memory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of rows: all products read the panels. Other kernels than those for small products add a
+    panel's columns in another order, so there the products are plain and compared within rounding."""
+    has_small_products = weight_products.few_rows() > 0
+    monkeypatch.setattr(weight_products, "few_rows", lambda: 30)
+    monkeypatch.setattr(weight_products, "panels_pay", lambda rows: True)
+    x, weight = normal(300, 700), normal(700, 1088)
+    path = tmp_path / "weight"
+    path.write_bytes(weight.tobytes())
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = np.frombuffer(memory, np.float32).reshape(weight.shape)
+    for number, rows in enumerate((6, 200, 6, 6, 300, 140, 129, 128, 2, 17)):
+        for threads in (1, 2):
+            with num_threads(threads), plain_or_not(plain=not has_small_products):
+                (found,) = weight_products.weight_products(x[:rows], mapped)
+            (expected,) = weight_products.weight_products(x[:rows], weight.copy())
+            np.testing.assert_allclose(found, expected, rtol=0, atol=0 if has_small_products else 1e-3)
+        assert (resident(path) == 0) == (number > 1)
+
+
+def resident(path: Path) -> int:
+    """The kilobytes of a mapped file in this process's memory."""
+    _, _, after = Path("/proc/self/smaps").read_text().partition(str(path))
+    return int(after.partition("Rss:")[2].split()[0])
 
 
 def test_the_environment_decides_about_panels(monkeypatch: pytest.MonkeyPatch) -> None:
