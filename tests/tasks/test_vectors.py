@@ -17,7 +17,7 @@ from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_folder import EmbeddingRecipe, read_recipe
 from npformer.tasks.task import without_head
 from tests.golden.make_tasks import write_sentence_folder
-from tests.support import tiny
+from tests.support import byte_level, tiny
 from tests.support.bits import alike
 from tests.support.sentence_folders import write_modules
 
@@ -317,3 +317,22 @@ def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, h
     assert alike(states, last)
     if head == "masked-lm":
         assert alike(word_logits(model, states[1:3], "row"), whole["logits"][1:3])
+
+
+def test_a_decoder_gives_the_last_hidden_state_of_the_token_that_ends_a_text(tmp_path):
+    """A folder of Qwen3-Embedding's form: last-token pooling, and a prompt for queries that counts among the tokens."""
+    folder = tiny.folder(tmp_path / "model", "qwen3", "causal-lm", vocab_size=byte_level.N_TOKENS, max_length=200)
+    byte_level.tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": byte_level.STOP, "padding_side": "left"}))
+    modules = [("sentence_transformers.models.Pooling", {"pooling_mode_lasttoken": True}, {})]
+    modules += [("sentence_transformers.models.Normalize", {}, {})]
+    prompt = "Instruct: Find passages\nQuery:"
+    embed = pipeline(None, write_modules(folder, modules, prompts={"query": prompt}))
+    texts = ["", "ice cream", f"the {byte_level.END} news 我爱"]
+    ids = [embed.model.tokenizer.encode(prompt + each).ids for each in texts]
+    assert all(each[-1] == 256 + 3 for each in ids)  # END
+    last = np.stack([embed.model([each]).last_hidden_state[0, -1] for each in ids])
+    expected = last / np.linalg.norm(last, axis=1, keepdims=True)
+    np.testing.assert_allclose(embed.encode_query(texts), expected, rtol=0, atol=1e-6)
+    assert np.array_equal(embed.encode_query(texts[1]), embed.encode_query(texts)[1])
+    assert np.abs(embed.encode_query(texts) - embed.encode_document(texts)).max() > 0.1

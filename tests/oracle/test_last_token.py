@@ -1,0 +1,76 @@
+"""Vectors of decoders, such as Qwen3-Embedding's, compared with sentence-transformers in float64.
+
+The folders have its form: a Qwen3 model whose tensors have a prefix or none, last-token pooling, a prompt with an
+instruction, and a tokenizer that ends each text with a special token.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as m
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+
+from npformer import pipeline
+from tests.support.byte_level import END, N_TOKENS, STOP, tokenizer
+from tests.support.in_double import in_double
+
+CONFIG = {
+    "vocab_size": N_TOKENS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True,
+    "initializer_range": 0.3,
+}  # fmt: skip
+PROMPTS = {"query": "Instruct: Given a query, retrieve passages that answer it\nQuery:", "document": ""}
+TEXTS = ["I love ice cream", "", "not my MUSIC", f"what  the{END} news 我爱 😀", "ice " * 90]
+CALLS = [{}, {"prompt_name": "query"}, {"prompt": "ice: "}, {"normalize_embeddings": True, "truncate_dim": 4}]
+LINEAR = {"bias": False, "activation_function": torch.nn.Identity()}
+CASES = {
+    "model alone": {},
+    "causal language model": {"kind": Qwen3ForCausalLM},
+    "its tensors without a prefix": {"bare": True},
+    "right padding": {"side": "right"},
+    "older flags": {"flags": True},
+    "matryoshka": {"truncate_dim": 8},
+    "dense after dense": {"poolings": "mean", "after": (m.Dense(32, 48, **LINEAR), m.Dense(48, 32, **LINEAR))},
+}
+
+
+def save(path, kind=Qwen3Model, bare=False, side="left", flags=False, poolings="lasttoken", after=(), **described):
+    """A folder as sentence-transformers writes it, and then with the class and the names that the hub's files have."""
+    torch.manual_seed(0)
+    kind(Qwen3Config(**CONFIG)).save_pretrained(path / "model")
+    tokens = {"eos_token": STOP, "pad_token": END, "padding_side": side, "model_max_length": 200}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer(), **tokens).save_pretrained(path / "model")
+    modules = [m.Transformer(str(path / "model")), m.Pooling(32, poolings), *after, m.Normalize()]
+    made = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS, **described)
+    made.save(str(path / "saved"))
+    config = path / "saved" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["Qwen3ForCausalLM"]}))
+    weights = path / "saved" / "model.safetensors"
+    tensors = {name.removeprefix("model."): each for name, each in load_file(weights).items()}
+    prefix = "" if bare else "model."
+    save_file({prefix + name: each for name, each in tensors.items()}, weights, {"format": "pt"})
+    if flags:
+        old = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+        (path / "saved" / "1_Pooling" / "config.json").write_text(json.dumps(old))
+    return path / "saved", made
+
+
+@pytest.mark.filterwarnings("ignore:input 4")  # is cut
+@pytest.mark.parametrize("case", CASES)
+def test_vectors_match_a_sentence_transformer(case, tmp_path):
+    """To 1e-12, a thousand times float64's rounding of vectors of length 1; the prompts change them by more than 0.1."""
+    folder, model = save(tmp_path, **CASES[case])
+    model, ours = model.double(), pipeline(None, folder, dtype=np.float64)
+    assert ours.name == "sentence-embedding"
+    with in_double():
+        for call in CALLS:
+            np.testing.assert_allclose(ours(TEXTS, **call), model.encode(TEXTS, **call), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(ours.encode_query(TEXTS), model.encode_query(TEXTS), rtol=0, atol=1e-12)
+    assert np.abs(ours.encode_query(TEXTS) - ours.encode_document(TEXTS)).max() > 0.1
