@@ -204,7 +204,7 @@ def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
     """
     stack: Decoder | Config = model.config.decoder or model.config
     rows = before + settings.num_beams * settings.max_new_tokens
-    size = 2 * stack.n_layers * model.config.d_model * rows * model.dtype.itemsize
+    size = 2 * stack.n_layers * model.config.kv_heads * model.config.d_head * rows * model.dtype.itemsize
     where = f"max_new_tokens {settings.max_new_tokens}, num_beams {settings.num_beams}: bytes of cached keys and values"
     model.limits.check("cache", size, where)
     return size

@@ -29,6 +29,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "gpt2", "vocab_size": 50_257, "d_model": 768, "n_heads": 12, "n_layers": 12, "d_ffn": 3072,
         "max_length": 1024,
     },
+    "smollm2-135m": {
+        "model_type": "llama", "vocab_size": 49_152, "d_model": 576, "n_heads": 9, "n_kv_heads": 3, "n_layers": 30,
+        "d_ffn": 1536, "max_length": 8192, "tied": True,
+    },
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2", "vocab_size": 151_936, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "n_layers": 24,
+        "d_ffn": 4864, "max_length": 32_768, "tied": True,
+    },
 }  # fmt: skip
 PROMPT, SHORT, TOKENS, TURNS = 512, 16, 32, 5
 WAYS = ("float32", "bfloat16", "float16", "int8")
@@ -44,9 +52,8 @@ def works(model: npformer.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
 def memory(folder: Path, keep: str) -> dict[str, float]:
     """Megabytes at the end and at most, of this process after some work."""
     model = npformer.load(folder, keep=keep)
-    for _ in range(3):
-        for work in works(model):
-            work()
+    for work in works(model):
+        work()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(status[key].split()[0]) / 1e3 for name, key in (("end", "VmRSS"), ("peak", "VmHWM"))}
 
@@ -72,6 +79,7 @@ def in_turns(folders: dict[str, Path]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--memory", action="store_true", help="measure no times")
     parser.add_argument("--memory-of", choices=KEEP, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -104,7 +112,8 @@ def main() -> None:
             ]
             found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             print(f"{keep:9} " + "   ".join(f"{name} {mb:6.0f} MB ({mb / total:.2f})" for name, mb in found.items()))
-        in_turns(folders)
+        if not args.memory:
+            in_turns(folders)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,10 @@ def test_a_model_without_a_table_of_positions_may_have_any_number_of_them():
 
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
-def test_cached_keys_and_values_have_a_limit(way):
-    model, ids = tiny.model("gpt2", "causal-lm"), np.array([5, 6, 7])
-    needed = 2 * model.config.n_layers * model.config.d_model * (3 + 5) * 4
+@pytest.mark.parametrize(("family", "width"), [("gpt2", 32), ("llama", 16)])  # two of Llama's four heads have keys
+def test_cached_keys_and_values_have_a_limit(family, width, way):
+    model, ids = tiny.model(family, "causal-lm"), np.array([5, 6, 7])
+    needed = 2 * model.config.n_layers * width * (3 + 5) * 4
     model.limits = Limits(cache=needed)
     list(getattr(model, way)(ids, max_new_tokens=5))
     model.limits = Limits(cache=needed - 1)
