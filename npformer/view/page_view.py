@@ -250,12 +250,14 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
     }  # fmt: skip
     method = next((each.methods[0] for each in views if isinstance(each, AttributionView)), None)
     if method is not None and method.signed:
-        names = [shortened(word.strip(PUNCTUATION) or word, 40) for word in method.words]
-        found["words"] = _for_and_against(names, method.scores)
+        texts = method.words
+        names = [shortened(word.strip(PUNCTUATION) or word, 40) for word in texts]
+        places = [i if texts.count(word) > 1 else None for i, word in enumerate(texts)]
+        found["words"] = _for_and_against(list(zip(names, places, strict=True)), method.scores)
         units.append(f"Words: {method.unit}.")
     if answer.effects:
-        places = [_selection(views[0], effect) for effect in answer.effects]
-        found["heads"] = _for_and_against(places, np.array([-effect.change for effect in answer.effects]))
+        choices = [_selection(views[0], effect) for effect in answer.effects]
+        found["heads"] = _for_and_against(choices, np.array([-effect.change for effect in answer.effects]))
         measured = any(isinstance(each, AblationView) for each in views)
         units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall of {answer.metric} without the head.")
     return found

@@ -86,6 +86,14 @@ def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> Non
     page.until(lambda: page.text("#heading") == "Words that count")
 
 
+def test_a_word_that_is_repeated_has_its_place(page: Page) -> None:
+    page.show(view.page(tiny.model(), "good good", methods="leave-one-out"))
+    words = page.texts(".answer .placed")
+    assert words
+    assert set(words) <= {"good0", "good1"}
+    assert page.texts(".answer .reason bdi") == ["good"] * len(words)
+
+
 def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> None:
     page.show(view.ablation(effects))
     cells = [f"{100 * change:z.2f}" for change in effects.changes.ravel()]

@@ -53,7 +53,11 @@ function leading(text, view, choices) {
   return link;
 }
 
-const wordOf = (text) => leading(el("bdi", {}, shown(text)), "attribution", {});
+// A word, with its place if it is in the text twice.
+const wordOf = ([text, place]) => {
+  const name = el("bdi", {}, shown(text));
+  return leading(place === null ? name : el("span", { class: "placed" }, name, el("sub", {}, String(place))), "attribution", {});
+};
 
 function headOf(choices) {
   const known = Object.fromEntries(Object.entries(choices).filter(([, value]) => value != null));
