@@ -136,6 +136,16 @@ def _other_affine(port: Any) -> Ways:
     if any(name.endswith("norm.bias") for name in port.weights):
         yield "weight and bias exchanged", {"*norm": exchanged}
         yield "the bias added before the weight is multiplied", {"*norm": bias_first}
+
+    def weight_first(y: np.ndarray, at: Any) -> Any:
+        bias = at.weight(at.name, "bias")
+        return standard(at.source * at.weight(at.name), at.config.eps) + (0 if bias is None else bias)
+
+    def affine_first(y: np.ndarray, at: Any) -> Any:
+        return standard(at.affine(at.source), at.config.eps)
+
+    yield "the weight multiplied before the row is normalized", {"*norm": weight_first}
+    yield "weight and bias before the row is normalized", {"*norm": affine_first}
     yield "1 + weight for weight", {"*norm": lambda y, at: y + standard(at.source, at.config.eps)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.attention import combine_heads, split_heads
 from npformer.blocks.activation_mistakes import sigmoid
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
 from npformer.multi_head import repeat_heads
@@ -96,9 +96,20 @@ def _query_scaled(port: Any) -> Ways:
 # --- heads -----------------------------------------------------------------------------------------------------------
 
 
-def _either_or_both(splitting: Rules, combining: Rules) -> dict[str, Rules]:
-    both = {**splitting, **combining}
-    return {"when splitting": splitting, "when combining": combining, "when splitting and combining": both}
+def _split_otherwise(split: Rule, combine: Rule) -> Callable[[Any], Ways]:
+    """Splits the rows of query, key and value into other heads, or combines them otherwise.
+
+    split : rows (T, D) -> rows of which the correct split makes the other heads; a rotation comes after it
+    """
+
+    def ways(port: Any) -> Ways:
+        rows = {f"*.attention.{name}": split for name in QKV}
+        splitting = port.rereading(rows, HEADS, "*.attention.*_rotated")
+        yield "when splitting", splitting
+        yield "when combining", {COMBINED: combine}
+        yield "when splitting and combining", splitting.ruling({COMBINED: combine})
+
+    return ways
 
 
 def _other_heads(port: Any) -> Ways:
@@ -146,6 +157,16 @@ def _scaled(factor: Callable[[Any], float]) -> Rules:
     return {SCORES: lambda scores, at: scores * factor(at)}
 
 
+def _scaled_otherwise(port: Any) -> Ways:
+    """Multiplies q k^T by a factor that a size explains, or by one that ports have."""
+    yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**0.25)
+    yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: 2**0.5)
+    yield "with the wrong sign", _scaled(lambda at: -1.0)
+    yield "by 1 / 8", _scaled(lambda at: at.d_head**0.5 / 8)
+    for said, factor in port.factors.items():
+        yield f"by {said}", _scaled(lambda at, factor=factor: at.d_head**0.5 * factor(at.text))
+
+
 def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:
     """Makes the weights of the scores by another formula."""
     return {WEIGHTS: lambda y, at: formula(at.scores)}
@@ -161,7 +182,7 @@ SOFTMAXES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "divided by 1 + the sum": lambda x: np.exp(x) / (1 + np.exp(x).sum(-1, keepdims=True)),
     "x over the sum, without e^x": lambda x: x / x.sum(-1, keepdims=True),
     "relu": lambda x: np.maximum(x, 0),
-    "relu over the sum": lambda x: np.maximum(x, 0) / np.maximum(x, 0).sum(-1, keepdims=True),
+    "relu over the sum": lambda x: np.maximum(x, 0) / np.maximum(np.maximum(x, 0).sum(-1, keepdims=True), 1e-9),
     "1 at the largest": lambda x: (x == x.max(-1, keepdims=True)).astype(x.dtype),
     "uniform weights": lambda x: np.full_like(x, 1 / x.shape[-1]),
     "softmin": lambda x: softmax(-x),
@@ -250,17 +271,17 @@ MISTAKES = (
     Mistake(
         "heads reshaped without the transpose",
         "(L, D) becomes (L, H, K) and then, transposed, (H, L, K); the same shape without it mixes tokens",
-        _either_or_both(
-            {HEADS: lambda x, at: combine_heads(x).reshape(x.shape)},
-            {COMBINED: lambda x, at: split_heads(x, at.n_heads).copy().reshape(x.shape)},
+        _split_otherwise(
+            lambda x, at: combine_heads(x.reshape(-1, len(x), at.d_head)),
+            lambda x, at: split_heads(x, at.n_heads).copy().reshape(x.shape),
         ),
     ),
     Mistake(
         "heads interleaved",
         "head h is columns h K ... (h + 1) K - 1, side by side",
-        _either_or_both(
-            {HEADS: lambda x, at: combine_heads(x).reshape(-1, x.shape[-1], len(x)).transpose(2, 0, 1)},
-            {COMBINED: lambda x, at: at("attention.context").transpose(1, 2, 0).reshape(x.shape)},
+        _split_otherwise(
+            lambda x, at: x.reshape(len(x), at.d_head, -1).swapaxes(1, 2).reshape(x.shape),
+            lambda x, at: at("attention.context").transpose(1, 2, 0).reshape(x.shape),
         ),
     ),
     Mistake(
@@ -306,16 +327,7 @@ MISTAKES = (
     Mistake(
         "scores scaled otherwise",
         "q k^T is divided by sqrt(d_head)",
-        {
-            "multiplied by sqrt(d_head), not divided": _scaled(lambda at: at.d_head),
-            "by 1 / sqrt(number of heads)": _scaled(lambda at: (at.d_head / at.n_heads) ** 0.5),
-            "by 1 / d_model": _scaled(lambda at: at.d_head**0.5 / at.config.d_model),
-            "by 1 / 8": _scaled(lambda at: at.d_head**0.5 / 8),
-            "by d_head ** -0.25": _scaled(lambda at: at.d_head**0.25),
-            "by 1 / sqrt(d_head / 2)": _scaled(lambda at: 2**0.5),
-            "by 1 / sqrt(2 d_head)": _scaled(lambda at: 2**-0.5),
-            "with the wrong sign": _scaled(lambda at: -1.0),
-        },
+        _scaled_otherwise,
     ),
     Mistake(
         "softmax over the wrong axis",

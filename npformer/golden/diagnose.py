@@ -16,20 +16,21 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake
+from npformer.common.mistake import Mistake, Ways
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import parents, span
 from npformer.golden.mistakes import GENERAL, of_model
-from npformer.golden.mistakes.general import flat
-from npformer.golden.mistakes.precision import ALIKE_IN_A_BATCH, HALVES, half
+from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
+from npformer.golden.mistakes.precision import ALIKE_IN_A_BATCH, HALVES, half, held
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
 
+IN_HALF = next(each for each in ALIKE_IN_A_BATCH if each.name == "half precision")
 CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
 DRAWS = 3  # runs with random rounding, to measure that error
 EXPLAINED = 0.9  # the least fraction of the error that the closest mistake explains to be reported
@@ -219,11 +220,15 @@ class _Case:
             model.config, weights, golden.texts, "", [], frozenset(), max(theirs.width, *lengths, 0), lengths,
             known=tuple(name for name in parents(model.config, weights) if not name.endswith(".input")),
             sources=golden.sources, source_lengths=source_lengths,
-            source_width=max(theirs.source_width, *source_lengths, 0) if source_lengths else 0,
+            source_width=max(theirs.source_width, *source_lengths, 0) if source_lengths else 0, given=theirs.stages,
+            truth=golden.truth,
+            budgets={stage: budget * RATIOS[dtype] for stage, budget in golden.budgets.items()},
         )  # fmt: skip
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
         """Explains the diverging stages one after another, each with the causes of the earlier ones."""
+        if renamed := self.renamed(diverging):
+            return renamed
         found, bases = list[Diagnosis](), [self.right]
         for i, stage in enumerate(diverging):
             if len(found) == FAULTS or ((found or self.findings) and self.explained(stage, bases)):
@@ -233,13 +238,28 @@ class _Case:
                 later = diverging[i + 1 : i + 1 + LATER]
                 known = [sum(self.explained(name, [port]) for name in later) for _, port in certain]
                 certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
-                each = replace(each, fits=list({fit.mistake.name: fit for fit, _ in reversed(certain)}.values())[::-1])
+                each = replace(each, fits=_together([fit for fit, _ in certain]))
             found.append(each)
             if not certain or certain[0][0].mistake.reorders:
                 break
             bases.append(replace(certain[0][1], dtype="float32"))
         first = found[0] if found else Diagnosis("")
         return replace(first, then=found[1:], weights=self.findings)
+
+    def renamed(self, diverging: list[str]) -> Diagnosis | None:
+        """Returns the diagnosis of a port in which only names are wrong; None if there is another explanation."""
+        found = {
+            stage: names_of(replace(self.right, stage=stage, theirs=self.given[stage]))
+            for stage in diverging
+            if stage in self.golden.truth
+        }
+        if self.findings or len(found) < len(diverging) or not all(found.values()):
+            return None
+        first = diverging[0]
+        each, certain = self.explain(first, self.right)
+        others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]
+        fit = Fit(RENAMED, said_of(found), 0.0, 1.0, True)
+        return replace(each, fits=_together([fit, *others]))
 
     def explained(self, stage: str, bases: Iterable[Port]) -> bool:
         """Returns whether one of the ports gives their values of a stage."""
@@ -287,17 +307,32 @@ class _Case:
             return Diagnosis(stage, budgets, inputs), []
         closest: list[Fit] = []
         self.promising = None
+        if (kind := self.half_of(port)) is not None:
+            fit = Fit(IN_HALF, f"{kind}, the whole stage", budgets / RATIOS[kind], 1.0, True)
+            return Diagnosis(stage, budgets, inputs, [fit], groups=groups), [(fit, replace(port, dtype=kind))]
         for mistakes, tried, texts in self.tiers(port):
             fits = self.fits(mistakes, tried, texts)
             certain = [(fit, wrong) for fit, wrong in fits if fit.certain]
             if certain:
                 self.texts = texts
-                causes = list({fit.mistake.name: fit for fit, _ in reversed(certain)}.values())[::-1]
+                causes = _together([fit for fit, _ in certain])
                 return Diagnosis(stage, budgets, inputs, causes, groups=groups), certain
             if tried is port and texts is self.texts:
                 closest += [fit for fit, _ in fits]
         best = {fit.mistake.name: fit for fit in sorted(closest, key=lambda fit: fit.explained)}
         return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
+
+    def half_of(self, port: Port) -> str | None:
+        """The 16 bits that hold all of their numbers of a stage but not the correct ones, which they are near to."""
+        for kind in HALVES:
+            budget = self.golden.budgets[port.stage] * RATIOS[kind]
+            if RATIOS[kind] > RATIOS[self.comparison.dtype] and (
+                all(held(kind, array) for array in port.theirs)
+                and not any(held(kind, array.astype(np.float32)) for array in port.rightly)
+                and largest_error(port.theirs, port.rightly) <= budget
+            ):
+                return kind
+        return None
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
         """Yields the mistakes to try, in order, each with the port to change and the texts to compare."""
@@ -327,7 +362,7 @@ class _Case:
         tried, promising = [], set[tuple[str, str]]()
         for mistake in mistakes:
             self.progress(f"{port.stage}: {mistake.name}?")
-            for way, wrong in mistake.ways(port):
+            for way, wrong in _solvable(mistake.ways(port)):
                 if not wrong.matters or (known is not None and (mistake.name, way) not in known):
                     continue
                 with suppress(NpformerError):  # impossible with these weights or texts
@@ -374,6 +409,22 @@ class _Case:
         """Returns the error budget of a stage with a mistake: its numbers may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
+
+
+def _solvable(ways: Ways) -> Ways:
+    """Yields the ways up to one that is solved for, and has no solution with their numbers."""
+    with suppress(np.linalg.LinAlgError):
+        yield from ways
+
+
+def _together(fits: list[Fit]) -> list[Fit]:
+    """Returns the best fit of each mistake; ways that give the same numbers are all said."""
+    best: dict[str, Fit] = {}
+    for fit in fits:
+        first = best.setdefault(fit.mistake.name, fit)
+        if fit.budgets == first.budgets and fit.way not in first.way:
+            best[fit.mistake.name] = replace(first, way=f"{first.way}, or {fit.way}".removeprefix(", "))
+    return list(best.values())
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:

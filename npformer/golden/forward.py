@@ -7,7 +7,7 @@ ours as soon as ours are noted; so one run says of every stage what it should be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
+from npformer.common.mistake import Rule
 from npformer.golden.at import Arrays, At
 from npformer.golden.budget import jitter
 from npformer.golden.graph import matches, parted, stacks
@@ -151,8 +152,10 @@ class Run(Arrays):
         self.made.setdefault(name, []).append(made)
         return self._kept(name, text, made)
 
-    def _ruled(self, name: str, text: int, array: np.ndarray) -> np.ndarray:
-        for pattern, rule in self.port.rules:
+    def _ruled(
+        self, name: str, text: int, array: np.ndarray, rules: Iterable[tuple[str, Rule]] | None = None
+    ) -> np.ndarray:
+        for pattern, rule in self.port.rules if rules is None else rules:
             if matches(name, pattern):
                 try:
                     made = np.asarray(rule(array, At(self, text, name)))
@@ -173,5 +176,5 @@ class Run(Arrays):
             if made[corner].shape != theirs[text].shape:
                 raise NpformerError(f"{name}: theirs is {theirs[text].shape}, the port's {made.shape}")
             made[corner] = theirs[text]
-        self.kept[name, text] = made
+        self.kept[name, text] = made = self._ruled(name, text, made, self.port.reads)
         return made

@@ -18,6 +18,14 @@ from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
 from npformer.golden.rounded import Rounded
 from npformer.runtime.packing import Text
 
+FORMS: dict[str, Callable[[float], float]] = {
+    "1 / sqrt({})": lambda n: n**-0.5,
+    "sqrt({})": lambda n: n**0.5,
+    "1 / {}": lambda n: 1 / n,
+    "{}": lambda n: n,
+    "1 / sqrt(2 {})": lambda n: (2 * n) ** -0.5,
+}
+
 
 @dataclass(frozen=True)
 class Port:
@@ -41,10 +49,18 @@ class Port:
     sources: list[Text] = field(default_factory=list)  # for a translation model, the encoder's
     source_width: int = 0  # tokens of a source in the other program's batch
     source_lengths: tuple[int, ...] = ()  # lengths of the golden file's sources
+    given: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the other program's stages
+    truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
+    budgets: Mapping[str, float] = field(default_factory=dict)  # of the golden file's stages, in their precision
+    reads: tuple[tuple[str, Rule], ...] = ()  # patterns of stages that later ones read with a change
 
     def ruling(self, rules: Rules) -> Port:
         """Returns the port with rules for the stages that match these patterns."""
         return replace(self, rules=(*self.rules, *rules.items()), touched=self.touched | set(rules))
+
+    def rereading(self, rules: Rules, *touched: str) -> Port:
+        """Returns the port in which the stages `touched` read other values of those that match the patterns."""
+        return replace(self, reads=(*self.reads, *rules.items()), touched=self.touched | set(touched))
 
     def weighing(self, changes: Mapping[str, np.ndarray]) -> Port:
         """Returns the port with other weights."""
@@ -168,6 +184,24 @@ class Port:
     def matters(self) -> bool:
         """Whether the changes are possible, and made where the stage in question is computed."""
         return self.possible and any(matches(stage, pattern) for pattern in self.touched for stage in self.span)
+
+    def sizes(self, text: int) -> dict[str, int]:
+        """Returns the sizes that may explain a constant, as the stage has them in a text: T, K, D, H, F, n_layers."""
+        own, across = parted(self.stage), "cross_attention" in self.stage
+        of_source = bool(self.sources) and (own[0] == "encoder." or across)
+        length, width = (self.source_lengths, self.source_width) if of_source else (self.lengths, self.width)
+        of_stack = self.config.decoder if self.stack == "decoder." else self.config
+        sizes = {"T": length[text], "K": self.d_head, "D": self.config.d_model, "H": self.n_heads}
+        return {**sizes, "F": of_stack.d_ffn, "n_layers": self.depth, "T with padding": width}
+
+    @property
+    def factors(self) -> dict[str, Callable[[int], float]]:
+        """The factors that a size explains, functions of a text, by their names."""
+
+        def of(size: str, form: str) -> Callable[[int], float]:
+            return lambda text: FORMS[form](self.sizes(text)[size])
+
+        return {form.format(size): of(size, form) for size in self.sizes(0) for form in FORMS}
 
     @property
     def groups(self) -> list[str]:

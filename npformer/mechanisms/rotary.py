@@ -143,15 +143,29 @@ def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.nd
 ROTATED = ("*.attention.query_rotated", "*.attention.key_rotated")
 
 
-def _rotated(formula: Callable[..., np.ndarray]) -> Rules:
+def _angles(x: np.ndarray, at: Any, first: int = 0, power: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """The layer's angles for rows x, from another first position or with other frequencies, theta^(-2 i power / K)."""
+    rotary = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, Rotary))
+    rotary = replace(rotary.for_model(at.config), theta=rotary.theta**power)
+    return rotary.angles_at(np.arange(len(x)) + first, x.dtype)
+
+
+def _rotated(formula: Callable[..., np.ndarray], first: int = 0) -> Rules:
     """Rotates queries and keys in another way, a function of (x, cos, sin)."""
+    return dict.fromkeys(ROTATED, lambda y, at: formula(at.source, *_angles(at.source, at, first)))
 
-    def rule(y: np.ndarray, at: Any) -> np.ndarray:
-        config, x = at.config, at.source
-        rotary = next(each for each in config.mechanisms_of(at.layer) if isinstance(each, Rotary))
-        return formula(x, *rotary.for_model(config).angles_at(np.arange(len(x)), x.dtype))
 
-    return dict.fromkeys(ROTATED, rule)
+def _with_d_model(y: np.ndarray, at: Any) -> np.ndarray:
+    return rotate(at.source, *_angles(at.source, at, power=at.config.d_head / at.config.d_model))
+
+
+def _turned(port: Any) -> Ways:
+    yield "left out", _rotated(lambda x, cos, sin: x)
+    yield "the other way", _rotated(lambda x, cos, sin: rotate(x, cos, -sin))
+    yield "from position 1", _rotated(rotate, first=1)
+    yield "with d_model for d_head in the frequencies", dict.fromkeys(ROTATED, _with_d_model)
+    values: Rules = {"*.attention.value": lambda x, at: rotate(x, *_angles(x, at))}
+    yield "of the values too", port.rereading(values, "*.attention.value_heads")
 
 
 def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -191,10 +205,7 @@ Rotary.mistakes = (
     Mistake(
         "rotation left out or turned",
         "queries and keys are rotated by their positions, both in the same direction",
-        {
-            "left out": _rotated(lambda x, cos, sin: x),
-            "the other way": _rotated(lambda x, cos, sin: rotate(x, cos, -sin)),
-        },
+        _turned,
     ),
     Mistake("rotation with another base", "theta is rope_theta of the layer's kind in config.json", _other_thetas),
 )

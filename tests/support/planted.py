@@ -312,6 +312,10 @@ IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
 }  # fmt: skip
 
 
+def only_head(port: PlainPort, x: np.ndarray) -> np.ndarray:
+    return PlainPort.merge(port, x * np.array([1, 0, 1, 1], np.float32)[:, None, None])
+
+
 def alibi(port: PlainPort, s: np.ndarray) -> np.ndarray:
     place = np.arange(s.shape[-1])
     slopes = 2.0 ** -np.arange(1, s.shape[1] + 1)[:, None, None]
@@ -325,10 +329,6 @@ def noisy(port: PlainPort) -> dict[str, np.ndarray]:
         for name, w in port.w.items()
         if name.startswith("layers.1.")
     }
-
-
-def only_head(port: PlainPort, x: np.ndarray) -> np.ndarray:
-    return PlainPort.merge(port, x * np.array([1, 0, 1, 1], np.float32)[:, None, None])
 
 
 def times(port: PlainPort, part: str, c: float) -> dict[str, np.ndarray]:
@@ -347,14 +347,14 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), instead("gelu", lambda x: x * sigmoid(np.float32(1.3) * x))),
     "elu 0.5": ((), instead("gelu", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)).astype(np.float32))),
     "gelu of 1.1 x": ((), put("gelu", lambda port, x: PlainPort.gelu(port, np.float32(1.1) * x))),
-    "clipped gelu": ((), put("gelu", lambda port, x: PlainPort.gelu(port, x).clip(-1, 1))),
+    "clipped gelu": (("clipped",), put("gelu", lambda port, x: PlainPort.gelu(port, x).clip(-1, 1))),
     "gelu of |x|": ((), put("gelu", lambda port, x: PlainPort.gelu(port, np.abs(x)))),
     "eps 3e-5": ((), attr("eps", lambda port: 3e-5)),
     "eps 0.1": ((), attr("eps", lambda port: 0.1)),
     "median": ((), instead("normalize", lambda x: (x - np.median(x, -1, keepdims=True)) / x.std(-1, keepdims=True))),
     "ddof 2": ((), instead("normalize", lambda x: centred(x) / x.std(-1, keepdims=True, ddof=2))),
     "half of the row": ((), instead("normalize", lambda x: centred(x) / x[..., :16].std(-1, keepdims=True))),
-    "norm clipped": ((), put("norm", lambda port, x, name: PlainPort.norm(port, x, name).clip(-1.5, 1.5))),
+    "norm clipped": (("clipped",), put("norm", lambda port, x, name: PlainPort.norm(port, x, name).clip(-1.5, 1.5))),
     "weights of norms squared": ((), weights(lambda p: {n: w * w for n, w in p.w.items() if n.endswith("norm.weight")})),
     "positions from 3": (("scaled by a constant",), attr("positions", lambda port: port.positions + 3)),
     "positions doubled": ((), attr("positions", lambda port: (2 * port.positions).clip(0, 23))),
@@ -366,16 +366,16 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "alibi": ((), put("masked", alibi)),
     "cosine attention": ((), instead("scores", cosine)),
     "scores plus the distance": ((), put("masked", lambda p, s: PlainPort.masked(p, s + np.arange(s.shape[-1])))),
-    "a head left out": ((), put("merge", only_head)),
+    "a head left out": (("heads or columns missing",), put("merge", only_head)),
     "two heads exchanged": ((ORDER,), put("merge", lambda p, x: PlainPort.merge(p, x[:, [1, 0, 2, 3]]))),
     "W_O twice": (
         ("another stage in its place",),
         put("project", lambda p, x, at: p.linear(p.linear(x, f"{at}.output"), f"{at}.output")),
     ),
     "tanh after W_O": ((), put("project", lambda p, x, at: np.tanh(p.linear(x, f"{at}.output")))),
-    "residual of 0.9": ((), layer_with(attention=lambda p, x, a, at: np.float32(0.9) * x + a)),
+    "residual of 0.9": (("residual scaled",), layer_with(attention=lambda p, x, a, at: np.float32(0.9) * x + a)),
     "highway": ((), layer_with(ffn=lambda p, x, y, f, at: sigmoid(y) * y + f)),
-    "ffn output times 1.2": ((), layer_with(ffn=lambda p, x, y, f, at: y + np.float32(1.2) * f)),
+    "ffn output times 1.2": (("sum with other factors",), layer_with(ffn=lambda p, x, y, f, at: y + np.float32(1.2) * f)),
     "residual of both": ((), layer_with(ffn=lambda p, x, y, f, at: x + y + f)),
     "noise in layer 1": ((), weights(noisy)),
     "rows of W_1 reversed": ((), weights(lambda p: {n: w[::-1] for n, w in p.w.items() if "hidden.weight" in n})),

@@ -5,12 +5,15 @@ They are tried last. Each is checked like a mistake: its numbers must be within 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.at import At
+from npformer.golden.budget import largest_error
 from npformer.golden.graph import parted
-from npformer.golden.port import Port, made_by
+from npformer.golden.port import Port
 
 RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
 
@@ -35,17 +38,6 @@ def dropout(port: Port) -> Ways:
         yield f"rate {rate:g}", {port.stage: rule}
 
 
-def constant(port: Port) -> Ways:
-    """All numbers of the stage differ by one factor or one summand."""
-    right, theirs = flat(port.rightly), flat(port.theirs)
-    if right.size >= 8 and (squares := float(right @ right)):
-        c = float(right @ theirs) / squares
-        yield f"{c:.6g} times the correct value", {port.stage: lambda y, at: c * y}
-        d = float(np.median(theirs - right))
-        yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}
-        yield "all zeros", {port.stage: lambda y, at: 0 * y}
-
-
 def other_stage(port: Port) -> Ways:
     """The stage has another stage's values."""
     stack, layer, _ = parted(port.stage)
@@ -54,6 +46,8 @@ def other_stage(port: Port) -> Ways:
     names = [name for name in port.known if name != port.stage and (name.startswith(near) or not prefix)]
     for name in names:
         yield f"it is {name}", {port.stage: lambda y, at, name=name: at(name)}
+    for name in names_of(port):
+        yield f"it is {name}", {port.stage: lambda y, at, name=name: port.truth[name][at.text]}
     group = {"logits": "head.output"}.get(port.stage, port.stage)
     if (
         f"{group}.weight" in port.weights
@@ -65,6 +59,26 @@ def other_stage(port: Port) -> Ways:
                 f"it is computed from {name}",
                 {port.stage: lambda y, at, name=name: at.linear(at(name), group)},
             )
+
+
+def names_of(port: Port) -> list[str]:
+    """The stages with the correct values of which their stage agrees, far better than with its own."""
+    own = largest_error(port.theirs, port.truth[port.stage])
+    return [
+        name
+        for name, arrays in port.truth.items()
+        if name != port.stage
+        and [a.shape for a in arrays] == [a.shape for a in port.theirs]
+        and largest_error(port.theirs, arrays) <= min(own / 10, port.budgets[name])
+    ]
+
+
+def said_of(found: Mapping[str, list[str]]) -> str:
+    """Describes which stage each one is, such as two that are exchanged or the states of layers off by one."""
+    steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
+    pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
+    said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"
+    return f"the layers' numbers are off by {abs(steps.pop())}: {said}" if steps in ({1}, {-1}) else said
 
 
 def permuted(port: Port) -> Ways:
@@ -97,27 +111,13 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
     return order if moved and len(set(order.tolist())) == len(order) else None
 
 
-def other_weights(port: Port) -> Ways:
-    """A group of weights has another group's numbers."""
-    groups = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights))
-
-    def shapes(group: str) -> list[tuple[int, ...]]:
-        return [port.weights[name].shape for part in ("weight", "bias") if (name := f"{group}.{part}") in port.weights]
-
-    for own in (group for group in groups if port.stage in made_by(group)):
-        for other in groups:
-            if other != own and shapes(own) == shapes(other):
-                yield f"{own} has {other}'s", port.regrouping({own: other})
-
-
 def flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
 
 
+RENAMED = Mistake("stages under other names", "every number is correct, but some have the names of other stages", {})
 MISTAKES = (
     Mistake("dropout left on", "some numbers are 0 and the others larger, as in training; call eval()", dropout),
-    Mistake("scaled by a constant", "all numbers of the stage are off by one factor or summand", constant),
     Mistake("another stage in its place", "the formula reads or returns another stage", other_stage),
     Mistake("in another order", "the numbers are correct but in another order", permuted),
-    Mistake("weights of another place", "a group of weights has the numbers of another one", other_weights),
 )

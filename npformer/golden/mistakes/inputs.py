@@ -12,6 +12,7 @@ from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
 from npformer.golden.port import Port
+from npformer.runtime.packing import Text
 
 LOWEST = float(np.finfo(np.float32).min)
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights
@@ -63,6 +64,8 @@ def mask_misused(port: Port) -> Ways:
     ways: dict[str, Formula] = {
         "applied after the softmax": lambda scores, seen: softmax(scores) * seen,
         "applied after the softmax, with -10000": lambda scores, seen: softmax(scores) + np.where(seen, 0, -1e4),
+        "one place late": lambda scores, seen: hidden(scores, np.insert(seen[:-1], 0, True)),
+        "one place early": lambda scores, seen: hidden(scores, np.append(seen[1:], False)),
         "added as it is, 1 and 0": lambda scores, seen: softmax(scores + seen),
         "multiplied with the scores": lambda scores, seen: softmax(scores * seen),
         "set to 1e-9, not -1e9": lambda scores, seen: softmax(np.where(seen, scores, 1e-9)),
@@ -93,11 +96,12 @@ def other_ids(port: Port) -> Ways:
         "one too low": lambda ids: (ids - 1) % size,
         "in the reverse order": lambda ids: ids[::-1],
         "without the first": lambda ids: np.append(ids[1:], 0),
+        "without the last": lambda ids: np.append(ids[:-1], port.config.pad_id or 0),
         "after another one": lambda ids: np.insert(ids[:-1], 0, ids[0]),
     }
     for way, change in changes.items():
         yield way, port.reading(lambda text, i, change=change: replace(text, ids=change(text.ids)))
-    texts = port.sources if port.sources and port.stack == "encoder." else port.texts
+    texts = texts_of(port)
     unpadded = list(map(len, texts)) == list(map(len, port.theirs))
     if parted(port.stage)[2] == "embeddings.token" and unpadded:
         scale = np.sqrt(port.config.d_model) if port.config.scale_embedding else 1.0
@@ -108,6 +112,32 @@ def other_ids(port: Port) -> Ways:
         if not port.config.decoder:
             found = port.reading(lambda text, i: replace(text, ids=ids[i]))
         yield f"{ids[0].tolist()!s:.60}", found
+
+
+def texts_of(port: Port) -> list[Text]:
+    """The texts that the stage's stack reads."""
+    return port.sources if port.sources and port.stack == "encoder." else port.texts
+
+
+def other_texts(port: Port) -> Ways:
+    """Each text is another one of the batch, as far as both have tokens: found by the nearest rows."""
+    if not port.from_ids or port.rightly[0].ndim != 2:
+        return
+    order = []
+    for theirs in port.theirs:
+        rows = [min(len(theirs), len(right)) for right in port.rightly]
+        apart = [np.abs(theirs[:n] - right[:n]).mean() for n, right in zip(rows, port.rightly, strict=True)]
+        order.append(int(np.argmin(apart)))
+    if order != sorted(order) and len(set(order)) == len(order):
+        texts, pad = texts_of(port), port.config.pad_id or 0
+
+        def moved(text: Text, i: int) -> Text:
+            other, n = texts[order[i]], len(text)
+            types = other.token_type_ids
+            ids = np.pad(other.ids[:n], (0, n - len(other.ids[:n])), constant_values=pad)
+            return Text(ids, None if types is None else np.pad(types[:n], (0, n - len(types[:n]))))
+
+        yield f"in the order {', '.join(map(str, order))}", port.reading(moved)
 
 
 def decoder_input(port: Port) -> Ways:
@@ -169,5 +199,6 @@ MISTAKES = (
         "the first token that the decoder reads is decoder_start_token_id of config.json",
         start_token,
     ),
+    Mistake("texts in another order", "row i of the batch is text i", other_texts, reorders=True),
     Mistake("other token ids", "these are embeddings of other tokens: another tokenizer, or another text", other_ids),
 )

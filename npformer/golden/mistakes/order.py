@@ -30,6 +30,23 @@ def other_norm_order(first: bool) -> Callable[[Port], Ways]:
     return ways
 
 
+def norm_of_block(port: Port) -> Ways:
+    """X + Normalize(Block(X)), or Normalize(Block(X)), for Normalize(X + Block(X))."""
+    if port.config.norm_first:
+        return
+    added, alone = dict[str, Any](), dict[str, Any]()
+    for block, x in (("attention", "input"), ("ffn", "attention_norm")):
+
+        def normed(y: np.ndarray, at: At, block: str = block) -> np.ndarray:
+            return at.affine(standard(at(f"{block}.output"), at.config.eps))
+
+        added[f"*.{block}_norm"] = lambda y, at, normed=normed, x=x: at(x) + normed(y, at)
+        alone[f"*.{block}_norm"] = normed
+    for way, rules in (("X is added to it", added), ("without X", alone)):
+        yield from ((f"{way}, after {name[2:-5]}", {name: rule}) for name, rule in rules.items())
+        yield f"{way}, after both blocks", rules
+
+
 AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at("attention.output")}
 AFTER_FFN: Rules = {FFN: lambda y, at: at("ffn.output")}
 
@@ -62,7 +79,8 @@ def other_residual(port: Port) -> Ways:
 def residual_scaled(port: Port) -> Ways:
     for pattern, output in BLOCKS:
         block = output.removesuffix(".output")
-        for c in (2.0, 0.5, 0.5**0.5, 2**0.5):
+        sizes = {factor(0) for said, factor in port.factors.items() if "n_layers" in said}
+        for c in sorted({2.0, 0.5, 0.5**0.5, 2**0.5, 0.9, 0.8, 0.1, *sizes} - {1.0}):
             rules: dict[str, Rules] = {
                 "the input of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * (y - at(out))},
                 "the output of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * at(out)},
@@ -166,6 +184,7 @@ MISTAKES = (
         other_norm_order(False),
         reorders=True,
     ),
+    Mistake("norm before the residual sum", "the sum of a block's input and output is normalized", norm_of_block),
     Mistake(
         "residual left out",
         "a block's input is added to its output",

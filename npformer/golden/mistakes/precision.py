@@ -165,10 +165,10 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
 
     def scores(y: np.ndarray, at: At) -> np.ndarray:
         q, k = of_x(at("attention.query_heads")), of_x(at("attention.key_heads"))
-        return q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+        return of_product(q @ k.swapaxes(-1, -2)) * q.shape[-1] ** -0.5
 
     def context(y: np.ndarray, at: At) -> np.ndarray:
-        return of_x(at("attention.weights")) @ of_x(at("attention.value_heads"))
+        return of_product(of_x(at("attention.weights")) @ of_x(at("attention.value_heads")))
 
     linears = ("query", "key", "value", "output")
     others = ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "logits")
@@ -210,6 +210,9 @@ def tensor_cores(port: Port) -> Ways:
 
 
 def integers(port: Port) -> Ways:
+    for decimals in (1, 2, 3, 4):
+        rounded = port.rounding(lambda array, decimals=decimals: array.round(decimals), port.weights)
+        yield f"to {decimals} decimals, biases too", rounded
     for way, rounding in SCHEMES.items():
         yield way, _of_weights(port, rounding, linear_only=True)
         if port.from_ids:

@@ -1,0 +1,319 @@
+"""Kinds of mistakes that hold for every stage: derived from the graph of stages, the weights and the sizes of a model.
+
+A stage leaves out a parent, some heads or columns, or reads them cut off; a weight is another one of its shape; a
+factor is explained by a size. `general.py` has statements that hold for any array of numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+import numpy as np
+
+from npformer.attention import combine_heads, split_heads
+from npformer.common.mistake import Mistake, Rule, Ways
+from npformer.golden.at import At
+from npformer.golden.graph import parents, parted
+from npformer.golden.mistakes.general import flat
+from npformer.golden.port import Port, made_by
+
+NEAR = 2e-3  # the most that a fitted factor may be off, relative to it; the budget decides afterwards
+MOST = 60  # the most weights that replace one
+MOST_COLUMNS = 4096  # whose sum is solved for those left out
+BOUNDS = (1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1e3, 1e4)
+
+
+def in_all_layers(stage: str) -> str:
+    """The pattern of a stage in every layer."""
+    return re.sub(r"layers\.\d+\.", "layers.*.", stage)
+
+
+def parents_of(port: Port) -> list[str]:
+    """The other program's stages that the stage is computed from."""
+    graph = parents(port.config, port.weights)
+    return list(dict.fromkeys(each for stage in port.span for each in graph.get(stage, ()) if each not in port.span))
+
+
+def is_single(port: Port) -> bool:
+    """Whether the other program has every stage that this one is computed from."""
+    return not any(name != port.stage and not name.endswith(".input") for name in port.span)
+
+
+def changing(port: Port, stage: str, rule: Rule) -> Port:
+    """Returns the port with another value of a stage: its own if it is computed, else as later stages read it."""
+    if stage in port.span:
+        return port.ruling({in_all_layers(stage): rule})
+    return port.rereading({in_all_layers(stage): rule}, port.stage)
+
+
+def places(port: Port) -> list[str]:
+    """The stages between the other program's and this one, and those that they are computed from; the last first."""
+    return [name for name in reversed(port.known) if name in port.span] + parents_of(port)
+
+
+# --- factors ---------------------------------------------------------------------------------------------------------
+
+
+def named(port: Port, numbers: list[float]) -> str:
+    """Names the factors of the texts by a size that explains them, such as "1 / sqrt(K)"; else by their number."""
+    fits = [
+        said
+        for said, factor in port.factors.items()
+        if all(abs(number / factor(i) - 1) < NEAR for i, number in enumerate(numbers))
+    ]
+    number = f"{np.mean(numbers):.6g}"
+    return f"{' or '.join(fits[:3])}, {number}," if fits else number
+
+
+def _ratios(port: Port) -> list[float]:
+    """The factor between their values and the correct ones, for each text."""
+    pairs = [(right.ravel(), theirs.ravel()) for right, theirs in zip(port.rightly, port.theirs, strict=True)]
+    return [float(right @ theirs / max(right @ right, 1e-300)) for right, theirs in pairs]
+
+
+def constant(port: Port) -> Ways:
+    """All numbers of the stage differ by one factor, or by one that depends on a text's length, or by one summand."""
+    right, theirs = flat(port.rightly), flat(port.theirs)
+    if right.size < 8 or not right.any():
+        return
+    ratios = _ratios(port)
+    whole = [float(right @ theirs) / float(right @ right)] * len(ratios)
+    added = any(each.products != 1 for kind in port.config.layer_kinds for each in kind)
+    scores = port.stage.endswith("attention.scores") and not added
+    for numbers in (whole, ratios):
+        said = f"{named(port, numbers)} times the correct value"
+        if scores:  # of the products, not of the scores
+            said = f"q k^T times {named(port, [number * port.d_head**-0.5 for number in numbers])}".rstrip(",")
+        yield said, {port.stage: lambda y, at, numbers=numbers: y * numbers[at.text]}
+    d = float(np.median(theirs - right))
+    yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}
+    yield "all zeros", {port.stage: lambda y, at: 0 * y}
+
+
+def _terms(port: Port) -> tuple[list[str], np.ndarray] | None:
+    """The stages that a stage is the sum of, and their numbers in columns; None if it is no sum."""
+    names = parents_of(port)
+    arrays = [port.given.get(name) for name in names]
+    sizes = [sum(a.size for a in each or ()) for each in (*arrays, port.theirs)]
+    if not is_single(port) or len(names) < 2 or len(set(sizes)) > 1:
+        return None
+    columns = np.stack([flat(each or []) for each in arrays], axis=1)
+    right = flat(port.rightly)
+    return (names, columns) if np.abs(columns.sum(1) - right).max() < 1e-5 * np.abs(right).max() else None
+
+
+def summands(port: Port) -> Ways:
+    """A sum of stages has other factors than 1, among them 0."""
+    if (terms := _terms(port)) is None:
+        return
+    names, columns = terms
+    found = np.linalg.lstsq(columns, flat(port.theirs), rcond=None)[0]
+    found = np.where(np.abs(found - np.rint(found)) < NEAR, np.rint(found), found)
+    said = [
+        f"without {name}" if c == 0 else f"{named(port, [float(c)] * len(port.theirs))} times {name}"
+        for name, c in zip(names, found, strict=True)
+        if c != 1
+    ]
+    more = [(name, float(c) - 1) for name, c in zip(names, found, strict=True)]
+    yield "; ".join(said), {port.stage: lambda y, at: y + sum(c * at(name) for name, c in more)}
+
+
+# --- stages, heads and columns left out ------------------------------------------------------------------------------
+
+
+def left_out(port: Port) -> Ways:
+    """The stage is computed without one of the stages that it reads, or one between."""
+    for name in places(port) if _terms(port) is None else ():
+        if name != port.stage and not name.endswith(".input"):
+            yield name, changing(port, name, lambda y, at: 0 * y)
+
+
+def some_left_out(port: Port) -> Ways:
+    """Some heads or columns of the stage, or of what it reads, are 0."""
+    heads = list(some_heads(port))
+    yield from heads
+    if not heads or not is_single(port):
+        yield from some_columns(port)
+
+
+def some_heads(port: Port) -> Ways:
+    """Some heads of a stage are 0, or are those of others."""
+    if port.theirs[0].ndim == 3 or port.stage.endswith("attention.combined"):
+        order = _heads(port)
+        if order is not None:
+            zero, copied = np.flatnonzero(order < 0), [int(i) for i in np.flatnonzero(order >= 0) if order[i] != i]
+            said = [f"{_numbers(zero)} are 0"] if len(zero) else []
+            said += [f"{i} is {order[i]}" for i in copied]
+            yield f"heads: {', '.join(said)}", {port.stage: lambda y, at: _taken(y, order)}
+        return
+    context = next((each for each in port.span if each.endswith("attention.context")), "")
+    for some in _subsets(port.n_heads) if context else ():
+        left = np.array([-1 if i in some else i for i in range(port.n_heads)])
+        yield f"heads: {_numbers(some)} are 0", changing(port, context, lambda y, at, left=left: _taken(y, left))
+
+
+def _taken(y: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The heads of y in an order; zeros for -1."""
+    heads = y if y.ndim == 3 else split_heads(y, len(order))
+    made = heads[order] * (order >= 0)[:, None, None]
+    return made if y.ndim == 3 else combine_heads(made)
+
+
+def _heads(port: Port) -> np.ndarray | None:
+    """The correct head that each of theirs is nearest to, -1 for zeros; None if each stands for itself once."""
+    count = len(port.theirs[0]) if port.theirs[0].ndim == 3 else port.n_heads
+    theirs, ours = (
+        np.concatenate([(a if a.ndim == 3 else split_heads(a, count)).reshape(count, -1) for a in arrays], axis=1)
+        for arrays in (port.theirs, port.rightly)
+    )
+    order = np.argmin(np.vecdot(ours, ours) / 2 - theirs @ ours.T, axis=-1)
+    order[~theirs.any(-1)] = -1
+    return None if len(set(order.tolist()) - {-1}) == count else order
+
+
+def _subsets(count: int) -> Iterator[tuple[int, ...]]:
+    """Subsets of few heads; of many, each one and those from or up to one on."""
+    if count <= 4:
+        yield from (some for size in range(1, count) for some in combinations(range(count), size))
+        return
+    yield from ((i,) for i in range(count))
+    for i in range(2, count - 1):
+        yield from (tuple(range(i)), tuple(range(i, count)))
+
+
+def _numbers(some: object) -> str:
+    """0, 3 to 5."""
+    numbers = [int(i) for i in some]  # type: ignore[attr-defined]
+    runs: list[list[int]] = []
+    for i in numbers:
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:6])
+
+
+def some_columns(port: Port) -> Ways:
+    """Some columns of the stage are 0, or of what its linear layer reads."""
+    if is_single(port):
+        theirs, right = rows(port.theirs), rows(port.rightly)
+        zero = np.flatnonzero(~theirs.any(0) & right.any(0))
+        if 0 < len(zero) < theirs.shape[1]:
+            yield f"columns {_numbers(zero)} are 0", {port.stage: lambda y, at: _without(y, zero)}
+        if (unread := _unread(port)) is not None:
+            name, columns = unread
+            yield f"{_said(port, name, columns)} are 0", changing(port, name, lambda y, at: _without(y, columns))
+        return
+    graph = parents(port.config, port.weights)
+    wide = [name for group in port.groups for stage in made_by(group) for name in graph.get(stage, ())]
+    for name in dict.fromkeys(each for each in wide if each in port.span and each.endswith(("activation", "gated"))):
+        for begin, end in ((0.5, 1), (0, 0.5), (0.75, 1), (0, 0.25), (0.25, 1)):
+
+            def rule(y: np.ndarray, at: At, begin: float = begin, end: float = end) -> np.ndarray:
+                return _without(y, np.arange(int(begin * y.shape[-1]), int(end * y.shape[-1])))
+
+            yield f"columns of {name} are 0 from {begin:.0%} to {end:.0%} of them", changing(port, name, rule)
+
+
+def rows(arrays: list[np.ndarray]) -> np.ndarray:
+    """The rows of all texts one after another; none if they have no columns in common."""
+    if arrays[0].ndim > 2 or len({a.shape[-1] for a in arrays}) > 1:
+        return np.zeros((0, 0))
+    return np.concatenate([a.reshape(-1, a.shape[-1]) for a in arrays]).astype(np.float64)
+
+
+def _without(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    y = y.copy()
+    y[..., columns] = 0
+    return y
+
+
+def _unread(port: Port) -> tuple[str, np.ndarray] | None:
+    """Solves sum_j m_j x_j W_j = theirs - b for the columns j of x that their linear layer leaves out, m_j = 0."""
+    groups = [group for group in port.groups if port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2]
+    names = parents_of(port)
+    if len(groups) != 1 or len(names) != 1 or (arrays := port.given.get(names[0])) is None:
+        return None
+    weight = port.weights[f"{groups[0]}.weight"].astype(np.float64)
+    x, error = rows(arrays), rows(port.theirs) - rows(port.rightly)
+    if x.shape[1] != len(weight) or len(weight) > MOST_COLUMNS or error.shape != (len(x), weight.shape[1]):
+        return None
+    gram = (x.T @ x) * (weight @ weight.T)  # of the columns x_j W_j, without making them
+    m = 1 + np.linalg.lstsq(gram, ((error @ weight.T) * x).sum(0), rcond=1e-12)[0]
+    zero = np.flatnonzero(m < 0.5)
+    return (names[0], zero) if 0 < len(zero) < len(m) else None
+
+
+def _said(port: Port, name: str, columns: np.ndarray) -> str:
+    """Names columns: as heads, if they are whole heads of attention."""
+    heads = sorted(set((columns // port.d_head).tolist()))
+    if name.endswith("attention.combined") and len(heads) * port.d_head == len(columns):
+        return f"heads {_numbers(heads)}"
+    return f"columns {_numbers(columns)} of {name}"
+
+
+# --- clipped ---------------------------------------------------------------------------------------------------------
+
+
+def clipped(port: Port) -> Ways:
+    """The stage is cut off at a bound, or what it reads; inside of several stages only scores are tried."""
+    low, high = (getattr(np, end)([getattr(a, end)() for a in port.theirs]) for end in ("min", "max"))
+    yield f"from {low:.4g} to {high:.4g}", {in_all_layers(port.stage): lambda y, at: y.clip(low, high)}
+    inside = not is_single(port)
+    for name in places(port):
+        if name == port.stage or (inside and not name.endswith("scores")):
+            continue
+        for bound in BOUNDS:
+            yield f"{name} from {-bound:g} to {bound:g}", changing(port, name, lambda y, at, b=bound: y.clip(-b, b))
+            if not inside:
+                yield f"{name} to {bound:g}", changing(port, name, lambda y, at, b=bound: np.minimum(y, b))
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def other_weights(port: Port) -> Ways:
+    """A weight or bias, or both, are those of another place; or two places have exchanged them."""
+    of_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, array in port.weights.items():
+        of_shape.setdefault(array.shape, []).append(name)
+    single = is_single(port)
+    own = [name for group in port.groups for part in ("weight", "bias") if (name := f"{group}.{part}") in port.weights]
+    for name in own:
+        alike = sorted((other for other in of_shape[port.weights[name].shape] if other != name), key=_distance(name))
+        for other in alike if single else (each for each in alike[:MOST] if _related(name, each)):
+            yield f"{name} is {other}", port.weighing({name: port.weights[other]})
+    for group in port.groups:
+        for name in of_shape.get(port.weights.get(f"{group}.weight", np.zeros(0)).shape, ()) if single else ():
+            other = name.rpartition(".")[0]
+            if name.endswith(".weight") and other != group and f"{other}.bias" in port.weights:
+                yield f"{group} is {other}", port.regrouping({group: other})
+    if not single:
+        for one, two in combinations(own, 2):
+            if port.weights[one].shape == port.weights[two].shape and one[-4:] == two[-4:] and _related(one, two):
+                exchanged = {one: port.weights[two], two: port.weights[one]}
+                yield f"{one} and {two} are exchanged", port.weighing(exchanged)
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether two weights are the same of two layers, or of the same kind in one block."""
+    a, b = parted(one), parted(other)
+    alike = a[2].rpartition(".")[2] == b[2].rpartition(".")[2]
+    return a[0] == b[0] and (a[2] == b[2] or (alike and a[1] == b[1]))
+
+
+def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
+    stack, layer, rest = parted(name)
+    return lambda other: (parted(other)[2] != rest, abs(parted(other)[1] - layer) + (parted(other)[0] != stack))
+
+
+MISTAKES = (
+    Mistake("scaled by a constant", "all numbers of the stage are off by one factor or summand", constant),
+    Mistake("sum with other factors", "the stage is the sum of others as they are", summands),
+    Mistake("a part left out", "the stage is computed without another one that it depends on", left_out),
+    Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),
+    Mistake("clipped", "numbers are cut off at a bound; the model has none", clipped),
+    Mistake("weights of another place", "a weight or bias has the numbers of another one", other_weights),
+)

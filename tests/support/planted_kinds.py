@@ -1,0 +1,90 @@
+"""Kinds of mistakes that the diagnosis derives from a model's own parts, planted in a `PlainPort` as in `planted.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.support.plain_port import PlainPort
+from tests.support.planted import Plant, attr, layer_with, only_head, put, softmax, weights
+
+
+def unsummed(port: PlainPort) -> np.ndarray:
+    """The embeddings without the positions, which are exported."""
+    x = port.note("embeddings.token", port.token())
+    port.note("embeddings.position", port.position())
+    x = x + port.note("embeddings.segment", port.segment())
+    return port.note("embeddings.norm", port.norm(port.note("embeddings.sum", x), "embeddings.norm"))
+
+
+def cut_units(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    h = port.note(f"{at}.activation", port.gelu(port.note(f"{at}.hidden", port.linear(x, f"{at}.hidden"))))
+    return port.note(f"{at}.output", port.linear(h * (np.arange(h.shape[-1]) < 50), f"{at}.output").astype(np.float32))
+
+
+def norm_of_block(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    for block, output in (("attention", port.attention), ("ffn", port.ffn)):
+        y = output(x, f"{at}.{block}")
+        port.note(f"{at}.{block}_residual", x + y)
+        x = port.note(f"{at}.{block}_norm", x + port.norm(y, f"{at}.{block}_norm"))
+    return x
+
+
+def in_float16(port: PlainPort, scores: np.ndarray) -> np.ndarray:
+    return softmax(port.masked(scores).clip(-6e4, 6e4).astype(np.float16)).astype(np.float32)
+
+
+def late_mask(port: PlainPort, scores: np.ndarray) -> np.ndarray:
+    mask = np.concatenate([port.mask[:, :1], port.mask[:, :-1]], axis=1)
+    return np.where(mask[:, None, None] == 1, scores, np.float32(-1e9))
+
+
+def first_weight(port: PlainPort, x: np.ndarray, name: str) -> np.ndarray:
+    return port.normalize(x * port.w[f"{name}.weight"]) + port.w[f"{name}.bias"]
+
+
+def exchanged_texts(port: PlainPort) -> None:
+    for name in ("ids", "mask", "types"):
+        setattr(port, name, getattr(port, name)[[1, 0, 2]])
+
+
+def exported(renamed: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Plant:
+    """Exports right numbers under other names, a function of the stages."""
+    return put("run", lambda port: port.out | renamed(type(port).run(port)))
+
+
+def sum_and_output(out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    pair = ("layers.1.ffn.output", "layers.1.ffn_residual")
+    return dict(zip(pair, (out[name] for name in pair[::-1]), strict=True))
+
+
+def off_by_one(out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"layers.0.ffn_norm": out["embeddings.norm"], "layers.1.ffn_norm": out["layers.0.ffn_norm"]}
+
+
+def query_bias(other: str) -> Plant:
+    return weights(lambda port: {"layers.0.attention.query.bias": port.w[f"{other}.bias"]})
+
+
+MISSING, PLACE, NAMES = "heads or columns missing", "weights of another place", "stages under other names"
+#: Kinds of mistakes that are derived from a model's stages, weights and sizes: the name, words of the way, the plant.
+KINDS: dict[str, tuple[str, str, Plant]] = {
+    "positions not added": ("sum with other factors", "without embeddings.position", put("embed", unsummed)),
+    "residual of 0.85": (
+        "sum with other factors", "0.85 times", layer_with(attention=lambda p, x, a, at: np.float32(0.85) * x + a)
+    ),
+    "1 / sqrt(T)": ("scores scaled otherwise", "1 / sqrt(T with padding)", attr("scale", lambda p: p.ids.shape[1] ** -0.5)),
+    "a head missing": (MISSING, "heads: 1 are 0", put("merge", only_head)),
+    "units missing": (MISSING, "columns 50 to 63 of layers.0.ffn.activation", put("ffn", cut_units)),
+    "scores clipped": ("clipped", "scores from -1 to 1", put("masked", lambda p, s: PlainPort.masked(p, s.clip(-1, 1)))),
+    "another bias": (PLACE, "query.bias is layers.0.attention.key.bias", query_bias("layers.0.attention.key")),
+    "a later bias": (PLACE, "is layers.1.attention.query.bias", query_bias("layers.1.attention.query")),
+    "softmax in float16": ("half precision", "float16, the whole stage", put("weigh", in_float16)),
+    "mask a place late": ("mask misused", "one place late", put("masked", late_mask)),
+    "norm of the block": ("norm before the residual sum", "X is added", put("layer", norm_of_block)),
+    "weight first": ("weight and bias of the norm mixed up", "multiplied before", put("norm", first_weight)),
+    "texts exchanged": ("texts in another order", "1, 0, 2", exchanged_texts),
+    "sum and output": (NAMES, "layers.1.ffn.output is layers.1.ffn_residual", exported(sum_and_output)),
+    "off by one": (NAMES, "off by 1: layers.0.ffn_norm is embeddings.norm", exported(off_by_one)),
+}  # fmt: skip
