@@ -14,14 +14,16 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax, softmax_backward
 from npformer.masks import masked_softmax
-from npformer.runtime.products import inner_products, inner_products_in_room, row_products
+from npformer.runtime.products import in_columns, inner_products, inner_products_in_room, row_products
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
 from npformer.runtime.tiles import in_place
 from npformer.tape import Stages
-from npformer.taps import spare, tap
+from npformer.taps import listening, spare, tap
 
 Linear = Mapping[str, np.ndarray]
 Add = Callable[[np.ndarray], np.ndarray]  # a function from scores to scores, which it may overwrite
+
+QUERIES = 64  # queries of a block: enough rows for a product, and few enough that most keys after them are left out
 
 _softmax = partial(softmax, total=sum_in_order)
 
@@ -202,9 +204,31 @@ def masked_attention(
     """softmax(add(q k^T) where the mask admits the key) v, for a scaled q. Masked keys do not change a bit of it.
 
     Their weight is exactly 0, and sums over keys have a fixed order, that of `runtime.sums.groups`. A decoder may thus
-    keep its keys in an array with free space, or those of several beams in one array.
+    keep its keys in an array with free space, or those of several beams in one array. Many queries are computed in
+    blocks, each of which reads only the keys that one of its queries may attend to.
     """
+    if q.shape[-2] > QUERIES and mask.shape[-2:] == (q.shape[-2], k.shape[-2]) and add is None and not listening():
+        return _in_blocks(q, k, v, mask)
     scores = _by_group(inner_products_in_room, q, k)  # q @ k.mT
     scores = tap("scores", scores if add is None else add(scores))
     weights = tap("weights", masked_softmax(scores, mask, terms, front))
     return tap("context", _by_group(partial(matmul_in_order, terms=terms, front=front), weights, v))  # weights @ v
+
+
+def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """`masked_attention` of QUERIES queries at a time, whose keys begin and end with a group of a sum."""
+    rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
+    columns = in_columns(k.mT, rows)  # for all blocks
+    context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    for start in range(0, q.shape[-2], QUERIES):
+        block = slice(start, start + QUERIES)
+        seen = np.flatnonzero(mask[..., block, :].reshape(-1, mask.shape[-1]).any(axis=0))
+        first, last = (int(seen[0]) // TERMS * TERMS, int(seen[-1]) // TERMS * TERMS + TERMS) if len(seen) else (0, 0)
+
+        def product(a: np.ndarray, b: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
+            return columns.times(a, first, last)
+
+        scores = _by_group(product, q[..., block, :], k)  # q @ k.mT
+        weights = masked_softmax(scores, mask[..., block, first:last])
+        context[..., block, :] = _by_group(matmul_in_order, weights, v[..., first:last, :])
+    return context

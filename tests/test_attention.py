@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npformer
+from npformer import attention
 from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
 from npformer.blocks import Attention, Rows
 from npformer.blocks.attention import self_attention
@@ -21,6 +22,7 @@ from npformer.functions import linear
 from npformer.masks import causal_mask, padding_mask
 from npformer.mechanisms import Causal, Window
 from npformer.runtime.packing import equal_runs
+from npformer.runtime.threads import single_blas_thread
 from npformer.taps import listen
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
@@ -299,7 +301,8 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
         sys.setprofile(None)
     ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
     names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
-    assert names == ours | {*("Attention.__call__", "Rows.attend", "Rows.whole", "attend", "split_heads")}
+    heads = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for the heads of keys that a group shares
+    assert names == ours | heads | {*("Attention.__call__", "Rows.attend", "Rows.whole", "attend", "split_heads")}
 
 
 def test_mechanisms_depend_on_places() -> None:
@@ -340,3 +343,26 @@ def test_a_listener_changes_no_bit() -> None:
     assert alike(listened, self_attention(x, lengths, 4, **weights))
     stages = ["query_heads", "key_heads", "value_heads", "scores", "weights", "context"]
     assert heard == ["query", "key", "value", *stages, *stages, "combined", "output"]
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (6, 3)])
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_queries_in_blocks_have_the_bits_of_one_pass(
+    heads: tuple[int, int], window: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """150 queries are three blocks, the last of which is not whole; a window leaves out keys before a block, too."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, n, 150, 24)).astype(dtype) for n in (heads[0], heads[1], heads[1]))
+    mask = np.tri(150, dtype=bool)
+    if window:
+        mask &= ~np.tri(150, k=-window, dtype=bool)
+    with single_blas_thread():
+        blocks = attention.masked_attention(q, k, v, mask)
+        monkeypatch.setattr(attention, "QUERIES", 150)
+        whole = attention.masked_attention(q, k, v, mask)
+    np.testing.assert_array_equal(blocks, whole)
+    admitted = np.where(mask, q @ k.repeat(heads[0] // heads[1], axis=1).mT, -np.inf)
+    weights = np.exp(admitted - admitted.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ v.repeat(heads[0] // heads[1], axis=1)
+    np.testing.assert_allclose(blocks, expected, atol=1e-5 if dtype == "float32" else 1e-13)  # roundings of 150 terms

@@ -7,6 +7,7 @@ weights are in `weight_products.py`.
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,6 +106,44 @@ def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
 
 
+class Columns(NamedTuple):
+    """b (..., K, N), laid out once by `in_columns`, for several products with the bits of `matmul`."""
+
+    plain: np.ndarray
+    whole: np.ndarray  # with margins on both sides of plain
+    margin: int
+
+    def part(self, *index: Any) -> Columns:
+        """b[index] of its leading axes."""
+        return Columns(self.plain[index], self.whole[index], self.margin)
+
+    def times(self, a: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
+        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first and last are multiples of VECTOR, or b's end."""
+        last = self.plain.shape[-1] if last is None else min(last, self.plain.shape[-1])
+        if last <= first or not has_kernel(a, self.plain):
+            return a @ self.plain[..., first:last]
+        k, rows = kernel(a.dtype), a.shape[-2]
+        a = with_rows(a, k.rows(rows))
+        room = k.span - 2 * self.margin if self.margin else last - first
+        products = []
+        for start in range(first, last, room):
+            width = min(room, last - start)
+            end = start + width + 2 * self.margin
+            product = k.product(a, self.whole[..., start : end + -(end - start) % VECTOR])
+            products.append(product[..., :rows, self.margin : self.margin + width])
+        return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
+
+
+def in_columns(b: np.ndarray, rows: int) -> Columns:
+    """Lays b out for products with at most this number of rows."""
+    if b.dtype.char not in "fd" or not b.size:
+        return Columns(b, b, 0)
+    k = kernel(b.dtype)
+    margin = GROUP if k.has_edges(k.rows(rows)) else 0
+    contiguous = b.strides[-1] == b.itemsize and b.shape[-1] % VECTOR == 0
+    return Columns(b, b if contiguous and not margin else in_margins(b, margin, spare=VECTOR), margin)
+
+
 def has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether BLAS computes this product: other dtypes and empty arrays do not reach it."""
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
@@ -120,10 +159,10 @@ def with_rows(a: np.ndarray, rows: int) -> np.ndarray:
     return filled
 
 
-def in_margins(b: np.ndarray, margin: int, scale: float = 1.0) -> np.ndarray:
-    """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns."""
+def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -> np.ndarray:
+    """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns, and `spare`."""
     width = b.shape[-1]
-    block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR), b.dtype)
+    block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR + spare), b.dtype)
     block[..., :margin] = 0
     np.multiply(b, scale, out=block[..., margin : margin + width])
     block[..., margin + width :] = 0

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from npformer.runtime.products import matmul
+from npformer.runtime.products import in_columns, matmul
 
 TERMS = 16  # terms in a group; small, because each beam's keys are read in groups of this size
+MANY = 1 << 12  # terms from which one step for each term of a group is faster than a step for each group
 TOGETHER = 1 << 14  # numbers in the products of groups computed together, which fit in a core's cache
 
 
@@ -45,7 +46,14 @@ def sum_in_order(
     total: np.ndarray | None = None
     for run, sizes in groups(y.shape[-1], terms, front):
         each = y[..., run].reshape(*y.shape[:-1], *sizes)
-        sums = each.sum(axis=-1) if over_rows else np.add.accumulate(each, axis=-1)[..., -1]
+        if over_rows:
+            sums = each.sum(axis=-1)
+        elif each.size < MANY:
+            sums = np.add.accumulate(each, axis=-1)[..., -1]
+        else:  # the same order in fewer steps for many sums
+            sums = each[..., 0] + each[..., 1] if sizes[1] > 1 else each[..., 0].copy()
+            for i in range(2, sizes[1]):
+                sums += each[..., i]
         if total is not None:
             sums[..., :1] += total
         total = np.add.accumulate(sums, axis=-1)[..., -1:]
@@ -58,9 +66,10 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int
     total: np.ndarray | None = None
     for run, sizes in groups(b.shape[-2], terms, front):
         left = a[..., run].reshape(*a.shape[:-1], *sizes).swapaxes(-2, -3)  # (..., groups, M, size)
-        right = b[..., run, :].reshape(*b.shape[:-2], *sizes, b.shape[-1])
+        right = in_columns(b[..., run, :].reshape(*b.shape[:-2], *sizes, b.shape[-1]), a.shape[-2])
         for i in range(0, sizes[0], some):
-            products = matmul(left[..., i : i + some, :, :], right[..., i : i + some, :, :])
+            part = ..., slice(i, i + some), slice(None), slice(None)
+            products = right.part(*part).times(left[part])
             if total is not None:
                 products[..., 0, :, :] += total
             total = products[..., 0, :, :]
