@@ -28,6 +28,7 @@ from npformer.runtime.narrow import NARROW
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",

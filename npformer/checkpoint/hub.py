@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npformer.checkpoint.modules import MODULES, encoder_folder, module_files
+from npformer.checkpoint.modules import MODULES, encoder_folder, module_files, read_modules
 from npformer.checkpoint.read import CONFIG, WEIGHTS
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
@@ -26,6 +26,7 @@ TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GE
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Files of sentence-transformers, if modules.json exists: next to the encoder's files, and next to modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
+CHAT_TEMPLATE = "chat_template.jinja"  # of a reranker that is a causal language model
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?(?=.{{1,96}}$){_PART}", re.ASCII)
@@ -140,7 +141,8 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
         old = next((each for each in OLD_TOKENIZER if has(start + each)), "")
         extras += ["added_tokens.json", *(["vocab.json"] if old == "merges.txt" else [])]
     if has(MODULES):
-        extras.append(ENCODER_SETTINGS)
+        reads_chat = any(each.kind == "LogitScore" for each in read_modules(folder))
+        extras += [ENCODER_SETTINGS, *([CHAT_TEMPLATE] if reads_chat else [])]
         has(SETTINGS)
         for alternatives in module_files(folder):
             any(has(each) for each in alternatives)

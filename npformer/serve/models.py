@@ -18,6 +18,7 @@ from npformer.tasks.pipelines import class_of, pipeline, tasks_of
 from npformer.tasks.sparse_embedding import SparseEmbedding
 from npformer.tasks.task import InputError, Request, Task
 from npformer.tasks.text_generation import TextGeneration
+from npformer.tasks.text_ranking import TextRanking
 from npformer.tasks.writing import Writing
 
 Given = str | Path | Model | Seq2Seq | Task
@@ -121,6 +122,9 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
         return
     fitting = [name for name in tasks_of(task.model.config) if TASKS[name].route]
     names = sorted(fitting, key=lambda name: list(SERVED).index(name) if name in SERVED else len(SERVED))
+    if isinstance(task, TextRanking) and task.template is not None:  # its model reads texts in a template alone
+        yield task.name, task
+        return
     if isinstance(task, SparseEmbedding):  # whose folder has no dense vectors
         names = [task.name, *(name for name in names if name not in (task.name, "sentence-embedding"))]
     for name in names:

@@ -175,9 +175,12 @@ def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
 def _inferred(folder: Path, limits: Limits) -> str:
     """Infers the task from a model's folder: by its sentence-transformers class, else by its head."""
     from npformer.checkpoint.modules import MODULES, home
+    from npformer.tasks.logit_score import is_logit_score
     from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse, was_cross_encoder
 
     outer = home(folder)
+    if is_logit_score(outer):
+        return "text-ranking"
     if (outer / MODULES).exists() and not is_cross_encoder(outer):
         return "sparse-embedding" if is_sparse(outer) else "sentence-embedding"
     if not _names_head(folder, limits):

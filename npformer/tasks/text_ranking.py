@@ -1,9 +1,12 @@
-"""text-ranking: the relevance of each text to a query, by a cross-encoder, which reads both together."""
+"""text-ranking: the relevance of each text to a query, by a cross-encoder, which reads both together.
+
+A reranker that is a causal language model reads both in its chat template (`logit_score.py`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,10 +19,11 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.model import Model
 from npformer.tasks.declaration import Form
+from npformer.tasks.logit_score import RankingTemplate, of_folder, ranker
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import DESCRIPTION, NEWER, OLDER, cross_encoder_recipe
 from npformer.tasks.sentence_transformers import Ranking
-from npformer.tasks.task import Request, logits_of_texts, probabilities
+from npformer.tasks.task import InputError, Request, logits_of_texts, probabilities
 from npformer.text.inputs import Pair, as_text_or_pair
 
 FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none"}  # torch's module -> function_to_apply
@@ -43,12 +47,14 @@ class TextRanking(Ranking):
 
     Parameters
     ----------
-    model : Model with a sequence-classification head and one label
+    model : Model with a sequence-classification head and one label, or a causal language model
+        whose folder has a LogitScore module and a chat template, such as Qwen3-Reranker's
     function_to_apply : "sigmoid" or "none", optional
         Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
         sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, is accepted too.
     prompt, prompt_name : str, optional
-        The text to put before each query, or the name of a prompt of the folder.
+        The text to put before each query, or the name of a prompt of the folder. For a chat template it is the
+        instruction, the system message.
     **options : the options of every task, see `Options`
 
     References
@@ -70,6 +76,15 @@ class TextRanking(Ranking):
     form = Form({"score": np.floating}, line="{score:.4f}", layout="beside")
 
     def __init__(self, model: Model, **options: Any) -> None:
+        score = of_folder(model)
+        self.template = None if score is None else RankingTemplate(model, score)
+        if score is not None:
+            model = ranker(model, score)
+        elif model.config.head == "causal-lm":
+            raise NpformerError(
+                f"{self.name}: a causal-lm model needs a LogitScore module in modules.json and a chat template, as "
+                "saved by version 5.4 or newer of sentence-transformers; got neither"
+            )
         labels = model.config.labels
         if model.config.head == "sequence-classification" and len(labels) != 1:
             raise NpformerError(
@@ -98,7 +113,19 @@ class TextRanking(Ranking):
         if not isinstance(item, Pair) and not (isinstance(item, Mapping) and item.get("text_pair") is not None):
             raise NpformerError("expected npformer.Pair(query, text), got one text")
         query, text = (found, "") if isinstance(found, str) else found  # an empty text still counts
+        if self.template is not None:
+            return [self.template.text(self.prompt(options), query, text)]
         return [Pair(self.prompt(options) + query, text)]
+
+    def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
+        if self.template is not None and options.long == "window":
+            raise NpformerError("long: a chat template is not read in windows; use 'truncate' or 'error'")
+        requests = super().prepare(window, first, options)
+        if self.template is not None:
+            for each in requests:
+                if isinstance(each, Request):
+                    self.template.restore(each.encoded[0], self.prompt(options))
+        return requests
 
     def answer(self, requests: list[Request], options: RankingOptions) -> list[Any]:
         scores = probabilities(logits_of_texts(requests)[:, 0], options.function_to_apply)

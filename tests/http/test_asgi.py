@@ -27,7 +27,7 @@ from npformer.serve.fields import Refusal
 from npformer.serve.models import TaskWork, serve_all
 from npformer.serve.replies import in_parts
 from npformer.tasks.catalogue import TASKS
-from tests.support import seq2seq_models, tiny
+from tests.support import reranker, seq2seq_models, tiny
 from tests.support.sentence_folders import write_modules
 
 ROOT = Path(__file__).parents[2]
@@ -295,3 +295,16 @@ def test_npformer_itself_does_not_import_the_extra():
     code = "import npformer.serve.routes, npformer.serve.batching, sys, json; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not {"starlette", "uvicorn", "prometheus_client"} & set(json.loads(done.stdout))
+
+
+def test_rerank_reads_the_chat_template_of_a_causal_language_model(tmp_path):
+    """Its model has no other route, because it reads texts in the template alone."""
+    pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+    folder, texts = reranker.write(tmp_path / "model"), ["ice cream", "not my music"]
+    rank = npformer.pipeline(None, folder)
+    expected = rank([npformer.Pair("what is good", each) for each in texts])
+    app, body = npformer.serve.app(folder), {"query": "what is good", "texts": texts}
+    ranked, info = ask(app, ("POST", "/rerank", body), ("GET", "/info", None), started=app)
+    found = {each["index"]: each["score"] for each in ranked.json()}
+    assert [found[0], found[1]] == [each["score"] for each in expected]
+    assert info.json()["tasks"] == ["text-ranking"]

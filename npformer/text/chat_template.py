@@ -1,0 +1,143 @@
+"""The chat template of a folder for a query with a text, as in rerankers that are causal language models.
+
+A template is an untrusted program. It is rendered by jinja2's sandbox in a process of its own, with limits on time and
+memory, and only with placeholders: `PairTemplate` puts the texts in their places.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from npformer.common.errors import NpformerError
+from npformer.common.files import read_text
+from npformer.text.tokenizer import SETTINGS, read_settings
+
+FILE = "chat_template.jinja"
+ROLES = ("system", "query", "document")
+SECONDS, MEMORY, MOST = 20, 2**30, 2**20  # of rendering; bytes of its memory on Unix; characters of a template
+#: Texts that a template must insert without changes: spaces show a template that trims.
+PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
+
+#: Renders a template for each list of messages, with transformers' settings of jinja2.
+PROGRAM = f"""
+import json, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+    resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
+except (ImportError, ValueError, OSError):
+    pass
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+def refuse(message): raise TemplateError(message)
+given = json.load(sys.stdin)
+made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+made.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+made.globals["raise_exception"] = refuse
+template = made.from_string(given["template"])
+texts = [template.render(messages=each, **given["variables"]) for each in given["conversations"]]
+if sum(map(len, texts)) > {MOST}: raise TemplateError("the text is too long")
+json.dump(texts, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """The parts of a rendered template: text, or the role of the text that stands there, by turns."""
+
+    parts: tuple[str, ...]
+
+    def __call__(self, **texts: str) -> str:
+        """Puts the texts of the roles in their places."""
+        return "".join(texts[part] if i % 2 else part for i, part in enumerate(self.parts))
+
+    @property
+    def end(self) -> str:
+        """The text after the last role's."""
+        return self.parts[-1]
+
+
+def pair_template(
+    folder: Path, with_system: bool, variables: Mapping[str, Any], structured: bool = False
+) -> PairTemplate:
+    """Reads a folder's chat template for the messages of a query and a document, with a system message before them.
+
+    variables: further variables of the template, such as add_generation_prompt. structured: whether the content of a
+    message is a list of parts. Raises NpformerError for a folder without a template, a template that fails, and one
+    that changes or drops a text.
+    """
+    where, template = _read(folder)
+    roles = ROLES if with_system else ROLES[1:]
+    empty = dict.fromkeys(roles, "")
+    placed = {role: PLACEHOLDERS[role] for role in roles}
+    conversations = [_messages(each, structured) for each in (placed, empty)]
+    settings = read_settings(folder)
+    special = {name: _text(value) for name, value in settings.items() if name.endswith("_token") and _text(value)}
+    rendered, of_empty = render(where, template, conversations, {**special, **variables})
+    if any(rendered.count(each) != 1 for each in placed.values()):
+        missing = [role for role, each in placed.items() if rendered.count(each) != 1]
+        raise NpformerError(
+            f"{where}: expected a template that inserts the texts of {', '.join(roles)} once each and without changes; "
+            f"it does not for {', '.join(missing)}"
+        )
+    parts, rest = [], rendered
+    for role in sorted(roles, key=lambda role: rendered.index(placed[role])):
+        before, rest = rest.split(placed[role])
+        parts += [before, role]
+    made = PairTemplate((*parts, rest))
+    if made(**empty) != of_empty:
+        raise NpformerError(f"{where}: the template depends on the content of the texts, which is not supported")
+    return made
+
+
+def render(
+    where: str, template: str, conversations: Sequence[Sequence[Mapping[str, Any]]], variables: Mapping[str, Any]
+) -> list[str]:
+    """Renders a template for each conversation, in a process with limits. where: for errors."""
+    if find_spec("jinja2") is None:
+        raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
+    given = json.dumps({"template": template, "conversations": conversations, "variables": variables})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM], input=given, capture_output=True, timeout=SECONDS, encoding="utf-8"
+        )
+        texts: list[str] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise NpformerError(f"{where}: rendering the template takes more than {SECONDS} seconds") from None
+    except ValueError:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise NpformerError(f"{where}: the template failed: {reason:.200}") from None
+    return texts
+
+
+def _read(folder: Path) -> tuple[str, str]:
+    """The place of a folder's chat template, and its text."""
+    path = folder / FILE
+    if path.exists():
+        template: Any = read_text(path)
+    else:
+        path, template = folder / SETTINGS, read_settings(folder).get("chat_template")
+    if not isinstance(template, str):
+        raise NpformerError(f"{folder}: no chat template; looked for {FILE} and a text `chat_template` in {SETTINGS}")
+    if len(template) > MOST:
+        raise NpformerError(f"{path}: expected a chat template of at most {MOST} characters, got {len(template)}")
+    return str(path), template
+
+
+def _messages(texts: Mapping[str, str], structured: bool) -> list[dict[str, Any]]:
+    return [
+        {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
+        for role, text in texts.items()
+    ]
+
+
+def _text(token: Any) -> str:
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else ""

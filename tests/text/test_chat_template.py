@@ -1,0 +1,77 @@
+"""Chat templates of pairs: where the texts stand, and the templates that are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from npformer import NpformerError
+from npformer.text import chat_template
+from npformer.text.chat_template import pair_template, render
+
+pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+BOTH = "{{ bos_token }}{% for each in messages %}[{{ each.role }}]{{ each.content }}\n{% endfor %}{{ tail }}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    settings = {"bos_token": {"content": "<s>"}, "chat_template": BOTH}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def test_texts_stand_where_the_template_puts_them(folder):
+    plain = pair_template(folder, False, {"tail": "answer:"})
+    assert plain(query=" {{ a }}", document="b") == "<s>[query] {{ a }}\n[document]b\nanswer:"
+    assert plain.end == "\nanswer:"
+    with_system = pair_template(folder, True, {})
+    assert with_system(system="s", query="", document="<<query 7d1>>") == (
+        "<s>[system]s\n[query]\n[document]<<query 7d1>>\n"
+    )
+    (folder / "chat_template.jinja").write_text("{{ messages[1].content[0].text }}|{{ messages[0].content[0].text }}")
+    assert pair_template(folder, False, {}, structured=True)(query="q", document="d") == "d|q"  # precedes the settings
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content }}", "once each and without changes; it does not for document"),
+        ("{{ messages[0].content | trim }}{{ messages[1].content }}", "it does not for query"),
+        ("{{ messages[0].content * 2 }}{{ messages[1].content }}", "it does not for query"),
+        (
+            "{% for m in messages %}{% if m.content %}{{ m.role }}{% endif %}{{ m.content }}{% endfor %}",
+            "depends on the",
+        ),
+        ("{{ raise_exception('no roles') }}", "the template failed: .*no roles"),
+        ("{{ messages", "the template failed: "),
+        ("{{ messages.__class__.__mro__ }}", "the template failed: .*unsafe"),
+        ("{{ messages.append(1) }}", "the template failed: .*unsafe"),
+    ],
+)
+def test_a_template_that_is_refused(template, message, folder):
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(NpformerError, match=rf"chat_template\.jinja: .*{message}"):
+        pair_template(folder, False, {})
+
+
+def test_a_template_has_limits_on_time_and_length(folder, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5)
+    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(NpformerError, match=r"here: rendering the template takes more than 0\.5 seconds"):
+        render("here", endless, [[]], {})
+    monkeypatch.undo()
+    with pytest.raises(NpformerError, match=r"here: the template failed: .*the text is too long"):
+        render("here", "{{ 'ab' * 600000 }}", [[]], {})
+    (folder / "chat_template.jinja").write_text(" " * (chat_template.MOST + 1))
+    with pytest.raises(NpformerError, match="expected a chat template of at most 1048576 characters, got 1048577"):
+        pair_template(folder, False, {})
+
+
+def test_a_folder_without_a_template_and_an_environment_without_jinja2(folder, monkeypatch):
+    monkeypatch.setattr(chat_template, "find_spec", lambda name: None)
+    with pytest.raises(NpformerError, match=r'a chat template needs jinja2: pip install "npformer\[chat\]"'):
+        pair_template(folder, False, {})
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(NpformerError, match=r"no chat template; looked for chat_template\.jinja and a text"):
+        pair_template(folder, False, {})
