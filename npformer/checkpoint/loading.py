@@ -160,7 +160,7 @@ def bundled() -> dict[str, Path]:
 def _not_installed(name: str) -> str:
     """Returns a message on where to get a project model that is not installed."""
     path = Path("weights", name)
-    folder = _installed_from() / path
+    folder = installed_from() / path
     if (folder / CONFIG).is_file():
         todo = f"It is in the checkout that npformer was installed from; use its path: {folder}"
     else:
@@ -168,7 +168,7 @@ def _not_installed(name: str) -> str:
     return f"{name}: not part of the installed package.\n  {todo}"
 
 
-def _installed_from() -> Path:
+def installed_from() -> Path:
     """The folder given to `pip install`, as recorded in the package's metadata (PEP 610); empty for a name."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,22 @@ TINY = float(np.finfo(np.float32).tiny)  # float32 rounds smaller numbers to 0
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a call: an answer, or the name of the exception that it raised."""
+    """The result of a call: an answer, or the exception that it raised, by its type and its message."""
 
     answer: Any = None
     raised: str = ""
+    message: str = ""
+
+
+def raised(error: BaseException) -> Outcome:
+    """The result of a call that raised an exception."""
+    return Outcome(raised=type(error).__name__, message=str(error))
+
+
+class Match(Enum):
+    """How the answer of a program compares with a learner's."""
+
+    NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: an exception of the same type with another message
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ def call(function: Function, args: tuple[Any, ...]) -> Outcome:
         with np.errstate(all="ignore"):
             return Outcome(function(*args))
     except Exception as error:
-        return Outcome(raised=type(error).__name__)
+        return raised(error)
 
 
 def truth(function: Function, args: tuple[Any, ...]) -> Truth:
@@ -92,14 +105,30 @@ def near(value: Any, exact: Any, budget: float) -> bool:
     return bool(np.all(np.abs(value[finite] - exact[finite]) <= budget))
 
 
-def gives(function: Function, args: tuple[Any, ...], outcome: Outcome) -> bool | None:
-    """Whether a function with a known mistake gives exactly this answer, or this exception; None if undetermined."""
-    exact = call(function, in_float64(args))
+def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outcome: Outcome) -> Match:
+    """Whether a program with known mistakes gives exactly this answer, or an exception of this type.
+
+    wide: the arguments in float64
+    """
+    exact = call(function, wide)
     if exact.raised == Undetermined.__name__:
-        return None
+        return Match.UNDETERMINED
     if outcome.raised or exact.raised:
-        return outcome.raised == exact.raised
-    return _roughly(outcome.answer, exact.answer) and same(outcome.answer, truth(function, args))
+        if outcome.raised != exact.raised:
+            return Match.NO
+        return Match.YES if outcome.message == exact.message else Match.TYPE
+    fits = _roughly(outcome.answer, exact.answer) and same(outcome.answer, truth(function, args))
+    return Match.YES if fits else Match.NO
+
+
+def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
+    """The paths of the values that a program with a known mistake gives too."""
+    true, answer = truth(function, args), dict(leaves(outcome.answer))
+    return {
+        path
+        for path, exact in leaves(true.outcome.answer)
+        if path in answer and _roughly(answer[path], exact) and near(answer[path], exact, true.budgets[path])
+    }
 
 
 def _roughly(answer: Any, exact: Any) -> bool:

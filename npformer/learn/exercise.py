@@ -45,6 +45,8 @@ class Exercise:
     hints : up to three, each says more than the one before
     solution : names of npformer's own functions that compute the same, in `module:name` form
     slips : mistakes with their names
+    values : names of the values it returns, if there are several
+    optional : name of an argument that may be None: a mistake may be in one of the two branches only
     """
 
     name: str
@@ -53,6 +55,8 @@ class Exercise:
     hints: tuple[str, ...]
     solution: tuple[str, ...]
     slips: tuple[Slip, ...]
+    values: tuple[str, ...] = ()
+    optional: str = ""
 
 
 @dataclass(frozen=True)

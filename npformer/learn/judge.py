@@ -8,15 +8,29 @@ from __future__ import annotations
 import inspect
 import linecache
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from npformer.learn.answers import Outcome, Truth, copied, gives, in_form_of, is_numeric, leaves, near, same, truth
+from npformer.learn.answers import (
+    Outcome,
+    Truth,
+    copied,
+    in_form_of,
+    is_numeric,
+    leaves,
+    near,
+    raised,
+    same,
+    truth,
+)
+from npformer.learn.causes import Case, cause
 from npformer.learn.exercise import Exercise, Function
-from npformer.learn.shown import difference, shown_case
+from npformer.learn.shown import difference, shown_answer, shown_case, value_name
 
+SECONDS = 0.75  # processor time to look for the cause of a wrong answer, after the table of the exercise
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
 
 
@@ -70,7 +84,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
     truths = [truth(exercise.right, each.args) for each in calls]
     calls = [_in_form(each, true) for each, true in zip(calls, truths, strict=True)]
     for each, true in zip(calls, truths, strict=True):
-        verdict = _judged(exercise.name, function, each, true, names, file)
+        verdict = _judged(exercise, function, each, true, names, file)
         if verdict is not None:
             return _with_cause(verdict, exercise, calls, truths)
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
@@ -103,7 +117,7 @@ def _called(function: Function, args: tuple[Any, ...], names: list[str]) -> _Cal
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the learner's code may raise anything, SystemExit included
-        return _Call(args, Outcome(raised=type(error).__name__), error, _written(args, given, names))
+        return _Call(args, raised(error), error, _written(args, given, names))
     return _Call(args, Outcome(_frozen(answer)), None, _written(args, given, names))
 
 
@@ -135,18 +149,22 @@ def _written(before: tuple[Any, ...], after: tuple[Any, ...], names: list[str]) 
 # --- one call ---------------------------------------------------------------------------------------------------------
 
 
-def _judged(name: str, function: Function, made: _Call, true: Truth, names: list[str], file: str) -> Verdict | None:
+def _judged(
+    exercise: Exercise, function: Function, made: _Call, true: Truth, names: list[str], file: str
+) -> Verdict | None:
     """The first problem of a call; None without one."""
-    wrong = Verdict(name, WRONG)
+    wrong, values = Verdict(exercise.name, WRONG), exercise.values
     if made.error is not None:
         return _exception(wrong, made, names, file)
-    numbers = shown_case(names, made.args, made.outcome.answer, true.outcome.answer)
+    numbers = shown_answer(names, made.args, made.outcome.answer, true, values)
     if made.written:
         problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
+        if same(made.outcome.answer, true):
+            numbers = shown_case(names, made.args)
         return replace(
             wrong, kind="argument", problem=problem, cause="in-place write", sentence=problem, numbers=numbers
         )
-    problem = _form(made.outcome.answer, true.outcome.answer)
+    problem = _form(made.outcome.answer, true.outcome.answer, values)
     if problem:
         return replace(wrong, kind="form", problem=problem, numbers=numbers)
     if any(np.asarray(value).dtype == np.float16 for _, value in leaves(made.outcome.answer)):
@@ -183,9 +201,9 @@ def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verd
     return replace(wrong, kind="exception", problem=problem, line=line, numbers=shown_case(names, made.args))
 
 
-def _form(answer: Any, right: Any, what: str = "") -> str:
+def _form(answer: Any, right: Any, values: Sequence[str] = (), path: str = "") -> str:
     """A sentence if an answer has another type, structure or shape than the right one."""
-    where = f" for {what}" if what else ""
+    where = f" for {value_name(values, path)}" if path else ""
     if answer is None:
         return f"It returns None{where}. Is a return missing?"
     if isinstance(right, dict):
@@ -195,12 +213,12 @@ def _form(answer: Any, right: Any, what: str = "") -> str:
             return f"The dict{where} lacks {', '.join(missing)}."
         if extra := [str(name) for name in answer if name not in right]:
             return f"The dict{where} has an unknown key {extra[0]}."
-        parts = ((answer[name], right[name], f"{what}.{name}" if what else str(name)) for name in right)
+        parts = ((answer[name], right[name], values, f"{path}.{name}".lstrip(".")) for name in right)
         return next(filter(None, (_form(*each) for each in parts)), "")
     if isinstance(right, list | tuple):
         if not isinstance(answer, list | tuple) or len(answer) != len(right):
             return f"Expected {len(right)} values{where}, got {_kind(answer)}."
-        parts = ((a, r, f"value {i}{where}") for i, (a, r) in enumerate(zip(answer, right, strict=True), 1))
+        parts = ((*each, values, f"{path}.{i}".lstrip(".")) for i, each in enumerate(zip(answer, right, strict=True)))
         return next(filter(None, (_form(*each) for each in parts)), "")
     if not is_numeric(answer):
         return f"Expected {'a number' if np.ndim(right) == 0 else 'an array'}{where}, got {_kind(answer)}."
@@ -252,24 +270,10 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
     return None
 
 
-# --- causes -----------------------------------------------------------------------------------------------------------
-
-
 def _with_cause(verdict: Verdict, exercise: Exercise, calls: list[_Call], truths: list[Truth]) -> Verdict:
-    """Adds the known mistake that gives the learner's numbers in every case it determines, and in a wrong one."""
+    """The verdict with the known mistake that gives the learner's answers, if there is one."""
     if verdict.kind in ("random", "argument") or any(each.written for each in calls):
         return verdict
-    wrong = [
-        each.error is not None or not same(each.outcome.answer, true) for each, true in zip(calls, truths, strict=True)
-    ]
-    for slip in exercise.slips:
-        shown = False
-        for each, is_wrong in sorted(zip(calls, wrong, strict=True), key=lambda pair: not pair[1]):
-            fits = gives(slip.wrong, each.args, each.outcome)
-            shown |= is_wrong and fits is True
-            if fits is False:
-                break
-        else:
-            if shown:
-                return replace(verdict, cause=slip.name, sentence=slip.sentence)
-    return verdict
+    cases = [Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True)]
+    name, sentence = cause(exercise, cases, SECONDS)
+    return replace(verdict, cause=name, sentence=sentence)

@@ -11,7 +11,7 @@ from npformer.learn.chapters import CHAPTERS
 from npformer.learn.judge import PASSED, UNWRITTEN, WRONG, Verdict
 from npformer.learn.whole import Run
 
-WIDTH = 96
+WIDTH = 80
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,9 +94,9 @@ class Report:
         after = [each.state for each in self.verdicts][len(self.verdicts) if not wrong else self._index(wrong[0]) + 1 :]
         if any(state != UNWRITTEN for state in after):
             them = "it" if len(wrong) == 1 else "them"
-            lines[-1] += f" {_listed(wrong)} replaced by npformer's in the functions that call {them}."
+            lines += wrap(f"{_listed(wrong)} replaced by npformer's in the functions that call {them}.", WIDTH)
         if following := [*wrong, *unwritten]:
-            lines.append(f"Next: {following[0]}. `npformer learn hint {following[0]}` gives a hint.")
+            lines += wrap(f"Next: {following[0]}. `npformer learn hint {following[0]}` gives a hint.", WIDTH)
         return lines
 
     def _index(self, name: str) -> int:

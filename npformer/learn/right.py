@@ -134,7 +134,7 @@ def attention_backward(grad: Array, q: Array, k: Array, v: Array) -> tuple[Array
 def _recorded(q: Array, k: Array, v: Array) -> Stages:
     recording = Recording()
     with listen(recording):
-        scaled_dot_product_attention(q, k, v)
+        attention.scaled_dot_product_attention(q, k, v)
     return recording.stages
 
 

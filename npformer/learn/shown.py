@@ -1,61 +1,94 @@
-"""Small numbers as text: the arguments of a case, the learner's answer and the right one."""
+"""Small numbers as text, in lines of 80 columns: the arguments of a case, the learner's answer and the right one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from npformer.learn.answers import Truth, is_numeric, leaves
+from npformer.learn.answers import Truth, is_numeric, leaves, near
 
 NUMBERS = 24  # the most numbers of an array that are shown
-WIDTH = 100
+ARRAYS = 4  # the most arrays of a dict that are shown
+DIGITS = 4  # behind the point, or more where the answer and the right one would look alike
+WIDTH = 74  # the report indents by 6
 
 
-def shown_case(names: list[str], args: tuple[Any, ...], answer: Any = None, right: Any = None) -> str:
-    """The arguments of a case; with answers, those with each array that differs."""
-    rows = [(name, value) for name, value in zip(names, args, strict=False)]
-    if right is not None:
-        parts, exact = dict(leaves(answer)), dict(leaves(right))
-        if len(exact) > 1:  # the first part that differs
-            differing = [path for path in exact if not _looks_same(parts.get(path), exact[path])]
-            path = next(iter(differing), next(iter(exact)))
-            rows += [(f"yours, {path}", parts.get(path)), (f"right, {path}", exact[path])]
-        else:
-            rows += [("yours", answer), ("right", right)]
+def shown_case(names: list[str], args: tuple[Any, ...]) -> str:
+    """The arguments of a case."""
+    return _table([row for name, value in zip(names, args, strict=False) for row in _argument(name, value)])
+
+
+def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Truth, values: Sequence[str]) -> str:
+    """The arguments of a case, the learner's answer and the right one: of several values the first that is wrong."""
+    rows = [row for name, value in zip(names, args, strict=False) for row in _argument(name, value)]
+    right, name = true.outcome.answer, ""
+    exact, parts = dict(leaves(right)), dict(leaves(answer))
+    if len(exact) > 1:
+        path = _first_wrong(parts, exact, true)
+        answer, right, name = parts.get(path), exact[path], f" {value_name(values, path)}"
+    return _table([*rows, (f"yours{name}", answer), (f"right{name}", right)], _digits(answer, right))
+
+
+def _first_wrong(parts: Mapping[str, Any], exact: Mapping[str, Any], true: Truth) -> str:
+    """The path of a value of another shape, else of the first wrong one."""
+    misshapen = [path for path in exact if path not in parts or np.shape(parts[path]) != np.shape(exact[path])]
+    wrong = [path for path in exact if path not in parts or not near(parts[path], exact[path], true.budgets[path])]
+    return next(iter([*misshapen, *wrong, *exact]))
+
+
+def value_name(values: Sequence[str], path: str) -> str:
+    """A value that is returned, by its path: "1.query" becomes "gradients.query", "1.0" becomes "cache[0]"."""
+    if not values:
+        return path
+    first, *rest = path.split(".")
+    return values[int(first)] + "".join(f"[{each}]" if each.isdigit() else f".{each}" for each in rest)
+
+
+def _digits(answer: Any, right: Any) -> int:
+    """As many digits as tell two answers apart."""
+    if not is_numeric(answer) or np.shape(answer) != np.shape(right) or np.array_equal(answer, right):
+        return DIGITS
+    digits = range(DIGITS, 9)
+    return next((n for n in digits if shown(answer, digits=n) != shown(right, digits=n)), DIGITS)
+
+
+def _table(rows: list[tuple[str, Any]], digits: int = DIGITS) -> str:
     width = max(len(name) for name, _ in rows)
-    return "\n".join(_row(name, value, width) for name, value in rows)
+    return "\n".join(_row(name, value, width, digits) for name, value in rows)
 
 
-def _looks_same(value: Any, exact: Any) -> bool:
-    return (
-        is_numeric(value) and np.shape(value) == np.shape(exact) and bool(np.allclose(value, exact, 1e-4, 1e-5, True))
-    )
+def _row(name: str, value: Any, width: int, digits: int) -> str:
+    lines = shown(value, WIDTH - width - 2, digits).splitlines() or [""]
+    return "\n".join(f"{name if i == 0 else '':{width}}  {line}".rstrip() for i, line in enumerate(lines))
 
 
-def _row(name: str, value: Any, width: int) -> str:
-    lines = shown(value).splitlines() or [""]
-    return "\n".join(f"{name if i == 0 else '':{width}}  {line}" for i, line in enumerate(lines))
+def _argument(name: str, value: Any) -> list[tuple[str, Any]]:
+    """An argument in a row; a small dict in a row for each of its arrays."""
+    arrays = list(leaves(value)) if isinstance(value, Mapping) else []
+    if 0 < len(arrays) <= ARRAYS and all(np.size(each) <= NUMBERS for _, each in arrays):
+        return [(f"{name}.{path}", each) for path, each in arrays]
+    return [(name, value)]
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
     """A value in a few lines: numbers of small arrays, shapes of large ones."""
     if isinstance(value, np.ndarray):
         if value.size > NUMBERS:
             return f"an array of shape {value.shape}"
-        return np.array2string(value.astype(np.float64) if value.dtype.kind == "f" else value, WIDTH, 4, True, " ")
+        return np.array2string(value.astype(np.float64) if value.dtype.kind == "f" else value, width, digits, True, " ")
     if isinstance(value, np.floating | float):
-        return f"{float(value):.6g}"
+        return f"{float(value):.{digits + 2}g}"
+    if isinstance(value, np.integer | np.bool_):
+        return str(value)
     if isinstance(value, Mapping):
-        parts = [f"{name}: {shown(each)}" for name, each in value.items()]
-        flat = "{" + ", ".join(parts) + "}"
-        return " ".join(flat.split()) if len(flat) <= 2 * WIDTH else "{" + ", ".join(map(str, value)) + "}"
+        return "{" + ", ".join(map(str, value)) + "}"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
     if callable(value):
         return getattr(value, "__name__", "a function")
-    return repr(value)[:WIDTH]
+    return repr(value)[:width]
 
 
 def difference(answer: Any, true: Truth) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.loading import load
+from npformer.checkpoint.loading import REPOSITORY, installed_from, load
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn.chapters.whole_gradient import tiny_weights
+from npformer.model import Model
 
 TEXT = "I love ice cream"
 CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
@@ -84,9 +85,10 @@ def _descended(weights: Any, grads: Any, rate: float) -> Any:
 def write(module: Any) -> Run:
     """A text of the learner's model with the weights of the GPT, which a checkout has."""
     try:
-        model = load(WRITER)
-    except NpformerError as error:
-        return Run("write", None, f"Your file could write now, but the model is missing: {error}")
+        model = _writer()
+    except NpformerError:
+        missing = f"`git clone {REPOSITORY}`, and run the check in that folder, with --folder for yours"
+        return Run("write", None, f"Your file could write now, but {WRITER} is in the checkout only: {missing}.")
     [text] = read_inputs(model, PROMPT).texts
     ids, caches, draws, written = text.ids, None, np.random.default_rng(4), list[int]()
     for _ in range(WORDS):
@@ -95,6 +97,12 @@ def write(module: Any) -> Run:
         ids = np.array(written[-1:])
     said = " ".join((PROMPT + model.tokenizer.decode(written)).split())
     return Run("write", True, f"Your file writes with {WRITER}: {said} ...")
+
+
+def _writer() -> Model:
+    """The GPT of the checkout that npformer was installed from, or that is the working directory."""
+    folder = installed_from() / "weights" / WRITER
+    return load(folder if folder.is_dir() else WRITER)
 
 
 #: The number of the chapter whose functions complete a run -> the run.

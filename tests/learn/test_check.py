@@ -101,13 +101,13 @@ Chapter 1: From words to rows         0 of 4 passed
   layer_norm                    wrong
       The numbers are wrong.
       x       [[1. 2. 6.]
-               [0. 4. 5.]]
+               [0. 4. 8.]]
       weight  [1. 1. 2.]
       bias    [0.  1.  0.5]
       yours   [[-0.7559  0.622   2.7678]
-               [-1.1339  1.378   2.0119]]
+               [-1.      1.      2.5   ]]
       right   [[-0.9258  0.5371  3.2775]
-               [-1.3887  1.4629  2.3516]]
+               [-1.2247  1.      2.9495]]
       Cause: The variance divides by D - 1. In a layer norm it divides by D.
 """
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -67,10 +69,23 @@ def test_right_solutions_need_half_of_the_budget_at_most(module: ModuleType) -> 
                 assert error <= budget / 2, (name, path, error / budget * FACTOR)
 
 
-@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
+def of_each(slow: Sequence[str]) -> list[Any]:
+    return [pytest.param(each, id=name, marks=[pytest.mark.slow] * (name in slow)) for name, each in EXERCISES.items()]
+
+
+@pytest.mark.parametrize("exercise", of_each(slow=LONG))
 def test_every_mistake_is_named_and_no_other(exercise: Exercise) -> None:
     """The judge takes the first mistake that fits in every case: so no two mistakes of a table are alike."""
-    for slip in exercise.slips:
+    assert_named(exercise, exercise.slips)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_mistake_of_a_long_function_is_named(name: str) -> None:
+    assert_named(EXERCISES[name], EXERCISES[name].slips[-2:])
+
+
+def assert_named(exercise: Exercise, slips: Sequence[Slip]) -> None:
+    for slip in slips:
         verdict = judge(exercise, as_learner(slip.wrong, exercise.name), SIGNATURES[exercise.name], "")
         assert (verdict.state, verdict.cause) == (WRONG, slip.name), verdict
 
@@ -86,14 +101,7 @@ def nearly(slip: Slip) -> Callable[..., Any]:
     return lambda *args: mapped(lambda array: array * 1.001 if array.dtype.kind == "f" else array, slip.wrong(*args))
 
 
-@pytest.mark.parametrize(
-    "exercise",
-    [
-        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in LONG else [])
-        for each in EXERCISES.values()
-        if each.name != "sample"
-    ],
-)
+@pytest.mark.parametrize("exercise", of_each(slow=[*LONG, "layer_norm_backward", "attention_backward"]))
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
     """Numbers that a known mistake nearly gives have another cause."""
     for slip in exercise.slips:
@@ -109,3 +117,9 @@ def floats(answer: Any) -> bool:
     """Whether every array of an answer has finite numbers that are not all 0, so that a factor shows."""
     arrays = [np.asarray(each) for _, each in leaves(answer)]
     return all(each.dtype.kind == "f" and each.ndim and np.isfinite(each).all() and each.any() for each in arrays)
+
+
+def test_the_page_of_the_course_counts_the_mistakes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "learn" / "course.md").read_text(encoding="utf-8")
+    [said] = re.findall(r"list of mistakes, more than (\d+) in all", page)
+    assert int(said) < sum(len(each.slips) for each in EXERCISES.values()) <= int(said) + 20

@@ -12,7 +12,7 @@ from npformer.golden.compare import assert_close
 from npformer.learn import right
 from npformer.learn.answers import leaves, mapped
 from npformer.learn.chapters import EXERCISES
-from npformer.learn.chapters.decoder_with_cache import tiny_decoder
+from npformer.learn.chapters.decoder_steps import tiny_decoder
 from npformer.learn.chapters.whole_gradient import tiny_weights
 from npformer.learn.doctor import QUESTIONS, Doctor
 

@@ -2,7 +2,8 @@
 
 from npformer.learn.chapters.attention_of_heads import ATTENTION, CAUSAL_MASK, COMBINE_HEADS, SOFTMAX, SPLIT_HEADS
 from npformer.learn.chapters.classifier import CLASSIFY, POOL
-from npformer.learn.chapters.decoder_with_cache import DECODER_LAYER, DECODER_STEP
+from npformer.learn.chapters.decoder_steps import DECODER_STEP
+from npformer.learn.chapters.decoder_with_cache import DECODER_LAYER
 from npformer.learn.chapters.encoder_blocks import FEED_FORWARD, MULTI_HEAD
 from npformer.learn.chapters.encoder_stack import ENCODER, ENCODER_LAYER
 from npformer.learn.chapters.first_steps import EMBEDDINGS, GELU, LAYER_NORM, LINEAR

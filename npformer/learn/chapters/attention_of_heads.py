@@ -74,6 +74,11 @@ SOFTMAX = Exercise(
             lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
         ),
         Slip(
+            "maximum subtracted above the line only",
+            "The maximum is subtracted from x in exp(x), but not in the sum. Subtract it once, before exp.",
+            lambda x: np.exp(x - x.max(-1, keepdims=True)) / np.exp(x).sum(-1, keepdims=True),
+        ),
+        Slip(
             "not divided by the sum",
             "This is exp(x - max(x)). It should be divided by the sum over the row.",
             lambda x: np.exp(x - x.max(-1, keepdims=True)),
@@ -184,6 +189,11 @@ COMBINE_HEADS = Exercise(
             lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1),
         ),
         Slip("heads in reverse order", "The heads are in reverse order.", lambda x: right.combine_heads(x[::-1])),
+        Slip(
+            "one below another",
+            "The heads stand one below another. They should stand side by side: (L, H K).",
+            lambda x: x.reshape(-1, x.shape[2]),
+        ),
         Slip("heads added", "The heads are added. They should stand side by side.", lambda x: x.sum(0)),
         Slip(
             "mean of the heads", "This is the mean of the heads. They should stand side by side.", lambda x: x.mean(0)
@@ -352,6 +362,7 @@ ATTENTION = Exercise(
             lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else mask.T),
         ),
     ),
+    optional="mask",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,16 +85,16 @@ POOL = Exercise(
 
 
 def tiny_classifier() -> dict[str, Any]:
-    """A model of 2 layers with a width of 4, in the structure of DistilBERT's weights."""
+    """A model of 3 layers with a width of 6, in the structure of DistilBERT's weights."""
     return {
         "embeddings": {
-            "token": {"weight": drawn(1, 6, 4)},
-            "position": {"weight": drawn(2, 8, 4)},
-            "norm": norm_weights(3, 4),
+            "token": {"weight": drawn(1, 6, 6)},
+            "position": {"weight": drawn(2, 8, 6)},
+            "norm": norm_weights(3, 6),
         },
-        "layers": [layer_weights(10, 4, 6), layer_weights(30, 4, 6)],
-        "pooler": linear_weights(50, 4, 4),
-        "head": {"output": linear_weights(60, 4, 3)},
+        "layers": [layer_weights(seed, 6, 7) for seed in (10, 30, 70)],
+        "pooler": linear_weights(50, 6, 6),
+        "head": {"output": linear_weights(61, 6, 3)},
     }
 
 
@@ -161,7 +162,7 @@ CLASSIFY = Exercise(
         Slip(
             "norm of the embeddings left out",
             'The embeddings are not normalised. weights["embeddings"]["norm"] comes before the first layer.',
-            lambda ids, h, w: _classify(ids, h, w, normalize=False),
+            partial(_classify, normalize=False),
         ),
         Slip(
             "tables normalised one by one",
@@ -176,27 +177,27 @@ CLASSIFY = Exercise(
         Slip(
             "eps is 1e-5",
             "eps of the embeddings' norm is 1e-5. It should be 1e-12.",
-            lambda ids, h, w: _classify(ids, h, w, eps=1e-5),
+            partial(_classify, eps=1e-5),
         ),
         Slip(
             "positions from 1",
             "The first token has position 1. Positions are counted from 0.",
-            lambda ids, h, w: _classify(ids, h, w, start=1),
+            partial(_classify, start=1),
         ),
         Slip(
             "pooler left out",
             "The last layer reads the first row itself. The pooler comes between them.",
-            lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: x[0]),
+            partial(_classify, read=lambda x, weight, bias: x[0]),
         ),
         Slip(
             "pooler without relu",
             "The pooler has no relu. Use your function pool.",
-            lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: linear(x[0], weight, bias)),
+            partial(_classify, read=lambda x, weight, bias: linear(x[0], weight, bias)),
         ),
         Slip(
             "last row pooled",
             "The last row is pooled. The first one should be.",
-            lambda ids, h, w: _classify(ids, h, w, read=lambda x, weight, bias: pool(x[::-1], weight, bias)),
+            partial(_classify, read=lambda x, weight, bias: pool(x[::-1], weight, bias)),
         ),
         Slip(
             "mean pooled",
@@ -208,17 +209,17 @@ CLASSIFY = Exercise(
         Slip(
             "encoder left out",
             "The pooler reads the embeddings. It should read the output of the encoder.",
-            lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n_heads, layers: x),
+            partial(_classify, encode=lambda x, n_heads, layers: x),
         ),
         Slip(
             "layers reversed",
             "The layers are applied from the last to the first.",
-            lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n, layers: right.encoder(x, n, layers[::-1])),
+            partial(_classify, encode=lambda x, n, layers: right.encoder(x, n, layers[::-1])),
         ),
         Slip(
             "only one layer",
             "Only the first layer is applied.",
-            lambda ids, h, w: _classify(ids, h, w, encode=lambda x, n, layers: right.encoder(x, n, layers[:1])),
+            partial(_classify, encode=lambda x, n, layers: right.encoder(x, n, layers[:1])),
         ),
         Slip(
             "one head",
@@ -243,7 +244,7 @@ CLASSIFY = Exercise(
         Slip(
             "last bias left out",
             "The bias of the last layer is not added.",
-            lambda ids, h, w: _classify(ids, h, w, head=lambda x, weight, bias: x @ weight),
+            partial(_classify, head=lambda x, weight, bias: x @ weight),
         ),
         Slip(
             "relu of the logits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,20 +34,34 @@ def _multi_head_cases() -> list[tuple[Any, ...]]:
     ]
 
 
-def _heads(
+def _multi_head(
     x: Array,
     n_heads: int,
     query: Linear,
     key: Linear,
     value: Linear,
+    output: Linear,
     mask: Array | None = None,
+    *,
+    layers: Any = lambda q, k, v: (q, k, v),
+    inputs: Any = linear,
+    masked: bool = True,
+    count: Any = lambda x, n_heads: n_heads,
     split: Any = split_heads,
     combine: Any = combine_heads,
-    scale: float = 1.0,
+    scale: Any = lambda k: 1.0,
+    project: Any = lambda heads, value, output: linear(heads, **output),
+    add_x: float = 0.0,
 ) -> Array:
-    """The heads side by side, before W_O."""
-    q, k, v = (split(linear(x, **layer), n_heads) for layer in (query, key, value))
-    return combine(right.scaled_dot_product_attention(q * scale, k, v, mask))
+    """`right.multi_head_attention` with one of its steps exchanged."""
+    n_heads = count(x, n_heads)
+    q, k, v = (split(inputs(x, **layer), n_heads) for layer in layers(query, key, value))
+    heads = right.scaled_dot_product_attention(q * scale(k), k, v, mask if masked else None)
+    return add_x * x + project(combine(heads), value, output)
+
+
+def _unbiased(x: Array, weight: Array, bias: Array) -> Array:
+    return x @ weight
 
 
 def _bare(layer: Linear) -> dict[str, Array]:
@@ -56,6 +71,10 @@ def _bare(layer: Linear) -> dict[str, Array]:
 
 def _blocks(x: Array, n_heads: int) -> Array:
     return x.reshape(n_heads, len(x), -1)
+
+
+def _unblocked(heads: Array) -> Array:
+    return heads.reshape(heads.shape[1], -1)
 
 
 def _interleaved(x: Array, n_heads: int) -> Array:
@@ -80,116 +99,116 @@ MULTI_HEAD = Exercise(
         Slip(
             "W_O left out",
             "The combined heads are returned. They should pass through the layer output first.",
-            lambda x, h, q, k, v, o, mask=None: _heads(x, h, q, k, v, mask),
+            partial(_multi_head, project=lambda heads, value, output: heads),
         ),
         Slip(
             "mask not passed on",
             "The mask is not passed to scaled_dot_product_attention.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v), **o),
+            partial(_multi_head, masked=False),
         ),
         Slip(
             "query and key exchanged",
             "The layers query and key are exchanged.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, k, q, v, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (k, q, v)),
         ),
         Slip(
             "key and value exchanged",
             "The layers key and value are exchanged.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, v, k, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (q, v, k)),
         ),
         Slip(
             "query and value exchanged",
             "The layers query and value are exchanged.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, v, k, q, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (v, k, q)),
         ),
         Slip(
             "query's layer for the keys",
             "The keys are made by the layer query. The layer key should make them.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, q, v, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (q, q, v)),
         ),
         Slip(
             "key's layer for the values",
             "The values are made by the layer key. The layer value should make them.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, k, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (q, k, k)),
         ),
         Slip(
             "query's layer for the values",
             "The values are made by the layer query. The layer value should make them.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, q, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (q, k, q)),
         ),
         Slip(
             "one layer for queries, keys and values",
             "Queries, keys and values are all made by the layer query. Each has a layer of its own.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, q, q, mask), **o),
+            partial(_multi_head, layers=lambda q, k, v: (q, q, q)),
         ),
         Slip(
             "value's layer for the output",
             "The combined heads pass through the layer value. They should pass through the layer output.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask), **v),
+            partial(_multi_head, project=lambda heads, value, output: linear(heads, **value)),
         ),
         Slip(
             "output's bias left out",
             "The bias of the layer output is not added.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask), **_bare(o)),
+            partial(_multi_head, project=lambda heads, value, output: _unbiased(heads, **output)),
         ),
         Slip(
             "biases left out",
             "The biases of the four layers are not added.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, _bare(q), _bare(k), _bare(v), mask), **_bare(o)),
+            partial(_multi_head, inputs=_unbiased, project=lambda heads, value, output: _unbiased(heads, **output)),
         ),
         Slip(
             "biases of query, key and value left out",
             "The biases of query, key and value are not added.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, _bare(q), _bare(k), _bare(v), mask), **o),
+            partial(_multi_head, inputs=_unbiased),
         ),
         Slip(
             "not split into heads",
             "Queries, keys and values are not split: there is one head of the whole width.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, 1, q, k, v, mask), **o),
+            partial(_multi_head, count=lambda x, n_heads: 1),
         ),
         Slip(
             "number and width of heads exchanged",
             "There are K heads of width H. There should be n_heads heads of width D / n_heads.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, x.shape[1] // h, q, k, v, mask), **o),
+            partial(_multi_head, count=lambda x, n_heads: x.shape[1] // n_heads),
+        ),
+        Slip(
+            "heads not combined",
+            "The heads are not combined: they are (H, L, K). combine_heads makes (L, D) of them.",
+            partial(_multi_head, combine=lambda heads: heads),
         ),
         Slip(
             "heads reshaped without the transpose",
             "(L, D) is reshaped to (H, L, K), which mixes tokens. split_heads makes heads of each token's columns.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask, _blocks), **o),
+            partial(_multi_head, split=_blocks),
         ),
         Slip(
             "heads combined without the transpose",
             "(H, L, K) is reshaped to (L, D), which mixes tokens. combine_heads puts the heads of a token side "
             "by side.",
-            lambda x, h, q, k, v, o, mask=None: linear(
-                _heads(x, h, q, k, v, mask, combine=lambda y: y.reshape(len(x), -1)), **o
-            ),
+            partial(_multi_head, combine=_unblocked),
         ),
         Slip(
             "heads split and combined without the transpose",
             "(L, D) is reshaped to (H, L, K) and back, which mixes tokens. Use split_heads and combine_heads.",
-            lambda x, h, q, k, v, o, mask=None: linear(
-                _heads(x, h, q, k, v, mask, _blocks, lambda y: y.reshape(len(x), -1)), **o
-            ),
+            partial(_multi_head, split=_blocks, combine=_unblocked),
         ),
         Slip(
             "heads interleaved",
             "Head h has the columns h, h + H, h + 2 H, ... It should have neighbouring columns.",
-            lambda x, h, q, k, v, o, mask=None: linear(_heads(x, h, q, k, v, mask, _interleaved, _uninterleaved), **o),
+            partial(_multi_head, split=_interleaved, combine=_uninterleaved),
         ),
         Slip(
             "scores divided twice",
-            "The scores are divided by sqrt(K) twice. scaled_dot_product_attention does so once.",
-            lambda x, h, q, k, v, o, mask=None: linear(
-                _heads(x, h, q, k, v, mask, scale=1 / math.sqrt(x.shape[1] // h)), **o
-            ),
+            "The scores are divided by K, or twice by sqrt(K). scaled_dot_product_attention divides them by sqrt(K).",
+            partial(_multi_head, scale=lambda k: 1 / math.sqrt(k.shape[-1])),
         ),
         Slip(
             "input added",
             "x is added to the result. The residual sum belongs to the layer, not here.",
-            lambda x, h, q, k, v, o, mask=None: x + linear(_heads(x, h, q, k, v, mask), **o),
+            partial(_multi_head, add_x=1.0),
         ),
     ),
+    optional="mask",
 )
 
 

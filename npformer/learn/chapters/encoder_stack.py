@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ Linear = Mapping[str, Array]
 def _layer_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 0], [0, 2]]), 1, *layer_weights(1, 2, 3).values()),
-        (drawn(1, 3, 4), 2, *layer_weights(10, 4, 6).values()),
+        (drawn(1, 4, 6), 2, *layer_weights(10, 6, 7).values()),  # no size is another's root or product with 2 heads
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
 
@@ -35,52 +36,56 @@ def _narrow(weights: Any) -> Any:
     return (weights / 300).astype(np.float32)
 
 
-def _attend(x: Array, h: int, attention: Any) -> Array:
-    return right.multi_head_attention(x, h, **attention)
-
-
-def _feed(x: Array, ffn: Any, activation: Any = gelu) -> Array:
-    return feed_forward(x, activation, **ffn)
+def _plain(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    return x
 
 
 def _layer(
-    x: Array, h: int, attention: Any, attention_norm: Any, ffn: Any, ffn_norm: Any, eps: float = 1e-12, act: Any = gelu
+    x: Array,
+    h: int,
+    attention: Any,
+    attention_norm: Any,
+    ffn: Any,
+    ffn_norm: Any,
+    *,
+    eps: float = 1e-12,
+    act: Any = gelu,
+    first: Any = layer_norm,
+    second: Any = layer_norm,
+    which: Any = lambda attention_norm, ffn_norm: (attention_norm, ffn_norm),
+    add_x: float = 1.0,
+    added: Any = lambda x, total, y: y,
+    reads: Any = lambda x, y: y,
 ) -> Array:
-    y = layer_norm(x + _attend(x, h, attention), **attention_norm, eps=eps)
-    return layer_norm(y + _feed(y, ffn, act), **ffn_norm, eps=eps)
+    """`right.encoder_layer` with one of its steps exchanged."""
+    norms = which(attention_norm, ffn_norm)
+    total = add_x * x + right.multi_head_attention(x, h, **attention)
+    y = first(total, **norms[0], eps=eps)
+    return second(added(x, total, y) + feed_forward(reads(x, y), act, **ffn), **norms[1], eps=eps)
 
 
 def _first(x: Array, h: int, attention: Any, norm: Any) -> Array:
     """Y = Normalize(X + MultiHead(X))."""
-    return layer_norm(x + _attend(x, h, attention), **norm)
+    return layer_norm(x + right.multi_head_attention(x, h, **attention), **norm)
 
 
 def _second(y: Array, ffn: Any, norm: Any) -> Array:
     """Z = Normalize(Y + FFN(Y))."""
-    return layer_norm(y + _feed(y, ffn), **norm)
+    return layer_norm(y + feed_forward(y, gelu, **ffn), **norm)
 
 
 def _pre_norm(x: Array, h: int, a: Any, an: Any, f: Any, fn: Any) -> Array:
-    y = x + _attend(layer_norm(x, **an), h, a)
-    return y + _feed(layer_norm(y, **fn), f)
+    y = x + right.multi_head_attention(layer_norm(x, **an), h, **a)
+    return y + feed_forward(layer_norm(y, **fn), gelu, **f)
 
 
 def _norm_inside(x: Array, h: int, a: Any, an: Any, f: Any, fn: Any) -> Array:
-    y = x + layer_norm(_attend(x, h, a), **an)
-    return y + layer_norm(_feed(y, f), **fn)
+    y = x + layer_norm(right.multi_head_attention(x, h, **a), **an)
+    return y + layer_norm(feed_forward(y, gelu, **f), **fn)
 
 
-def _second_residual_from_x(x: Array, h: int, a: Any, an: Any, f: Any, fn: Any) -> Array:
-    return layer_norm(x + _feed(_first(x, h, a, an), f), **fn)
-
-
-def _unnormalised_residual(x: Array, h: int, a: Any, an: Any, f: Any, fn: Any) -> Array:
-    total = x + _attend(x, h, a)
-    return layer_norm(total + _feed(layer_norm(total, **an), f), **fn)
-
-
-def _parallel(x: Array, h: int, a: Any, an: Any, f: Any, fn: Any) -> Array:
-    return layer_norm(_first(x, h, a, an) + _feed(x, f), **fn)
+def _unscaled(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    return normed(x, eps=eps)
 
 
 ENCODER_LAYER = Exercise(
@@ -95,31 +100,27 @@ ENCODER_LAYER = Exercise(
     ),
     ("npformer.learn.right:encoder_layer", "npformer.layers:Layer.__call__"),
     (
-        Slip(
-            "first residual left out",
-            "X is not added to the output of attention.",
-            lambda x, h, a, an, f, fn: _second(layer_norm(_attend(x, h, a), **an), f, fn),
-        ),
+        Slip("first residual left out", "X is not added to the output of attention.", partial(_layer, add_x=0.0)),
         Slip(
             "second residual left out",
             "Y is not added to the output of the feed-forward network.",
-            lambda x, h, a, an, f, fn: layer_norm(_feed(_first(x, h, a, an), f), **fn),
-        ),
-        Slip(
-            "both residuals left out",
-            "The inputs of the two blocks are not added to their outputs.",
-            lambda x, h, a, an, f, fn: layer_norm(_feed(layer_norm(_attend(x, h, a), **an), f), **fn),
+            partial(_layer, added=lambda x, total, y: 0),
         ),
         Slip(
             "second residual is X",
             "X is added to the output of the feed-forward network. Y, the output of the first step, should be added.",
-            _second_residual_from_x,
+            partial(_layer, added=lambda x, total, y: x),
+        ),
+        Slip(
+            "X added again",
+            "X is added to the second sum, too. It is part of Y already.",
+            partial(_layer, added=lambda x, total, y: x + y),
         ),
         Slip(
             "second residual without the norm",
             "The sum before the first norm is added to the output of the feed-forward network. Y, the sum after "
             "the norm, should be added.",
-            _unnormalised_residual,
+            partial(_layer, added=lambda x, total, y: total),
         ),
         Slip(
             "pre-norm",
@@ -135,37 +136,24 @@ ENCODER_LAYER = Exercise(
         Slip(
             "norms exchanged",
             "attention_norm and ffn_norm are exchanged.",
-            lambda x, h, a, an, f, fn: _layer(x, h, a, fn, f, an),
+            partial(_layer, which=lambda an, fn: (fn, an)),
         ),
         Slip(
             "attention_norm used twice",
             "attention_norm is used after both steps. ffn_norm belongs to the second.",
-            lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, an),
+            partial(_layer, which=lambda an, fn: (an, an)),
         ),
         Slip(
             "ffn_norm used twice",
             "ffn_norm is used after both steps. attention_norm belongs to the first.",
-            lambda x, h, a, an, f, fn: _layer(x, h, a, fn, f, fn),
+            partial(_layer, which=lambda an, fn: (fn, fn)),
         ),
-        Slip(
-            "first norm left out",
-            "The first sum is not normalised.",
-            lambda x, h, a, an, f, fn: _second(x + _attend(x, h, a), f, fn),
-        ),
-        Slip(
-            "second norm left out",
-            "The second sum is not normalised.",
-            lambda x, h, a, an, f, fn: (y := _first(x, h, a, an)) + _feed(y, f),
-        ),
-        Slip(
-            "both norms left out",
-            "The sums are not normalised.",
-            lambda x, h, a, an, f, fn: (y := x + _attend(x, h, a)) + _feed(y, f),
-        ),
+        Slip("first norm left out", "The first sum is not normalised.", partial(_layer, first=_plain)),
+        Slip("second norm left out", "The second sum is not normalised.", partial(_layer, second=_plain)),
         Slip(
             "feed-forward network reads X",
             "The feed-forward network reads X. It should read Y, the output of the first step.",
-            _parallel,
+            partial(_layer, reads=lambda x, y: x),
         ),
         Slip(
             "feed-forward network first",
@@ -182,25 +170,17 @@ ENCODER_LAYER = Exercise(
             "The layer has no attention.",
             lambda x, h, a, an, f, fn: _second(x, f, fn),
         ),
-        Slip(
-            "eps is 1e-5",
-            "eps of the norms is 1e-5. It should be 1e-12 in this model.",
-            lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, fn, eps=1e-5),
-        ),
-        Slip(
-            "relu for gelu",
-            "The activation is relu. It should be gelu.",
-            lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, fn, act=relu),
-        ),
+        Slip("eps is 1e-5", "eps of the norms is 1e-5. It should be 1e-12 in this model.", partial(_layer, eps=1e-5)),
+        Slip("relu for gelu", "The activation is relu. It should be gelu.", partial(_layer, act=relu)),
         Slip(
             "tanh form of gelu",
             "The activation is the tanh approximation of GELU. It should be the exact form.",
-            lambda x, h, a, an, f, fn: _layer(x, h, a, an, f, fn, act=gelu_tanh),
+            partial(_layer, act=gelu_tanh),
         ),
         Slip(
             "norms without weight and bias",
             "The sums are normalised without the weight and bias of the norms.",
-            lambda x, h, a, an, f, fn: normed((y := normed(x + _attend(x, h, a), eps=1e-12)) + _feed(y, f), eps=1e-12),
+            partial(_layer, first=_unscaled, second=_unscaled),
         ),
     ),
 )
@@ -210,10 +190,10 @@ ENCODER_LAYER = Exercise(
 
 
 def _encoder_cases() -> list[tuple[Any, ...]]:
-    layers = [layer_weights(seed, 4, 6) for seed in (1, 20, 40)]
+    layers, wide = ([layer_weights(seed, *sizes) for seed in (1, 20, 40)] for sizes in ((4, 6), (6, 7)))
     return [
         (array([[1, 0, 0, 2], [0, 1, 3, 0]]), 2, layers[:2]),
-        (drawn(1, 3, 4), 2, layers),
+        (drawn(1, 4, 6), 2, wide),
         (drawn(2, 2, 4), 1, layers[:1]),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,11 @@ EMBEDDINGS = Exercise(
             lambda ids, token, position, start=0: token[ids] + position[start + 1 + np.arange(len(ids))],
         ),
         Slip(
+            "positions from 1, whatever start is",
+            "The first token always has position 1. Its position should be start, which is 0 for a whole text.",
+            lambda ids, token, position, start=0: token[ids] + position[1 : len(ids) + 1],
+        ),
+        Slip(
             "positions end before start",
             "The first token has position start - 1 here. The first position should be start.",
             lambda ids, token, position, start=0: token[ids] + position[start - 1 + np.arange(len(ids))],
@@ -66,6 +72,11 @@ EMBEDDINGS = Exercise(
             "positions looked up by token id",
             "The rows of the position table are those of the token ids. They should be the rows start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[ids],
+        ),
+        Slip(
+            "positions looked up by token id and start",
+            "The rows of the position table are start + ids. They should be start, start + 1, ...",
+            lambda ids, token, position, start=0: token[ids] + position[start + ids],
         ),
         Slip(
             "one position for all tokens",
@@ -94,7 +105,7 @@ EMBEDDINGS = Exercise(
 
 def _layer_norm_cases() -> list[tuple[Any, ...]]:
     return [
-        (array([[1, 2, 6], [0, 4, 5]]), array([1, 1, 2]), array([0, 1, 0.5])),
+        (array([[1, 2, 6], [0, 4, 8]]), array([1, 1, 2]), array([0, 1, 0.5])),
         (drawn(1, 4, 4), array([0.5, 1, 2, -1]), drawn(2, 4), 0.25),
         (drawn(3, 3, 4) / 500, array([1, 2, 3, 4]), drawn(4, 4)),  # of a variance near common values of eps
         (drawn(5, 2, 3, 4), array([1, 2, 3, 4]), drawn(6, 4)),
@@ -192,6 +203,16 @@ LAYER_NORM = Exercise(
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, axis=None) * weight + bias,
         ),
         Slip(
+            "variance over the whole array",
+            "The variance is that of all numbers together. Each row has its own, like the mean: over the last axis.",
+            lambda x, weight, bias, eps=1e-12: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var() + eps) * weight + bias,
+        ),
+        Slip(
+            "mean over the whole array",
+            "The mean is that of all numbers together. Each row has its own, like the variance: over the last axis.",
+            lambda x, weight, bias, eps=1e-12: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias,
+        ),
+        Slip(
             "weight left out",
             "The result is not multiplied by weight.",
             lambda x, weight, bias, eps=1e-12: normed(x, eps=eps) + bias,
@@ -233,6 +254,11 @@ def _erf(x: Array) -> Array:
     return 2 * _phi(x * 2**0.5) - 1
 
 
+def _density(x: Array) -> Array:
+    """The density of the normal distribution."""
+    return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
 GELU = Exercise(
     "gelu",
     right.gelu,
@@ -258,6 +284,11 @@ GELU = Exercise(
             "not multiplied by x",
             "This is Phi(x). GELU is x Phi(x).",
             _phi,
+        ),
+        Slip(
+            "density of the normal distribution",
+            "This is x times exp(-x^2 / 2) / sqrt(2 pi), the density. Phi is the distribution: compute it with erf.",
+            lambda x: x * _density(x),
         ),
         Slip(
             "not halved",
@@ -313,6 +344,11 @@ LINEAR = Exercise(
             "weight transposed",
             "x is multiplied by the transpose of weight, as in torch. Here weight is (in, out), without a transpose.",
             lambda x, weight, bias: x @ weight.T + bias,
+        ),
+        Slip(
+            "weight @ x",
+            "The product is weight @ x. It should be x @ weight: each row of x is multiplied by the weight.",
+            lambda x, weight, bias: weight @ x + bias,
         ),
         Slip(
             "bias subtracted",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ Array = np.ndarray
 # --- cross-entropy ----------------------------------------------------------------------------------------------------
 
 
-def _small_added(small: float) -> Any:
-    """The loss with a number that keeps the logarithm from 0."""
-    return lambda logits, target: -np.log(softmax(logits)[target] + small)
+def _loss(logits: Array, target: int, *, log_softmax: Any = log_softmax, factor: float = -1.0) -> Any:
+    """`right.cross_entropy` with one of its steps exchanged."""
+    return factor * log_softmax(logits)[target]
 
 
 CROSS_ENTROPY = Exercise(
@@ -39,7 +40,7 @@ CROSS_ENTROPY = Exercise(
             "logarithm of 0",
             "softmax rounds to 0 for a target far below the maximum, and its logarithm is -inf. "
             "Compute s - log(sum(exp(s))) with s = x - max(x) instead.",
-            lambda logits, target: -np.log(softmax(logits)[target]),
+            partial(_loss, log_softmax=lambda x: np.log(softmax(x))),
         ),
         Slip(
             "maximum not subtracted",
@@ -56,20 +57,20 @@ CROSS_ENTROPY = Exercise(
                 f"{small:g} added in the logarithm",
                 f"{small:g} is added in the logarithm. It hides a loss above {-math.log(small):.0f}, and its gradient. "
                 "Compute s - log(sum(exp(s))) with s = x - max(x) instead.",
-                _small_added(small),
+                partial(_loss, log_softmax=lambda x, small=small: np.log(softmax(x) + small)),
             )
             for small in (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12, 1e-15, 1e-20)
         ),
-        Slip("sign", "The sign is missing: this is log softmax.", lambda x, target: log_softmax(x)[target]),
+        Slip("sign", "The sign is missing: this is log softmax.", partial(_loss, factor=1.0)),
         Slip(
             "logarithm to the base 2",
             "The logarithm is to the base 2. It should be the natural one.",
-            lambda x, target: -log_softmax(x)[target] / math.log(2),
+            partial(_loss, factor=-1 / math.log(2)),
         ),
         Slip(
             "logarithm to the base 10",
             "The logarithm is to the base 10. It should be the natural one.",
-            lambda x, target: -log_softmax(x)[target] / math.log(10),
+            partial(_loss, factor=-1 / math.log(10)),
         ),
         Slip(
             "negative logit",
@@ -205,6 +206,7 @@ LINEAR_BACKWARD = Exercise(
         ),
         Slip("sign", "The gradients have the opposite sign.", lambda g, x, w: (-g @ w.T, -x.T @ g, -g.sum(0))),
     ),
+    values=("dx", "dweight", "dbias"),
 )
 
 

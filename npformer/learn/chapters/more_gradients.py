@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ Array = np.ndarray
 
 def _norm_cases() -> list[tuple[Any, ...]]:
     return [
-        (array([[1, 0, 0], [2, -1, 3]]), array([[1, 2, 6], [0, 4, 5]]), array([1, 1, 2])),
+        (array([[1, 0, 0], [2, -1, 3]]), array([[1, 2, 6], [0, 4, 8]]), array([1, 1, 2])),
         (drawn(1, 4, 4), drawn(2, 4, 4), array([0.5, 1, 2, -1]), 0.25),
         (drawn(3, 3, 4), drawn(4, 3, 4) / 500, array([1, 2, 3, 4])),
     ]
@@ -64,22 +65,22 @@ LAYER_NORM_BACKWARD = Exercise(
             "mean terms left out",
             "dx is g / sqrt(Var[x] + eps). E[g] and n E[g n] should be subtracted from g: the mean and the "
             "variance depend on x too.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: g / s),
+            partial(_norm, dx=lambda g, n, s: g / s),
         ),
         Slip(
             "E[g] left out",
             "E[g] is not subtracted: the mean of the row depends on x too.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: (g - n * _mean(g * n)) / s),
+            partial(_norm, dx=lambda g, n, s: (g - n * _mean(g * n)) / s),
         ),
         Slip(
             "n E[g n] left out",
             "n E[g n] is not subtracted: the variance of the row depends on x too.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g)) / s),
+            partial(_norm, dx=lambda g, n, s: (g - _mean(g)) / s),
         ),
         Slip(
             "n left out before E[g n]",
             "E[g n] is subtracted without its factor n.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - _mean(g * n)) / s),
+            partial(_norm, dx=lambda g, n, s: (g - _mean(g) - _mean(g * n)) / s),
         ),
         Slip(
             "sums for means",
@@ -91,27 +92,27 @@ LAYER_NORM_BACKWARD = Exercise(
         Slip(
             "means over the first axis",
             "The means are over axis 0. They should be over each row, the last axis.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: (g - g.mean(0) - n * (g * n).mean(0)) / s),
+            partial(_norm, dx=lambda g, n, s: (g - g.mean(0) - n * (g * n).mean(0)) / s),
         ),
         Slip(
             "not divided by the deviation",
             "dx is not divided by sqrt(Var[x] + eps).",
-            lambda *a: _norm(*a, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n)),
+            partial(_norm, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n)),
         ),
         Slip(
             "divided by the variance",
             "dx is divided by the variance plus eps. It should be divided by the root of that.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) / s**2),
+            partial(_norm, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) / s**2),
         ),
         Slip(
             "multiplied by the deviation",
             "dx is multiplied by sqrt(Var[x] + eps). It should be divided by it.",
-            lambda *a: _norm(*a, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) * s),
+            partial(_norm, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) * s),
         ),
         Slip(
             "weight left out of dx",
             "dx is computed from grad. It should be computed from g = grad * weight.",
-            lambda *a: _norm(*a, g=lambda grad, w: grad),
+            partial(_norm, g=lambda grad, w: grad),
         ),
         Slip(
             "weight applied after the means",
@@ -121,7 +122,7 @@ LAYER_NORM_BACKWARD = Exercise(
         Slip(
             "unbiased variance",
             "The variance divides by D - 1. It should divide by D.",
-            lambda *a: _norm(*a, variance=lambda c: (c * c).sum(-1, keepdims=True) / (c.shape[-1] - 1)),
+            partial(_norm, variance=lambda c: (c * c).sum(-1, keepdims=True) / (c.shape[-1] - 1)),
         ),
         Slip("eps ignored", "The argument eps is not used.", lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 0.0)),
         Slip(
@@ -137,18 +138,18 @@ LAYER_NORM_BACKWARD = Exercise(
         Slip(
             "dweight from x",
             "dweight is the sum of grad * x. It should be the sum of grad * n, with n the normalised x.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * x).sum(0)),
+            partial(_norm, dweight=lambda grad, n, x, w: (grad * x).sum(0)),
         ),
         Slip(
             "dweight from x - E[x]",
             "dweight is the sum of grad * (x - E[x]). It should be the sum of grad * n, where n is x - E[x] "
             "divided by the root.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * (x - _mean(x))).sum(0)),
+            partial(_norm, dweight=lambda grad, n, x, w: (grad * (x - _mean(x))).sum(0)),
         ),
         Slip(
             "weight in dweight",
             "dweight is multiplied by weight. It should be the sum of grad * n.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * w * n).sum(0)),
+            partial(_norm, dweight=lambda grad, n, x, w: (grad * w * n).sum(0)),
         ),
         Slip(
             "weight in dbias",
@@ -158,27 +159,27 @@ LAYER_NORM_BACKWARD = Exercise(
         Slip(
             "dweight not summed",
             "dweight is grad * n. It should be the sum of its rows.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: grad * n),
+            partial(_norm, dweight=lambda grad, n, x, w: grad * n),
         ),
         Slip(
             "dbias not summed",
             "dbias is grad. It should be the sum of grad's rows.",
-            lambda *a: _norm(*a, dbias=lambda grad: grad),
+            partial(_norm, dbias=lambda grad: grad),
         ),
         Slip(
             "dweight and dbias not summed",
             "dweight and dbias have a row for each token. They should be sums of the rows.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: grad * n, dbias=lambda grad: grad),
+            partial(_norm, dweight=lambda grad, n, x, w: grad * n, dbias=lambda grad: grad),
         ),
         Slip(
             "dweight and dbias are means",
             "dweight and dbias are means over the rows. They should be sums.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * n).mean(0), dbias=lambda grad: grad.mean(0)),
+            partial(_norm, dweight=lambda grad, n, x, w: (grad * n).mean(0), dbias=lambda grad: grad.mean(0)),
         ),
         Slip(
             "sums of each row",
             "dweight and dbias are summed over the last axis. They should be summed over the rows, axis 0.",
-            lambda *a: _norm(*a, dweight=lambda grad, n, x, w: (grad * n).sum(-1), dbias=lambda grad: grad.sum(-1)),
+            partial(_norm, dweight=lambda grad, n, x, w: (grad * n).sum(-1), dbias=lambda grad: grad.sum(-1)),
         ),
         Slip(
             "dweight and dbias exchanged",
@@ -187,6 +188,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip("sign", "The gradients have the opposite sign.", lambda *a: tuple(-each for each in _norm(*a))),
     ),
+    values=("dx", "dweight", "dbias"),
 )
 
 
@@ -217,16 +219,16 @@ def _backward(
     k: Array,
     v: Array,
     *,
-    forward: float = 1.0,
-    scale: float = 1.0,
+    forward: float = -0.5,
+    scale: float = -0.5,
     dscores: Any = softmax_backward,
     dv: Any = lambda grad, w: w.mT @ grad,
     dw: Any = lambda grad, v: grad @ v.mT,
 ) -> tuple[Array, Array, Array]:
-    """The gradients with one of the steps exchanged. forward and scale are factors of 1 / sqrt(K)."""
-    root = 1 / math.sqrt(q.shape[-1])
-    w = softmax(q @ k.mT * (root * forward))
-    ds = dscores(dw(grad, v), w) * (root * scale)
+    """The gradients with one of the steps exchanged. forward and scale are powers of K, -0.5 for 1 / sqrt(K)."""
+    width = q.shape[-1]
+    w = softmax(q @ k.mT * width**forward)
+    ds = dscores(dw(grad, v), w) * width**scale
     return ds @ k, ds.mT @ q, dv(grad, w)
 
 
@@ -249,22 +251,22 @@ ATTENTION_BACKWARD = Exercise(
         Slip(
             "not divided by sqrt(K)",
             "dq and dk are not divided by sqrt(K), which divides the scores.",
-            lambda g, q, k, v: _backward(g, q, k, v, scale=_root(q)),
+            partial(_backward, scale=0),
         ),
         Slip(
             "divided by K",
             "dq and dk are divided by K. They should be divided by its square root.",
-            lambda g, q, k, v: _backward(g, q, k, v, scale=1 / _root(q)),
+            partial(_backward, scale=-1),
         ),
         Slip(
             "scores not divided",
             "The scores are not divided by sqrt(K) before the softmax.",
-            lambda g, q, k, v: _backward(g, q, k, v, forward=_root(q)),
+            partial(_backward, forward=0),
         ),
         Slip(
             "sqrt(K) left out everywhere",
             "Neither the scores nor dq and dk are divided by sqrt(K).",
-            lambda g, q, k, v: _backward(g, q, k, v, forward=_root(q), scale=_root(q)),
+            partial(_backward, forward=0, scale=0),
         ),
         Slip(
             "dq not divided by sqrt(K)",
@@ -279,22 +281,22 @@ ATTENTION_BACKWARD = Exercise(
         Slip(
             "softmax's sum left out",
             "dS is W * dW. The sum of dW * W over each row should be subtracted from dW first: use softmax_backward.",
-            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: w * dw),
+            partial(_backward, dscores=lambda dw, w: w * dw),
         ),
         Slip(
             "softmax's backward left out",
             "dW is taken for dS. It should go through softmax_backward first.",
-            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: dw),
+            partial(_backward, dscores=lambda dw, w: dw),
         ),
         Slip(
             "softmax's diagonal only",
             "dS is W (1 - W) dW, the diagonal of the Jacobian. Use softmax_backward.",
-            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: w * (1 - w) * dw),
+            partial(_backward, dscores=lambda dw, w: w * (1 - w) * dw),
         ),
         Slip(
             "softmax's arguments exchanged",
             "The arguments of softmax_backward are exchanged. They should be dW and W.",
-            lambda g, q, k, v: _backward(g, q, k, v, dscores=lambda dw, w: softmax_backward(w, dw)),
+            partial(_backward, dscores=lambda dw, w: softmax_backward(w, dw)),
         ),
         Slip(
             "dq and dk exchanged",
@@ -324,24 +326,25 @@ ATTENTION_BACKWARD = Exercise(
         Slip(
             "weights not transposed",
             "dv is W grad. It should be W^T grad.",
-            lambda g, q, k, v: _backward(g, q, k, v, dv=lambda grad, w: w @ grad),
+            partial(_backward, dv=lambda grad, w: w @ grad),
         ),
         Slip(
             "dv is grad",
             "dv is grad. It should be W^T grad.",
-            lambda g, q, k, v: _backward(g, q, k, v, dv=lambda grad, w: grad),
+            partial(_backward, dv=lambda grad, w: grad),
         ),
         Slip(
             "v not transposed",
             "dW is grad v. It should be grad v^T.",
-            lambda g, q, k, v: _backward(g, q, k, v, dw=lambda grad, v: grad @ v),
+            partial(_backward, dw=lambda grad, v: grad @ v),
         ),
         Slip(
             "dW transposed",
             "dW is v grad^T. It should be grad v^T.",
-            lambda g, q, k, v: _backward(g, q, k, v, dw=lambda grad, v: v @ grad.mT),
+            partial(_backward, dw=lambda grad, v: v @ grad.mT),
         ),
     ),
+    values=("dq", "dk", "dv"),
 )
 
 

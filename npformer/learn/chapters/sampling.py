@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,14 @@ def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
     return kept
 
 
+def _kept_ranks(p: Array, top_p: float) -> Array:
+    """The ranks of those words, as if they were the words."""
+    kept = _kept(p, top_p)
+    if not p[: kept.sum()].any():
+        raise Undetermined
+    return np.arange(len(p)) < kept.sum()
+
+
 def _drawn(
     logits: Array,
     temperature: float,
@@ -131,6 +140,7 @@ def _drawn(
     again: bool = True,
     by_rank: bool = False,
     side: Any = "right",
+    word: Any = lambda order, at: order[at],
 ) -> int:
     """`right.sample` with one of its steps exchanged."""
     p = softmax(scale(logits, temperature))
@@ -140,7 +150,7 @@ def _drawn(
     at = int(np.searchsorted(p[order].cumsum(), u, side=side))
     if at == len(p):
         raise Undetermined  # u is above the sum
-    return int(order[at])
+    return int(word(order, at))
 
 
 def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -> int:
@@ -167,12 +177,12 @@ SAMPLE = Exercise(
         Slip(
             "temperature multiplied",
             "The logits are multiplied by the temperature. They should be divided by it.",
-            lambda *a: _drawn(*a, scale=lambda x, t: x * t),
+            partial(_drawn, scale=lambda x, t: x * t),
         ),
         Slip(
             "temperature ignored",
             "The temperature is not used. It should divide the logits.",
-            lambda *a: _drawn(*a, scale=lambda x, t: x),
+            partial(_drawn, scale=lambda x, t: x),
         ),
         Slip(
             "top_p before the temperature",
@@ -182,33 +192,44 @@ SAMPLE = Exercise(
         Slip(
             "top_p ignored",
             "All words can be drawn. Only the most likely words that add up to top_p should be.",
-            lambda *a: _drawn(*a, keep=lambda p, top: p > 0),
+            partial(_drawn, keep=lambda p, top: p > 0),
         ),
         Slip(
             "last word of the set left out",
             "The word with which the sum reaches top_p is left out. It belongs to the set.",
-            lambda *a: _drawn(*a, keep=lambda p, top: _kept(p, top, one=-1)),
+            partial(_drawn, keep=lambda p, top: _kept(p, top, one=-1)),
         ),
         Slip(
             "one word more",
             "The set has one word more than it needs to reach top_p.",
-            lambda *a: _drawn(*a, keep=lambda p, top: _kept(p, top, one=1)),
+            partial(_drawn, keep=lambda p, top: _kept(p, top, one=1)),
         ),
         Slip(
             "top_p compared with each word",
             "The set has the words with a probability of at least top_p times the largest. It should have the "
             "most likely words that add up to top_p.",
-            lambda *a: _drawn(*a, keep=lambda p, top: p >= top * p.max()),
+            partial(_drawn, keep=lambda p, top: p >= top * p.max()),
         ),
         Slip(
             "not divided by the sum",
             "The probabilities of the set do not add up to 1. Divide them by their sum.",
-            lambda *a: _drawn(*a, again=False),
+            partial(_drawn, again=False),
         ),
         Slip(
             "in the order of probability",
             "The words are added up from the most likely on. They should be added up in the order of their ids.",
             lambda *a: _drawn(*a, by_rank=True),
+        ),
+        Slip(
+            "rank for the word",
+            "The rank of the word is returned, 0 for the most likely one. Return its id.",
+            partial(_drawn, by_rank=True, word=lambda order, at: at),
+        ),
+        Slip(
+            "set by rank, not by id",
+            "The set is computed for the sorted probabilities, but applied to the unsorted ones. "
+            "Word order[i] has rank i.",
+            partial(_drawn, keep=_kept_ranks),
         ),
         Slip(
             "most likely word",
@@ -218,12 +239,12 @@ SAMPLE = Exercise(
         Slip(
             "excluded word drawn",
             "A word with a probability of 0 is drawn for u = 0. The sum must be larger than u, not at least u.",
-            lambda *a: _drawn(*a, side="left"),
+            partial(_drawn, side="left"),
         ),
         Slip(
             "least likely words",
             "The set has the least likely words.",
-            lambda *a: _drawn(*a, keep=lambda p, top: _kept(-p + p.max() + p.min(), top)),
+            partial(_drawn, keep=lambda p, top: _kept(-p + p.max() + p.min(), top)),
         ),
         Slip(
             "drawn backward",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ LOSS_AND_GRADIENTS = Exercise(
     right.loss_and_gradients,
     lambda: [
         (np.array([1, 3]), 0, 1, tiny_weights()),
-        (np.array([2, 0, 2, 4]), 2, 2, tiny_weights(20)),
+        (np.array([2, 0, 2, 4]), 2, 2, tiny_weights(20, width=6)),
         (np.array([3, 3, 3]), 1, 2, tiny_weights(40)),
     ],
     (
@@ -126,42 +127,42 @@ LOSS_AND_GRADIENTS = Exercise(
             "repeated tokens assigned",
             "A token that occurs several times gets the gradient of its last row only. It should get the sum of "
             "all: np.add.at adds them.",
-            lambda *a: _gradients(*a, scatter=_assigned),
+            partial(_gradients, scatter=_assigned),
         ),
         Slip(
             "residual left out",
             "The gradient of x lacks the part that comes straight through the sum x + attention.",
-            lambda *a: _gradients(*a, residual=0.0),
+            partial(_gradients, residual=0.0),
         ),
         Slip(
             "attention's part left out",
             "The gradient of x lacks the parts that come through query, key and value.",
-            lambda *a: _gradients(*a, paths=()),
+            partial(_gradients, paths=()),
         ),
         Slip(
             "query's part left out",
             "The gradient of x lacks the part that comes through query.",
-            lambda *a: _gradients(*a, paths=("key", "value")),
+            partial(_gradients, paths=("key", "value")),
         ),
         Slip(
             "key's part left out",
             "The gradient of x lacks the part that comes through key.",
-            lambda *a: _gradients(*a, paths=("query", "value")),
+            partial(_gradients, paths=("query", "value")),
         ),
         Slip(
             "value's part left out",
             "The gradient of x lacks the part that comes through value.",
-            lambda *a: _gradients(*a, paths=("query", "key")),
+            partial(_gradients, paths=("query", "key")),
         ),
         Slip(
             "value's part alone",
             "The gradient of x has the part that comes through value, without those of query and key.",
-            lambda *a: _gradients(*a, paths=("value",)),
+            partial(_gradients, paths=("value",)),
         ),
         Slip(
             "one-hot not subtracted",
             "The gradient of the logits is softmax(logits). The one-hot vector of the target should be subtracted.",
-            lambda *a: _gradients(*a, dlogits=lambda logits, target: _softmax(logits)),
+            partial(_gradients, dlogits=lambda logits, target: _softmax(logits)),
         ),
         Slip(
             "sign",
@@ -181,12 +182,12 @@ LOSS_AND_GRADIENTS = Exercise(
             "gradient in every row",
             "Every row of the logits gets the gradient. Only the first one should: the others are not part of "
             "the loss.",
-            lambda *a: _gradients(*a, read=slice(None)),
+            partial(_gradients, read=slice(None)),
         ),
         Slip(
             "gradient in the last row",
             "The last row of the logits gets the gradient. The first one should.",
-            lambda *a: _gradients(*a, read=-1),
+            partial(_gradients, read=-1),
         ),
         Slip(
             "norm's backward left out",
@@ -196,20 +197,21 @@ LOSS_AND_GRADIENTS = Exercise(
         Slip(
             "positions by token id",
             "The rows of the position table are those of the token ids. They should be rows 0, 1, ...",
-            lambda *a: _gradients(*a, dposition=_by_id),
+            partial(_gradients, dposition=_by_id),
         ),
         Slip(
             "position table left out",
             "The gradient of the position table is 0. It should be dx in the rows 0 ... L - 1.",
-            lambda *a: _gradients(*a, dposition=lambda p, dx, ids: 0 * p),
+            partial(_gradients, dposition=lambda p, dx, ids: 0 * p),
         ),
         Slip(
             "query and key exchanged",
             "The gradients of query and key are exchanged.",
-            lambda *a: _gradients(*a, order=(1, 0, 2)),
+            partial(_gradients, order=(1, 0, 2)),
         ),
         Slip(
             "token table left out", "The gradient of the token table is 0.", _changed("token", lambda array: 0 * array)
         ),
     ),
+    values=("loss", "gradients"),
 )

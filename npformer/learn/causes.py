@@ -1,0 +1,165 @@
+"""Names the cause of a wrong answer: a program with known mistakes that gives the learner's numbers in every case.
+
+The table of the exercise has its mistakes one by one. Learners also make them in one branch of a function, write out a
+function that they should call and make its mistakes, and make two at once. `CANDIDATES` makes a program of each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import combinations
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from npformer.learn import right
+from npformer.learn.answers import Match, Outcome, Truth, fitting, gives, in_float64, leaves, near, same
+from npformer.learn.chapters import EXERCISES
+from npformer.learn.exercise import Exercise, Function, Slip
+from npformer.learn.shown import value_name
+
+
+class Case(NamedTuple):
+    """The arguments of a case, also in float64, with the learner's answer and the right one."""
+
+    args: tuple[Any, ...]
+    wide: tuple[Any, ...]
+    outcome: Outcome
+    true: Truth
+    wrong: bool
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], outcome: Outcome, true: Truth) -> Case:
+        wrong = bool(outcome.raised) or not same(outcome.answer, true)
+        return cls(args, in_float64(args), outcome, true, wrong)
+
+
+def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
+    """The name and sentence of the first program that gives the learner's answers; "" and "" without one.
+
+    seconds: processor time for programs that the table does not list one by one
+    """
+    cases = sorted(cases, key=lambda case: not case.wrong)  # a wrong answer rules out most programs
+    ends = time.process_time() + seconds
+    for candidates in CANDIDATES:
+        for slip in candidates(exercise):
+            if _fits(slip.wrong, cases, by_message=candidates is _listed):
+                return slip.name, slip.sentence
+            if candidates is not _listed and time.process_time() > ends:
+                return "", ""
+    return _in_some_values(exercise, cases)
+
+
+def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
+    """Whether a program gives the learner's answers in all cases it determines, among them a wrong one with numbers.
+
+    by_message: or with the same message of an exception, which shows less: many mistakes confuse the same sizes
+    """
+    shown = False
+    for case in cases:
+        match = gives(program, case.args, case.wide, case.outcome)
+        if match is Match.NO:
+            return False
+        shown |= case.wrong and match is Match.YES and (by_message or not case.outcome.raised)
+    return shown
+
+
+# --- programs with mistakes -------------------------------------------------------------------------------------------
+
+
+def _listed(exercise: Exercise) -> Iterator[Slip]:
+    """The mistakes of the table."""
+    yield from exercise.slips
+
+
+def _in_a_branch(exercise: Exercise) -> Iterator[Slip]:
+    """A mistake that is made only if an optional argument is given, or only if it is not."""
+    name = exercise.optional
+    if not name:
+        return
+    index = list(inspect.signature(exercise.right).parameters).index(name)
+
+    def branching(given: Function, absent: Function) -> Function:
+        return lambda *args: (given if len(args) > index and args[index] is not None else absent)(*args)
+
+    for slip in exercise.slips:
+        yield Slip(slip.name, f"If {name} is given: {slip.sentence}", branching(slip.wrong, exercise.right))
+        yield Slip(slip.name, f"If {name} is None: {slip.sentence}", branching(exercise.right, slip.wrong))
+
+
+def _in_a_part(exercise: Exercise) -> Iterator[Slip]:
+    """The right answer with a mistake in a function that it calls, which the learner may have written out."""
+    for part in _parts(exercise.name):
+        for slip in EXERCISES[part].slips:
+            yield Slip(slip.name, f"At the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The exercises that an exercise calls, and those that they call."""
+    function = vars(right)[name]
+    if function.__module__ != right.__name__:
+        return ()
+    called = [each for each in _names(function.__code__) if each in EXERCISES and each != name]
+    return tuple(dict.fromkeys([*called, *(part for each in called for part in _parts(each))]))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function reads, in its comprehensions too."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
+
+
+def _with(part: str, wrong: Function) -> dict[str, Any]:
+    """The functions of `right.py` over again, where one is exchanged."""
+    signature, names = inspect.signature(vars(right)[part]), dict(vars(right))
+    for name, each in vars(right).items():
+        if isinstance(each, FunctionType) and each.__module__ == right.__name__:
+            names[name] = FunctionType(each.__code__, names, name, each.__defaults__)
+    names[part] = lambda *args, **kwargs: wrong(*signature.bind(*args, **kwargs).args)
+    return names
+
+
+def _pairs(exercise: Exercise) -> Iterator[Slip]:
+    """Two mistakes at once, if they are different options of one function."""
+    options = [(each, each.wrong) for each in exercise.slips if isinstance(each.wrong, partial)]
+    for (a, wrong), (b, also) in combinations(options, 2):
+        if wrong.func is also.func and not wrong.keywords.keys() & also.keywords.keys():
+            both = partial(wrong.func, **wrong.keywords, **also.keywords)
+            yield Slip(f"{a.name}; {b.name}", f"Two mistakes. First: {a.sentence} Second: {b.sentence}", both)
+
+
+CANDIDATES: tuple[Callable[[Exercise], Iterator[Slip]], ...] = (_listed, _in_a_branch, _in_a_part, _pairs)
+
+
+# --- several values ---------------------------------------------------------------------------------------------------
+
+
+def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
+    """A mistake of the table that gives some of the wrong values, and changes no value that the learner has right."""
+    if not exercise.values or any(case.outcome.raised for case in cases):
+        return "", ""
+    wrong = [_wrong_values(case) for case in cases]
+    everywhere = list(dict.fromkeys(path for each in wrong for path in each))
+    for slip in exercise.slips:
+        fits = [fitting(slip.wrong, case.args, case.outcome) for case in cases]
+        found = [path for path in everywhere if all(path in each for each in fits)]
+        harmless = all(
+            path in fit or path in bad
+            for case, fit, bad in zip(cases, fits, wrong, strict=True)
+            for path, _ in leaves(case.true.outcome.answer)
+        )
+        if found and harmless:
+            others = ", ".join(value_name(exercise.values, path) for path in everywhere if path not in found)
+            return slip.name, f"{slip.sentence} Another mistake is in {others}."
+    return "", ""
+
+
+def _wrong_values(case: Case) -> list[str]:
+    answer, budgets = dict(leaves(case.outcome.answer)), case.true.budgets
+    exact = leaves(case.true.outcome.answer)
+    return [path for path, value in exact if path not in answer or not near(answer[path], value, budgets[path])]

@@ -1,0 +1,165 @@
+"""Chapter 6, a step of the decoder."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npformer.functions import softmax
+from npformer.learn import right
+from npformer.learn.chapters.decoder_with_cache import drawn_cache
+from npformer.learn.exercise import Exercise, Slip, drawn, layer_weights, norm_weights
+from npformer.learn.right import layer_norm
+
+Array = np.ndarray
+
+
+def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
+    """A model of 2 layers with a width of 6, in the structure of GPT-2's weights. narrow divides its embeddings."""
+    return {
+        "embeddings": {
+            "token": {"weight": (drawn(1, 6, 6) / narrow).astype(np.float32)},
+            "position": {"weight": (drawn(2, 9, 6) / narrow).astype(np.float32)},
+        },
+        "layers": [layer_weights(10, 6, 7), layer_weights(30, 6, 7)],
+        "norm": norm_weights(50, 6),
+        "head": {"output": {"weight": drawn(60, 6, 6)}},
+    }
+
+
+def _step_cases() -> list[tuple[Any, ...]]:
+    caches = [drawn_cache(seed, 2, 5, 3) for seed in (70, 80)]  # 5 tokens: no other size has that value, or one near it
+    return [
+        (np.array([5, 1, 0]), 2, tiny_decoder()),
+        (np.array([2]), 2, tiny_decoder(), caches),
+        (np.array([4, 4, 3]), 2, tiny_decoder(), caches),
+        (np.array([0, 1]), 2, _faint(tiny_decoder())),
+    ]
+
+
+def _faint(weights: Any) -> Any:
+    """The model with last rows so small that eps of the last norm shows."""
+    layers = []
+    for layer in weights["layers"]:
+        faint = {name: {key: array * 0 for key, array in each.items()} for name, each in layer["attention"].items()}
+        ffn = {name: {key: array * 0 for key, array in each.items()} for name, each in layer["ffn"].items()}
+        layers.append({**layer, "attention": faint, "ffn": ffn})
+    return {**weights, "embeddings": tiny_decoder(300.0)["embeddings"], "layers": layers}
+
+
+def _step(
+    ids: Array,
+    h: int,
+    w: Any,
+    caches: Any = None,
+    *,
+    start: Any = lambda earlier, n: earlier,
+    axis: int = 1,
+    row: Any = -1,
+    norm: bool = True,
+    eps: float = 1e-5,
+    of_layer: Any = lambda caches, i: caches[i],
+    order: int = 1,
+    after: Any = lambda logits: logits,
+    keep: Any = lambda new, caches: new,
+) -> tuple[Any, Any]:
+    """`right.decoder_step` with one of its steps exchanged."""
+    earlier = 0 if caches is None else caches[0][0].shape[axis]
+    tables, new = w["embeddings"], []
+    x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start(earlier, len(ids)))
+    for i, layer in enumerate(w["layers"][::order]):
+        x, cache = right.decoder_layer(x, h, None if caches is None else of_layer(caches, i), **layer)
+        new.append(cache)
+    x = layer_norm(x, **w["norm"], eps=eps) if norm else x
+    return after(x[row] @ w["head"]["output"]["weight"]), keep(new, caches)
+
+
+DECODER_STEP = Exercise(
+    "decoder_step",
+    right.decoder_step,
+    _step_cases,
+    (
+        "The number of earlier tokens is the second size of a cached array of keys; without caches it is 0. "
+        "It is the argument start of embeddings.",
+        "zip(weights['layers'], caches) pairs layers and caches. Collect the new cache of each layer in a list.",
+        "embeddings, every decoder_layer with its cache, layer_norm with weights['norm'] and eps 1e-5, then the "
+        "last row @ "
+        "the head's weight.",
+    ),
+    ("npformer.learn.right:decoder_step", "npformer.generation.state:PromptState.step"),
+    (
+        Slip(
+            "positions start at 0",
+            "The positions of the new tokens begin at 0. They should continue after the cached tokens.",
+            partial(_step, start=lambda earlier, n: 0),
+        ),
+        Slip(
+            "number of heads for the number of cached tokens",
+            "The first position is H, the first size of the cached keys (H, S, K). It should be S, the second.",
+            partial(_step, axis=0),
+        ),
+        Slip(
+            "positions from 1",
+            "The first token of a text has position 1. Positions are counted from 0.",
+            partial(_step, start=lambda earlier, n: earlier + 1),
+        ),
+        Slip(
+            "positions one late after a cache",
+            "After a cache of S tokens the next position is S + 1 here. It should be S, because positions are "
+            "counted from 0.",
+            partial(_step, start=lambda earlier, n: earlier + (earlier > 0)),
+        ),
+        Slip(
+            "positions one early",
+            "After a cache of S tokens the next position is S - 1 here. It should be S.",
+            partial(_step, start=lambda earlier, n: max(0, earlier - 1)),
+        ),
+        Slip(
+            "first row",
+            "The logits are those of the first row. They should be those of the last.",
+            partial(_step, row=0),
+        ),
+        Slip(
+            "every row",
+            "The logits of every row are returned. Return those of the last row.",
+            partial(_step, row=slice(None)),
+        ),
+        Slip("last norm left out", "The last norm is not applied.", partial(_step, norm=False)),
+        Slip("eps is 1e-12", "eps of the last norm is 1e-12. It should be 1e-5.", partial(_step, eps=1e-12)),
+        Slip(
+            "caches not passed on",
+            "The layers do not get the caches.",
+            lambda *a: _step(*a, of_layer=lambda caches, i: None),
+        ),
+        Slip(
+            "first layer's cache for all",
+            "Every layer gets the cache of the first. Each has its own.",
+            lambda *a: _step(*a, of_layer=lambda caches, i: caches[0]),
+        ),
+        Slip(
+            "caches in reverse order",
+            "The caches are given to the layers in reverse order.",
+            lambda *a: _step(*a, of_layer=lambda caches, i: caches[-1 - i]),
+        ),
+        Slip(
+            "old caches returned",
+            "The caches that were given are returned. Return those with the new tokens.",
+            partial(_step, keep=lambda new, caches: caches),
+        ),
+        Slip("layers reversed", "The layers are applied from the last to the first.", partial(_step, order=-1)),
+        Slip(
+            "probabilities for logits",
+            "The result went through softmax. Return the logits.",
+            partial(_step, after=softmax),
+        ),
+        Slip(
+            "word for logits",
+            "The most likely word is returned. Return the logits.",
+            partial(_step, after=np.argmax),
+        ),
+    ),
+    values=("logits", "caches"),
+    optional="caches",
+)

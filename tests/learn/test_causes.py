@@ -1,0 +1,157 @@
+"""Causes beyond the tables: mistakes in one branch, in a step written out, in pairs, and in some of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer.learn import right
+from npformer.learn.answers import call, in_form_of, mapped, truth
+from npformer.learn.causes import Case, cause
+from npformer.learn.chapters import EXERCISES
+from npformer.learn.right import (
+    causal_mask,
+    combine_heads,
+    feed_forward,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    multi_head_attention,
+    scaled_dot_product_attention,
+    split_heads,
+)
+from npformer.learn.shown import value_name
+
+
+def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
+    """The cause of the answers of a function that takes the place of an exercise."""
+    cases = []
+    for args in EXERCISES[name].cases():
+        true, outcome = truth(EXERCISES[name].right, args), call(function, args)
+        if not outcome.raised:
+            outcome = type(outcome)(in_form_of(mapped(as_float32, outcome.answer), true.outcome.answer))
+        cases.append(Case.of(args, outcome, true))
+    return cause(EXERCISES[name], cases)
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def decoder_layer(x: Any, n_heads: int, cache: Any, attention: Any, attention_norm: Any, ffn: Any, ffn_norm: Any,
+                  eps: float = 1e-5, *, mask: Any = causal_mask, axis: int = 1) -> Any:  # fmt: skip
+    n = layer_norm(x, **attention_norm, eps=eps)
+    q, k, v = (split_heads(linear(n, **attention[name]), n_heads) for name in ("query", "key", "value"))
+    if cache is not None:
+        k, v = (np.concatenate([old, new], axis) for old, new in zip(cache, (k, v), strict=True))
+    allowed = mask(q.shape[1], k.shape[1])
+    y = x + linear(combine_heads(scaled_dot_product_attention(q, k, v, allowed)), **attention["output"])
+    return y + feed_forward(layer_norm(y, **ffn_norm, eps=eps), gelu_tanh, **ffn), (k, v)
+
+
+def mask_without_a_cache(*args: Any) -> Any:
+    return decoder_layer(*args, mask=lambda n, m: causal_mask(n, m) if n == m else None)
+
+
+def joined_on_axis_0(*args: Any) -> Any:
+    return decoder_layer(*args, axis=0)
+
+
+def unmasked_with_another_eps(x: Any, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-12) -> Any:
+    return decoder_layer(x, h, cache, a, an, f, fn, eps, mask=lambda n, m: None)
+
+
+def unbiased_layer(x: Any, n_heads: int, attention: Any, attention_norm: Any, ffn: Any, ffn_norm: Any) -> Any:
+    def norm(x: Any, weight: Any, bias: Any) -> Any:
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True, ddof=1) + 1e-12) * weight + bias
+
+    y = norm(x + multi_head_attention(x, n_heads, **attention), **attention_norm)
+    return norm(y + feed_forward(y, gelu, **ffn), **ffn_norm)
+
+
+def two_wrong_gradients(grad: Any, x: Any, weight: Any) -> Any:
+    return grad @ weight.T, grad.T @ x, grad.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "expected"),
+    [
+        pytest.param(
+            "decoder_layer",
+            mask_without_a_cache,
+            "If cache is given: The tokens also attend to later ones. Use causal_mask.",
+            id="branch",
+        ),
+        pytest.param(
+            "decoder_layer",
+            joined_on_axis_0,
+            "The cached and the new keys are joined along another axis. They are (H, S, K) and (H, L, K): the axis of "
+            "the tokens is 1.",
+            id="exception",
+        ),
+        pytest.param(
+            "encoder_layer",
+            unbiased_layer,
+            "At the step layer_norm: The variance divides by D - 1. In a layer norm it divides by D.",
+            id="part",
+        ),
+        pytest.param(
+            "decoder_layer",
+            unmasked_with_another_eps,
+            "Two mistakes. First: The tokens also attend to later ones. Use causal_mask. Second: eps is 1e-12 by "
+            "default. The default is 1e-5, as in GPT-2.",
+            id="pair",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "cross_entropy",
+            lambda logits, target: np.log(right.softmax(logits)[target]),
+            "Two mistakes. First: softmax rounds to 0 for a target far below the maximum, and its logarithm is -inf. "
+            "Compute s - log(sum(exp(s))) with s = x - max(x) instead. Second: The sign is missing: this is log "
+            "softmax.",
+            id="short pair",
+        ),
+        pytest.param(
+            "linear_backward",
+            two_wrong_gradients,
+            "dweight is grad^T x. It should be x^T grad. Another mistake is in dbias.",
+            id="values",
+        ),
+    ],
+)
+def test_a_cause_beyond_the_table(name: str, function: Callable[..., Any], expected: str) -> None:
+    assert named(name, function)[1] == expected
+
+
+def another_error(*args: Any) -> Any:
+    raise ValueError("of another kind")
+
+
+@pytest.mark.parametrize("name", ["linear", "split_heads", "linear_backward", "multi_head_attention", "gelu"])
+def test_an_exception_with_another_message_has_no_known_cause(name: str) -> None:
+    """Many programs raise a ValueError."""
+    assert named(name, another_error) == ("", "")
+
+
+def off(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: mapped(lambda a: a * 1.001 if a.dtype.kind == "f" else a, function(*args))
+
+
+@pytest.mark.parametrize("function", [mask_without_a_cache, unmasked_with_another_eps])
+@pytest.mark.slow
+def test_nearly_the_numbers_of_a_program_have_no_cause(function: Callable[..., Any]) -> None:
+    assert named("decoder_layer", off(function)) == ("", "")
+
+
+def test_nearly_the_numbers_of_a_step_have_no_cause() -> None:
+    assert named("encoder_layer", off(unbiased_layer)) == ("", "")
+
+
+def test_a_value_has_its_name() -> None:
+    assert value_name(EXERCISES["decoder_layer"].values, "1.0") == "cache[0]"
+    assert value_name(EXERCISES["loss_and_gradients"].values, "1.query.weight") == "gradients.query.weight"
+    assert value_name((), "") == ""

@@ -1,0 +1,32 @@
+"""The GPT with which a learner's file writes: from the checkout of an installed package, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from npformer.checkpoint import loading
+from npformer.learn import right, whole
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """npformer as an installed package, without the models of a checkout."""
+    monkeypatch.setattr(loading, "bundled", dict)
+
+
+@pytest.mark.skipif(not (ROOT / "weights" / whole.WRITER).exists(), reason="a source distribution has no GPT")
+def test_the_checkout_that_was_installed_has_the_gpt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "installed_from", lambda: ROOT)
+    assert whole.write(right).text.startswith("Your file writes with gpt2-austen: It is a truth")
+
+
+def test_without_a_checkout_the_learner_gets_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(whole, "installed_from", Path)
+    run = whole.write(right)
+    assert run.ok is None
+    assert "`git clone https://github.com/npformer/npformer`, and run the check in that folder" in run.text
