@@ -175,7 +175,7 @@ def _judged(
         if not _equal(in_form_of(again.answer, true.outcome.answer), made.outcome.answer):
             problem = "Two calls with the same arguments give different answers."
             return replace(wrong, kind="random", problem=problem, numbers=numbers)
-        return replace(wrong, kind="numbers", problem=_values(made.outcome.answer, true), numbers=numbers)
+        return replace(wrong, kind="numbers", problem=_values(made.outcome.answer, true, values), numbers=numbers)
     return None
 
 
@@ -235,7 +235,7 @@ def _kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _values(answer: Any, true: Truth) -> str:
+def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
     """The sentence about wrong numbers: NaN and infinity are named."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
@@ -245,7 +245,7 @@ def _values(answer: Any, true: Truth) -> str:
                 return "The answer has NaN."
             if np.isinf(numbers).any() and not np.isinf(right).any():
                 return "The answer has infinity."
-    return f"The numbers are wrong{difference(answer, true)}."
+    return f"The numbers are wrong{difference(answer, true, values)}."
 
 
 def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:

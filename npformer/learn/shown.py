@@ -91,7 +91,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
     return repr(value)[:width]
 
 
-def difference(answer: Any, true: Truth) -> str:
+def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
     """Where a large answer differs most from the right one; "" for a small one, which is shown whole."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
@@ -102,5 +102,6 @@ def difference(answer: Any, true: Truth) -> str:
         if distance.max() > true.budgets[path]:
             worst = tuple(int(i) for i in np.unravel_index(distance.argmax(), right.shape))
             index = ", ".join(map(str, worst))
-            return f", most at [{index}]: yours {np.asarray(value)[worst]:.6g}, right {right[worst]:.6g}"
+            place = f"{value_name(values, path)}[{index}]"
+            return f", most at {place}: yours {np.asarray(value)[worst]:.6g}, right {right[worst]:.6g}"
     return ""

@@ -24,7 +24,7 @@ from npformer.learn.right import (
     scaled_dot_product_attention,
     split_heads,
 )
-from npformer.learn.shown import value_name
+from npformer.learn.shown import difference, value_name
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
@@ -155,3 +155,11 @@ def test_a_value_has_its_name() -> None:
     assert value_name(EXERCISES["decoder_layer"].values, "1.0") == "cache[0]"
     assert value_name(EXERCISES["loss_and_gradients"].values, "1.query.weight") == "gradients.query.weight"
     assert value_name((), "") == ""
+
+
+def test_the_largest_difference_is_named_by_its_value() -> None:
+    decoder_step = EXERCISES["decoder_step"]
+    true = truth(decoder_step.right, decoder_step.cases()[1])
+    logits, caches = mapped(np.copy, true.outcome.answer)
+    caches[1][0][1, 5, 2] += 9
+    assert difference((logits, caches), true, decoder_step.values).startswith(", most at caches[1][0][1, 5, 2]: yours ")
