@@ -35,9 +35,10 @@ or bfloat16.
 Below are well-known checkpoints on the hub and whether they run, according to their config.json. `python
 examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test holds it to what
 npformer does; no checkpoint was downloaded for it. Every encoder that runs also gives vectors
-(`feature-extraction`, `sentence-embedding`), whatever its own task is. A checkpoint also needs a tokenizer:
-`tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, `sentencepiece.bpe.model`, `spiece.model` or
-`spm.model`.
+(`feature-extraction`, `sentence-embedding`), whatever its own task is. A decoder with the modules of
+sentence-transformers in its folder makes vectors (Qwen3-Embedding) or ranks texts (Qwen3-Reranker). A checkpoint also
+needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, `sentencepiece.bpe.model`,
+`spiece.model` or `spm.model`.
 
 {counts}
 

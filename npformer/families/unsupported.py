@@ -12,26 +12,45 @@ from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.families.base import Family
 
+EXPERTS = "a mixture of experts: a router that chooses feed-forward networks for each token"
 #: model_type of unsupported families -> the mechanism that they need.
 MISSING = {
     "big_bird": "block-sparse attention with random blocks",
     "bloom": "ALiBi: scores that decrease with distance, in a decoder without an encoder",
     "canine": "characters as tokens, with hash embeddings",
+    "clip": "encoders of pictures and texts with contrastive vectors",
     "convbert": "convolutions parallel to attention heads",
     "deberta": "disentangled attention in DeBERTa's first version",
+    "deepseek_v3": "latent attention with compressed keys and values, and a mixture of experts",
+    "falcon": "one key and value for all heads, and attention parallel to the feed-forward network",
     "funnel": "pooling of the sequence between layers",
-    "gemma3_text": "rotary positions, gated units and RMS norms, in a decoder without an encoder",
+    "gemma": "RMS norms with weights 1 + w, and embeddings scaled by sqrt(d_model)",
+    "gemma2": "RMS norms with weights 1 + w before and after each block, and soft caps of scores and logits",
+    "gemma3": "pictures, with Gemma 3's layers for text",
+    "gemma3_text": "RMS norms with weights 1 + w before and after each block, and a rotary base for each kind of layer",
+    "gpt_neox": "rotary positions on a part of each head, and attention parallel to the feed-forward network",
+    "gpt_oss": "attention sinks, and a mixture of experts",
     "ibert": "integer arithmetic",
     "longformer": "attention within a window, with global tokens",
     "m2m_100": "pre-norm encoder and decoder, and language codes",
+    "mamba": "a state-space layer instead of attention",
     "mbart": "pre-norm encoder and decoder, and language codes",
+    "mixtral": EXPERTS,
     "mt5": "relative positions in buckets, and RMS norms",
     "new": "rotary positions scaled to longer texts (NTK), and gated units with post-norm",
     "nystromformer": "attention approximated with landmarks",
+    "opt": "learned positions that begin at 2, and in one size projections before and after the layers",
+    "phi": "rotary positions on a part of each head, and attention parallel to the feed-forward network",
+    "phi3": "query, key and value in one weight, and gate and up projections in one",
+    "qwen2_5_vl": "pictures, with rotary positions in three dimensions",
+    "qwen3_moe": EXPERTS,
     "reformer": "locality-sensitive hashing attention",
     "roformer": "rotary positions on adjacent pairs of columns",
     "squeezebert": "convolutions instead of linear layers",
     "t5": "relative positions in buckets, and RMS norms",
+    "vit": "pictures, in patches",
+    "wav2vec2": "speech: convolutions over samples of sound",
+    "whisper": "speech: convolutions over spectrograms, with an encoder and a decoder",
     "xlnet": "relative positions of Transformer-XL",
 }
 
