@@ -123,7 +123,7 @@ def test_a_nonsense_size_is_named(field, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gptj"}, "model_type: expected one of distilbert, bert.*got 'gptj'"),
+        ({"model_type": "rwkv"}, "model_type: expected one of distilbert, bert.*got 'rwkv'"),
         ({"model_type": None}, "model_type: expected one of .*got None"),
         ({"model_type": ["bert"]}, "model_type: expected one of .*got a list"),
         (
@@ -219,8 +219,8 @@ def test_messages_stay_short_for_any_value():
 
 
 def test_refusals_list_all_families():
-    with pytest.raises(NpformerError, match=f"expected one of {', '.join(FAMILIES)}, got 'gptj'$"):
-        read_config({"model_type": "gptj"})
+    with pytest.raises(NpformerError, match=f"expected one of {', '.join(FAMILIES)}, got 'rwkv'$"):
+        read_config({"model_type": "rwkv"})
 
 
 SIZES = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ffn": 16, "max_length": 4}
