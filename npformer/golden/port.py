@@ -196,12 +196,14 @@ class Port:
 
     @property
     def factors(self) -> dict[str, Callable[[int], float]]:
-        """The factors that a size explains, functions of a text, by their names."""
+        """The factors that a size other than 1 explains, functions of a text, by their names."""
 
         def of(size: str, form: str) -> Callable[[int], float]:
             return lambda text: FORMS[form](self.sizes(text)[size])
 
-        return {form.format(size): of(size, form) for size in self.sizes(0) for form in FORMS}
+        texts = range(len(self.texts))
+        sizes = [size for size in self.sizes(0) if any(self.sizes(text)[size] != 1 for text in texts)]
+        return {form.format(size): of(size, form) for size in sizes for form in FORMS}
 
     @property
     def groups(self) -> list[str]:

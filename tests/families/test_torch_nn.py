@@ -216,8 +216,8 @@ def test_config_reads_the_2017_models_too() -> None:
     config = read_config(cases.torch_config("classifier"))
     assert isinstance(config, Config)
     assert (config.positions.table, config.norm_first, config.eps) == ("sinusoidal", False, 1e-5)
-    with pytest.raises(NpformerError, match=r"model_type: expected one of .*got 'opt'"):
-        read_config({"model_type": "opt"})
+    with pytest.raises(NpformerError, match=r"model_type: expected one of .*got 'gopher'"):
+        read_config({"model_type": "gopher"})
 
 
 @pytest.mark.parametrize("case", MODULES)

@@ -35,7 +35,13 @@ FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert", "gpt2")
 OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # whose stages are others
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
-OF_OTHERS = ("_rotated", ".distance_scores", ".gate", ".gated")  # ends of stages of models with these mechanisms
+OF_OTHERS = (
+    "_normed",
+    "_rotated",
+    ".distance_scores",
+    ".gate",
+    ".gated",
+)  # ends of stages of models with these mechanisms
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
