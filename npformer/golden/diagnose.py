@@ -423,7 +423,7 @@ def _together(fits: list[Fit]) -> list[Fit]:
     for fit in fits:
         first = best.setdefault(fit.mistake.name, fit)
         if fit.budgets == first.budgets and fit.way not in first.way:
-            best[fit.mistake.name] = replace(first, way=f"{first.way}, or {fit.way}".removeprefix(", "))
+            best[fit.mistake.name] = replace(first, way=first.way and f"{first.way}, or {fit.way}")
     return list(best.values())
 
 

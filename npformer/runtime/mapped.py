@@ -1,10 +1,14 @@
-"""Memory of arrays that are mapped from a file."""
+"""Arrays that are mapped from a file, and their memory."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from npformer.runtime.narrow import NarrowWeight
 
 
 def release(array: np.ndarray) -> bool:
@@ -22,3 +26,16 @@ def release(array: np.ndarray) -> bool:
     start = (first - origin) // mmap.PAGESIZE * mmap.PAGESIZE
     base.madvise(mmap.MADV_DONTNEED, start, last - origin - start)
     return True
+
+
+def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight) -> bool:
+    """Whether all large arrays of a tree of weights are mapped from a file."""
+    if isinstance(weights, NarrowWeight):
+        weights = weights.values
+    if isinstance(weights, np.ndarray):
+        base: Any = weights
+        while isinstance(base, np.ndarray | memoryview):
+            base = base.base if isinstance(base, np.ndarray) else base.obj
+        return weights.nbytes < 2**16 or isinstance(base, mmap.mmap)
+    parts = weights.values() if isinstance(weights, Mapping) else weights
+    return all(is_mapped(each) for each in parts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 import multiprocessing
 import os
 import signal
@@ -27,7 +26,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -39,7 +37,8 @@ except ImportError:  # Windows has no such limit
 from npformer.checkpoint.convert import convert
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
-from npformer.runtime.narrow import NARROW, NarrowWeight
+from npformer.runtime.mapped import is_mapped
+from npformer.runtime.narrow import NARROW
 from npformer.runtime.threads import available_cores
 from npformer.serve.asgi import App, make
 from npformer.serve.connections import KEEP_ALIVE
@@ -293,16 +292,3 @@ def shared(settings: ServerSettings, home: Path) -> ServerSettings:
             folder = convert(folder, home / name.replace("/", "--"), dtype=dtype, keep=keep)
         paths.append((name, str(folder)))
     return replace(settings, models=dict(paths), threads=threads)
-
-
-def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight) -> bool:
-    """Whether all large arrays of a tree of weights are mapped from a file."""
-    if isinstance(weights, NarrowWeight):
-        weights = weights.values
-    if isinstance(weights, np.ndarray):
-        base: Any = weights
-        while isinstance(base, np.ndarray | memoryview):
-            base = base.base if isinstance(base, np.ndarray) else base.obj
-        return weights.nbytes < 2**16 or isinstance(base, mmap.mmap)
-    parts = weights.values() if isinstance(weights, Mapping) else weights
-    return all(is_mapped(each) for each in parts)

@@ -19,8 +19,8 @@ from npformer.cli.main import main
 from npformer.golden.record import weights_sha256
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.interpret.integrated_gradients import by_gradients
+from npformer.runtime.mapped import is_mapped
 from npformer.runtime.narrow import NARROW, NarrowWeight
-from npformer.serve.supervisor import is_mapped
 from npformer.training import Trainable
 from tests.support import tiny
 

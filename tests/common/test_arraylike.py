@@ -28,6 +28,7 @@ LENGTHS = np.array([2, 1])
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"x": X} for name in ("relu", "silu", "gelu", "softmax", "log_softmax")},
     "layer_norm": {"x": X, **NORM},
+    "rms_norm": {"x": X, "weight": NORM["weight"]},
     "linear": {"x": X, **LINEAR},
     "embedding": {"ids": np.array([2, 0]), "weight": X},
     "cross_entropy": {"logits": X, "targets": np.array([1, 0, -100]), "log_probabilities": X},
