@@ -197,7 +197,10 @@ CONFIG = json.dumps(write_config(tiny.config())).encode()
             "not the name of a .safetensors file in the same folder",
         ),
         ({"config.json": b"<html>", "model.safetensors": b"x"}, "config.json: not JSON"),
-        ({"config.json": b'{"model_type": "gopher"}', "model.safetensors": b"x"}, f"{NAME}: model_type: expected one of"),
+        (
+            {"config.json": b'{"model_type": "gopher"}', "model.safetensors": b"x"},
+            f"{NAME}: model_type: expected one of",
+        ),
     ],
 )
 def test_a_repository_that_is_no_model(hub, env, files, message):

@@ -30,6 +30,7 @@ def test_the_stages_are_those_of_the_model(tmp_path: Path) -> None:
         np.testing.assert_allclose(array, right[name], atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path) -> None:
     """The learner's layer is wrong, and pool is not yet written; attention of layer 0 is right."""
     wrong = "def feed_forward(x, activation, hidden, output):\n    return x"
@@ -48,6 +49,7 @@ def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path) -> None
     assert np.abs(mine[5] - true[5]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     broken = "def encoder(x, n_heads, layers):\n    return x[100]"
     with pytest.raises(NpformerError, match="your model cannot be run: IndexError: index 100 is out of bounds"):

@@ -107,6 +107,7 @@ def test_fewer_numbers_make_a_smaller_file() -> None:
     assert ", evenly spaced" in small.html()
 
 
+@pytest.mark.slow
 def test_the_gallery_is_one_file_under_two_megabytes(tmp_path: Path) -> None:
     """A program of examples/, which a source distribution has too."""
     program = Path(__file__).parents[2] / "examples" / "gallery.py"
