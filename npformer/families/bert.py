@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npformer.families.table import EncoderTable
+from npformer.families.table import SIZES, EncoderTable
 
 #: The masked-word head and the next-word head.
 WORDS = {
@@ -13,14 +13,7 @@ WORDS = {
 
 BERT = EncoderTable(
     model_type="bert",
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes=SIZES,
     activation="hidden_act",
     eps="layer_norm_eps",
     token_types="type_vocab_size",

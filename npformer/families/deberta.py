@@ -18,7 +18,7 @@ from npformer.config import MOST, Config, InputConvolution, Positions
 from npformer.families import base
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
-from npformer.families.table import EncoderTable
+from npformer.families.table import SIZES, EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Disentangled
 
@@ -131,14 +131,7 @@ DEBERTA = Deberta(
         "mechanisms": (Disentangled(512, 512, norm=True),),  # for version 3, unless config.json differs
     },
     settings={"z_steps": 0, "legacy": True},
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes=SIZES,
     activation="hidden_act",
     eps="layer_norm_eps",
     architectures={

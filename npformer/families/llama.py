@@ -13,17 +13,15 @@ from typing import Any
 from npformer.activations import ACTIVATIONS
 from npformer.blocks import Attention, Gated
 from npformer.common import checks
-from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.building import mechanisms_of
+from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import read_rotary, write_rotary
-from npformer.families.table import EncoderTable
+from npformer.families.table import SIZES, EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import HeadNorm, Mechanism, Rotary, Window
 from npformer.norms import Norm
 from npformer.root_mean_square import RMSNorm
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Llama(EncoderTable):
@@ -137,7 +135,7 @@ class Qwen2(Llama):
             "use_sliding_window": bool(layers),
             "sliding_window": _size(config.local.mechanisms) if config.local else None,
             "max_window_layers": min(layers, default=config.n_layers),
-            "layer_types": [SLIDING if i in layers else FULL for i in range(config.n_layers)],
+            "layer_types": write_layer_types(layers, config.n_layers),
         }
 
     def attention(self, config: Config, layer: int) -> Attention:
@@ -181,7 +179,7 @@ def _size(mechanisms: tuple[Any, ...]) -> int | None:
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers with a window: those that `layer_types` names, by default the ones from `max_window_layers` on."""
+    """The layers with a window: from `layer_types`, or all from `max_window_layers` on."""
     if not checks.boolean("use_sliding_window", data.get("use_sliding_window", False)):
         return ()
     if data.get("sliding_window", 4096) is None:
@@ -189,9 +187,7 @@ def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     kinds = data.get("layer_types")
     if kinds is None:
         return tuple(range(checks.whole("max_window_layers", data.get("max_window_layers", 28), 0, MOST), n_layers))
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not all(each in (FULL, SLIDING) for each in kinds):
-        raise NpformerError(f"layer_types: expected {FULL} or {SLIDING} for each of {n_layers} layers")
-    return tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
+    return read_layer_types(kinds, n_layers)
 
 
 def _family(
@@ -211,14 +207,7 @@ def _family(
         },
         single="$A",
         pair="$A $B",
-        sizes={
-            "vocab_size": "vocab_size",
-            "d_model": "hidden_size",
-            "n_heads": "num_attention_heads",
-            "n_layers": "num_hidden_layers",
-            "d_ffn": "intermediate_size",
-            "max_length": "max_position_embeddings",
-        },
+        sizes=SIZES,
         activation="hidden_act",
         usual_activation="silu",
         eps="rms_norm_eps",

@@ -15,11 +15,11 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import ACTIVATIONS, first, read_activation
 from npformer.families.building import stack_of
-from npformer.families.table import EncoderTable
+from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
+from npformer.families.table import SIZES, EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary, Window
 
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 POOLINGS = {"cls": "first", "mean": "mean"}
 HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # below the last layer of every head
 
@@ -43,8 +43,8 @@ class ModernBert(EncoderTable):
         pad = data.get("pad_token_id")
         if pad is not None:
             checks.whole("pad_token_id", pad, 0, MOST)
-        wide = _theta(data, GLOBAL, "global_rope_theta", 160_000.0)
-        near = _theta(data, LOCAL, "local_rope_theta", 10_000.0) or wide
+        wide = _theta(data, FULL, "global_rope_theta", 160_000.0)
+        near = _theta(data, SLIDING, "local_rope_theta", 10_000.0) or wide
         return {
             "pad_id": pad,
             "padding_idx": pad,
@@ -62,8 +62,7 @@ class ModernBert(EncoderTable):
 
     def write_config(self, config: Config) -> dict[str, Any]:
         local: Local = config.local or self.constants["local"]
-        kinds = [LOCAL if i in local.layers else GLOBAL for i in range(config.n_layers)]
-        both = {GLOBAL: config.mechanisms, LOCAL: local.mechanisms}
+        both = {FULL: config.mechanisms, SLIDING: local.mechanisms}
         thetas = {kind: sum(each.theta for each in of if isinstance(each, Rotary)) for kind, of in both.items()}
         window = next(each for each in local.mechanisms if isinstance(each, Window))
         return super().write_config(config) | {
@@ -72,9 +71,9 @@ class ModernBert(EncoderTable):
             "classifier_pooling": next(theirs for theirs, ours in POOLINGS.items() if ours == config.pooling),
             "local_attention": 2 * window.reach,
             **_steps(local.layers, config.n_layers),
-            "layer_types": kinds,
-            "global_rope_theta": thetas[GLOBAL],
-            "local_rope_theta": thetas[LOCAL],
+            "layer_types": write_layer_types(local.layers, config.n_layers),
+            "global_rope_theta": thetas[FULL],
+            "local_rope_theta": thetas[SLIDING],
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": each} for kind, each in thetas.items()},
         }
 
@@ -101,9 +100,7 @@ def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     kinds = data.get("layer_types")
     if kinds is None:
         return between(every, n_layers)
-    if not isinstance(kinds, list) or len(kinds) != n_layers or not all(each in (GLOBAL, LOCAL) for each in kinds):
-        raise NpformerError(f"layer_types: expected {GLOBAL} or {LOCAL} for each of {n_layers} layers")
-    return tuple(i for i, kind in enumerate(kinds) if kind == LOCAL)
+    return read_layer_types(kinds, n_layers)
 
 
 def between(every: int, n_layers: int) -> tuple[int, ...]:
@@ -130,14 +127,7 @@ MODERNBERT = ModernBert(
         "mechanisms": (Rotary(160_000.0),), "local": Local((), (Rotary(10_000.0), Window(64))),
     },
     pair="cls $A sep $B sep",
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes=SIZES,
     activation="hidden_activation",
     eps="norm_eps",
     architectures={

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from npformer.config import Positions
 from npformer.families.roberta import SPECIAL_TOKENS
-from npformer.families.table import EncoderTable
+from npformer.families.table import SIZES, EncoderTable
 from npformer.mechanisms import RelativeBias
 
 MPNET = EncoderTable(
@@ -23,14 +23,7 @@ MPNET = EncoderTable(
     special_tokens={**SPECIAL_TOKENS, "unk_token": "[UNK]"},
     pair="cls $A sep sep $B sep",
     mask_takes_space=True,
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes=SIZES,
     activation="hidden_act",
     eps="layer_norm_eps",
     architectures={

@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions
 from npformer.families.base import reject_other
 from npformer.families.building import stack_of
-from npformer.families.table import EncoderTable
+from npformer.families.table import SIZES, EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 
@@ -137,14 +137,7 @@ NOMIC_BERT = NomicBert(
         "pad_id": 0,
         "padding_idx": 0,
     },
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes=SIZES,
     activation="hidden_act",
     usual_activation="silu",
     eps="layer_norm_eps",

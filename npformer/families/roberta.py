@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from npformer.config import Positions
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
-from npformer.families.table import EncoderTable
+from npformer.families.table import SIZES, EncoderTable
 
 SPECIAL_TOKENS = {
     "unk_token": "<unk>",
@@ -55,14 +55,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         mask_takes_space=model_type == "camembert",  # not for Transformers' other two
         pieces=pieces,
         pair="cls $A sep sep $B sep",
-        sizes={
-            "vocab_size": "vocab_size",
-            "d_model": "hidden_size",
-            "n_heads": "num_attention_heads",
-            "n_layers": "num_hidden_layers",
-            "d_ffn": "intermediate_size",
-            "max_length": "max_position_embeddings",
-        },
+        sizes=SIZES,
         activation="hidden_act",
         eps="layer_norm_eps",
         token_types="type_vocab_size",

@@ -105,7 +105,7 @@ def _number(name: str, given: Mapping[str, Any], field: str) -> float:
 
 
 def _original(given: Mapping[str, Any], data: Mapping[str, Any]) -> int:
-    """The positions in training before the scaling, by default those of the model."""
+    """The number of positions in training before the scaling; the model's own unless given."""
     field = "original_max_position_embeddings"
     value = given.get(field) or data.get(field) or data.get("max_position_embeddings")
     return checks.whole(field, value, 1, MOST)

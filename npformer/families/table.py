@@ -26,6 +26,16 @@ from npformer.families.base import (
 from npformer.families.building import embeddings_of
 from npformer.group import Group
 
+#: npformer's field -> config.json's field for BERT and most of its successors.
+SIZES = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "d_ffn": "intermediate_size",
+    "max_length": "max_position_embeddings",
+}
+
 #: Settings that change the computation, and the supported value.
 SUPPORTED = {"add_cross_attention": False}
 
