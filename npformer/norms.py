@@ -107,22 +107,22 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
     return centred(x) / np.sqrt(variance(x) + eps)
 
 
-def _normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
-    """Replaces (x - E[x]) / sqrt(Var[x] + eps) by a formula of x and eps, before weight and bias."""
+def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
+    """Replaces the norm's formula by another one of x and eps, before weight and bias."""
     return {"*norm": lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps))}
 
 
 def _other_eps(port: Any) -> Ways:
     for eps in EPS:
         if eps != port.config.eps:
-            yield f"{eps:g} for {port.config.eps:g}", _normed(standard, eps)
+            yield f"{eps:g} for {port.config.eps:g}", normed(standard, eps)
 
 
 def _unbiased_variance(port: Any) -> Ways:
     for eps in dict.fromkeys((port.config.eps, 1e-12, 1e-5, 1e-6)):
         other = "" if eps == port.config.eps else f"and eps {eps:g}"
-        yield other, _normed(lambda x, eps: centred(x) / np.sqrt(unbiased(x) + eps), eps)
-        outside = _normed(lambda x, eps: centred(x) / (np.sqrt(unbiased(x)) + eps), eps)
+        yield other, normed(lambda x, eps: centred(x) / np.sqrt(unbiased(x) + eps), eps)
+        outside = normed(lambda x, eps: centred(x) / (np.sqrt(unbiased(x)) + eps), eps)
         yield f"and eps {eps:g} outside the root", outside
 
 
@@ -170,38 +170,38 @@ LayerNorm.mistakes = (
     Mistake(
         "eps outside the root",
         "x - mean is divided by sqrt(variance + eps), not by deviation + eps",
-        {f"eps {eps:g}": _normed(lambda x, eps: centred(x) / (np.sqrt(variance(x)) + eps), eps) for eps in EPS[:-1]},
+        {f"eps {eps:g}": normed(lambda x, eps: centred(x) / (np.sqrt(variance(x)) + eps), eps) for eps in EPS[:-1]},
     ),
     Mistake("unbiased variance", "layer norm divides the sum of squares by D, not by D - 1", _unbiased_variance),
     Mistake(
         "another deviation in the norm",
         "x - mean is divided by sqrt(variance + eps)",
         {
-            "x - mean over the variance, not its root": _normed(lambda x, eps: centred(x) / (variance(x) + eps)),
-            "over the root of the deviation": _normed(lambda x, eps: centred(x) / np.sqrt(np.sqrt(variance(x)) + eps)),
-            "over the mean absolute deviation": _normed(
+            "x - mean over the variance, not its root": normed(lambda x, eps: centred(x) / (variance(x) + eps)),
+            "over the root of the deviation": normed(lambda x, eps: centred(x) / np.sqrt(np.sqrt(variance(x)) + eps)),
+            "over the mean absolute deviation": normed(
                 lambda x, eps: centred(x) / (np.abs(centred(x)).mean(-1, keepdims=True) + eps)
             ),
-            "over the root of the sum of squares": _normed(
+            "over the root of the sum of squares": normed(
                 lambda x, eps: centred(x) / np.sqrt(variance(x) * x.shape[-1] + eps)
             ),
-            "not divided at all": _normed(lambda x, eps: centred(x)),
+            "not divided at all": normed(lambda x, eps: centred(x)),
         },
     ),
     Mistake(
         "mean not subtracted",
         "layer norm subtracts each row's mean; RMSNorm does not",
         {
-            "as in RMSNorm": _normed(lambda x, eps: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)),
-            "over the deviation": _normed(lambda x, eps: x / np.sqrt(variance(x) + eps)),
+            "as in RMSNorm": normed(lambda x, eps: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)),
+            "over the deviation": normed(lambda x, eps: x / np.sqrt(variance(x) + eps)),
         },
     ),
     Mistake(
         "norm over the wrong axis",
         "each token's row, the last axis, is normalized on its own",
         {
-            "over the tokens of a text": _normed(lambda x, eps: standard(x.T, eps).T),
-            "over all of a text": _normed(lambda x, eps: standard(x.ravel(), eps).reshape(x.shape)),
+            "over the tokens of a text": normed(lambda x, eps: standard(x.T, eps).T),
+            "over all of a text": normed(lambda x, eps: standard(x.ravel(), eps).reshape(x.shape)),
         },
     ),
     Mistake(

@@ -5,17 +5,16 @@ Zhang and Sennrich, 2019, Root Mean Square Layer Normalization.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
 from npformer.group import Group
-from npformer.norms import EPS, Norm, centred, standard
+from npformer.norms import EPS, Norm, centred, normed, standard
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,6 @@ def _root(x: np.ndarray, eps: float) -> np.ndarray:
     return np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
 
 
-def _normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
-    """Replaces x / sqrt(E[x^2] + eps) by a formula of x and eps, before the weight."""
-    return {"*norm": lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps))}
-
-
 def _root_outside(x: np.ndarray, eps: float) -> np.ndarray:
     return x / (_root(x, 0) + eps)
 
@@ -77,7 +71,7 @@ def _root_of_sum(x: np.ndarray, eps: float) -> np.ndarray:
 def _other_eps(port: Any) -> Ways:
     for eps in EPS:
         if eps != port.config.eps:
-            yield f"{eps:g} for {port.config.eps:g}", _normed(over_root_mean_square, eps)
+            yield f"{eps:g} for {port.config.eps:g}", normed(over_root_mean_square, eps)
 
 
 def _one_more(y: np.ndarray, at: Any) -> Any:
@@ -94,17 +88,17 @@ RMSNorm.mistakes = (
     Mistake(
         "eps outside the root of RMSNorm",
         "x is divided by sqrt(mean square + eps), not by the root plus eps",
-        {f"eps {eps:g}": _normed(_root_outside, eps) for eps in EPS[:-1]},
+        {f"eps {eps:g}": normed(_root_outside, eps) for eps in EPS[:-1]},
     ),
     Mistake(
         "mean subtracted in RMSNorm",
         "RMSNorm divides by the root mean square and subtracts no mean",
         {
-            "as in layer norm": _normed(standard),
-            "before the root mean square": _normed(
+            "as in layer norm": normed(standard),
+            "before the root mean square": normed(
                 lambda x, eps: centred(x) / np.sqrt(np.square(x).mean(-1)[..., None] + eps)
             ),
-            "only in the deviation": _normed(
+            "only in the deviation": normed(
                 lambda x, eps: x / np.sqrt(np.square(centred(x)).mean(-1)[..., None] + eps)
             ),
         },
@@ -112,12 +106,12 @@ RMSNorm.mistakes = (
     Mistake(
         "sum for mean in RMSNorm",
         "x is divided by the root of the mean of squares, not of their sum",
-        {"": _normed(_root_of_sum)},
+        {"": normed(_root_of_sum)},
     ),
     Mistake(
         "square for root in RMSNorm",
         "x is divided by the root of the mean square",
-        {"": _normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))},
+        {"": normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))},
     ),
     Mistake(
         "weight of RMSNorm misused",
@@ -133,7 +127,7 @@ RMSNorm.mistakes = (
     Mistake(
         "RMSNorm over the wrong axis",
         "each token's row, the last axis, is normalized on its own",
-        {"over all of a text": _normed(lambda x, eps: over_root_mean_square(x.ravel(), eps).reshape(x.shape))},
+        {"over all of a text": normed(lambda x, eps: over_root_mean_square(x.ravel(), eps).reshape(x.shape))},
     ),
     Mistake("RMSNorm left out", "each block reads normalized rows, and the last layer is normalized", _left_out),
     Mistake(

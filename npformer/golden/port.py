@@ -59,7 +59,7 @@ class Port:
         return replace(self, rules=(*self.rules, *rules.items()), touched=self.touched | set(rules))
 
     def rereading(self, rules: Rules, *touched: str) -> Port:
-        """Returns the port in which the stages `touched` read other values of those that match the patterns."""
+        """Returns the port in which the stages `touched` read changed values of the stages that match the patterns."""
         return replace(self, reads=(*self.reads, *rules.items()), touched=self.touched | set(touched))
 
     def weighing(self, changes: Mapping[str, np.ndarray]) -> Port:
@@ -186,7 +186,7 @@ class Port:
         return self.possible and any(matches(stage, pattern) for pattern in self.touched for stage in self.span)
 
     def sizes(self, text: int) -> dict[str, int]:
-        """Returns the sizes that may explain a constant, as the stage has them in a text: T, K, D, H, F, n_layers."""
+        """Returns the sizes of a text's stage that may explain a constant: T, K, D, H, F, n_layers."""
         own, across = parted(self.stage), "cross_attention" in self.stage
         of_source = bool(self.sources) and (own[0] == "encoder." or across)
         length, width = (self.source_lengths, self.source_width) if of_source else (self.lengths, self.width)

@@ -98,7 +98,7 @@ def _in_a_part(exercise: Exercise) -> Iterator[Slip]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """The exercises that an exercise calls, and those that they call."""
+    """The exercises that an exercise calls, directly or through another exercise."""
     function = vars(right)[name]
     if function.__module__ != right.__name__:
         return ()

@@ -58,11 +58,7 @@ class HeadNorm(Mechanism):
         return {}
 
     def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
-        q, k = (
-            self.norm(self._heads(x), **self.weights[name]).reshape(x.shape)
-            for name, x in zip(NAMES, (q, k), strict=True)
-        )
-        return tap("query_normed", q), tap("key_normed", k)
+        return tap("query_normed", self._normed("query", q)), tap("key_normed", self._normed("key", k))
 
     def turn_backward(
         self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages

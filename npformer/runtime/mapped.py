@@ -16,10 +16,8 @@ def release(array: np.ndarray) -> bool:
 
     Returns whether it is mapped.
     """
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+    base = _mapping(array)
+    if base is None or not hasattr(mmap, "MADV_DONTNEED"):
         return False
     first, last = np.lib.array_utils.byte_bounds(array)
     origin = np.frombuffer(base, np.uint8, 1).__array_interface__["data"][0]
@@ -33,9 +31,14 @@ def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWe
     if isinstance(weights, NarrowWeight):
         weights = weights.values
     if isinstance(weights, np.ndarray):
-        base: Any = weights
-        while isinstance(base, np.ndarray | memoryview):
-            base = base.base if isinstance(base, np.ndarray) else base.obj
-        return weights.nbytes < 2**16 or isinstance(base, mmap.mmap)
+        return weights.nbytes < 2**16 or _mapping(weights) is not None
     parts = weights.values() if isinstance(weights, Mapping) else weights
     return all(is_mapped(each) for each in parts)
+
+
+def _mapping(array: np.ndarray) -> mmap.mmap | None:
+    """The mapped file that an array is a view of."""
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base if isinstance(base, mmap.mmap) else None

@@ -61,7 +61,7 @@ def page(
     text : str, Pair or token ids, for a model; or a list of texts
         A page of several texts has a list to choose from.
     layer, head : int
-        The layer and the head shown initially; by default those that change the answer most.
+        The layer and the head shown initially; by default the head that changes the answer most.
     methods, progress : as in `attribution`
     numbers : int
         Maximum numbers in the stage view of each text; fewer make a smaller file.

@@ -50,7 +50,7 @@ def test_a_constant_says_which_sizes_give_it() -> None:
 
 
 def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
-    """What is solved for their numbers has no solution."""
+    """A singular matrix has no solution for the missing heads."""
     arrays = stages("bert", KINDS["units missing"][2])
     arrays["layers.0.ffn.activation"] = arrays["layers.0.ffn.activation"] + np.inf
     assert diagnosed("bert", arrays).stage

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.numbers
 
 
 def rounded(array: np.ndarray, stored: str) -> np.ndarray:
-    """The float32 numbers nearest to the array's, of those that the dtype has."""
+    """The array, rounded to the nearest numbers of the dtype, in float32."""
     if stored == "float16":
         return array.astype(np.float16).astype(np.float32)
     if stored == "int8":

@@ -49,7 +49,7 @@ def changing(port: Port, stage: str, rule: Rule) -> Port:
 
 
 def places(port: Port) -> list[str]:
-    """The stages between the other program's and this one, and those that they are computed from; the last first."""
+    """The stages between the other program's and this one, and their parents, from the last to the first."""
     return [name for name in reversed(port.known) if name in port.span] + parents_of(port)
 
 

@@ -130,7 +130,7 @@ def _first_tokens(n_queries: int, n_keys: int) -> Array:
 
 
 def _all_earlier(n_queries: int, n_keys: int) -> Array:
-    """Of cached keys all, of the own ones the earlier ones."""
+    """A causal mask without a cache; with one, every key."""
     return causal_mask(n_queries, n_keys) if n_queries == n_keys else np.ones((n_queries, n_keys), bool)
 
 
