@@ -256,8 +256,13 @@ class _Applied(NamedTuple):
         applied = self.in_layer()
         for each in applied.mechanisms:
             q, k = each.turn(q, k, self.attending)
-        if self.cache is not None and (cached := self.cache.attend(q, k, v, n_heads, self.mechanisms)) is not None:
-            return cached
+        if self.cache is not None:
+            if (cached := self.cache.attend(q, k, v, n_heads, self.mechanisms)) is not None:
+                return cached
+            if len(self.cache.keys) > len(k):  # kept rows of one text come first
+                k, v = self.cache.keys, self.cache.values
+                source_lengths = np.array([len(k)])
+                applied = applied._replace(places=(self.places[0], np.arange(len(k))))
         return packed_attention(q, k, v, lengths, source_lengths, n_heads, partial(applied._formula, n_heads))
 
     def attention_backward(

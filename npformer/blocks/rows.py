@@ -20,8 +20,14 @@ class OwnCache(Protocol):
     ) -> np.ndarray | None:
         """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, H K) -> (T, H K).
 
-        mechanisms may hide keys. None if the rows attend as without a cache.
+        mechanisms may hide keys. None if the rows attend as without a cache, to `keys` and `values`.
         """
+
+    @property
+    def keys(self) -> np.ndarray: ...
+
+    @property
+    def values(self) -> np.ndarray: ...
 
 
 class SourceCache(Protocol):

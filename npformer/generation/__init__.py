@@ -16,14 +16,14 @@ import numpy as np
 from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config, Decoder
-from npformer.generation.decoding import Hypothesis, Stopping, beam_search, greedy_or_sample
-from npformer.generation.logits import Projection
+from npformer.generation.decoding import Hypothesis, Step, Stopping, beam_search, greedy_or_sample
+from npformer.generation.logits import Best, Projection
 from npformer.generation.settings import Settings, resolve
 from npformer.generation.state import PromptState, Seq2SeqState, State
 from npformer.runtime.packing import Text
 from npformer.taps import listen
 
-__all__ = ["Hypothesis", "Settings", "cross_attentions", "generate", "padded_targets", "stream"]
+__all__ = ["Hypothesis", "Settings", "Stream", "cross_attentions", "generate", "padded_targets", "stream"]
 
 TOGETHER = 256  # texts generated together: enough for fast products, with about 60 MB of logits
 KEPT = 1 << 30  # maximum bytes of their cached keys and values, if there are several texts
@@ -126,15 +126,44 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     >>> len(list(stream(model, npformer.Text(np.array([3, 4])), max_new_tokens=5)))
     5
     """
-    kind = _kind(model)
-    [prepared] = kind.prepare(model, [source])
-    [chosen] = _by_settings(model, [kind.before(prepared)], settings)
-    if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
-        raise NpformerError("stream: not supported with beam search; use num_beams=1, num_return_sequences=1")
-    _cached_bytes(model, chosen, kind.before(prepared))
-    state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
-    steps = greedy_or_sample(state, chosen, group=[(0, 0)], stopping=stopping)
-    return (int(tokens[0]) for _, tokens, _ in steps)
+    return iter(Stream(model, source, stopping, **settings))
+
+
+class Stream:
+    """A text as it is generated, which is iterated once: its tokens and, with `logprobs`, their log probabilities.
+
+    Parameters
+    ----------
+    model, source, stopping, settings : as in `stream`
+
+    Attributes
+    ----------
+    ids : list of the tokens so far
+    likely : list of `Best`, (1, 1 + logprobs) each: the tokens so far with the most likely ones in their places
+
+    Raises
+    ------
+    NpformerError
+        A setting or the source is invalid.
+    """
+
+    def __init__(self, model: BaseModel, source: Text, stopping: Stopping | None = None, **settings: Any) -> None:
+        kind = _kind(model)
+        [prepared] = kind.prepare(model, [source])
+        [chosen] = _by_settings(model, [kind.before(prepared)], settings)
+        if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
+            raise NpformerError("stream: not supported with beam search; use num_beams=1, num_return_sequences=1")
+        _cached_bytes(model, chosen, kind.before(prepared))
+        self.state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
+        self.ids: list[int] = []
+        self.likely: list[Best] = []
+        self._steps = greedy_or_sample(self.state, chosen, group=[(0, 0)], stopping=stopping)
+
+    def __iter__(self) -> Iterator[int]:
+        for step in self._steps:
+            self.ids.append(int(step.tokens[0]))
+            self.likely += [] if step.likely is None else [step.likely]
+            yield self.ids[-1]
 
 
 def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
@@ -210,14 +239,22 @@ def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
     return size
 
 
-def _joined(steps: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> list[list[Hypothesis]]:
+def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
     """Joins the steps of `greedy_or_sample` into one target for each of `count` places."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]
-    for places, chosen, given in steps:
-        for place, token, score in zip(places.tolist(), chosen.tolist(), given, strict=True):
-            tokens[place].append(token)
-            scores[place].append(score)
+    likely: list[list[Best]] = [[] for _ in range(count)]
+    for step in steps:
+        for i, place in enumerate(step.texts.tolist()):
+            tokens[place].append(int(step.tokens[i]))
+            scores[place].append(step.scores[i])
+            likely[place] += [] if step.likely is None else [Best(*(each[i : i + 1] for each in step.likely))]
     return [
-        [Hypothesis(np.array(ids), token_scores=np.array(values))] for ids, values in zip(tokens, scores, strict=True)
+        [Hypothesis(np.array(ids), token_scores=np.array(values), likely=joined(best))]
+        for ids, values, best in zip(tokens, scores, likely, strict=True)
     ]
+
+
+def joined(likely: Sequence[Best]) -> Best | None:
+    """The most likely tokens of steps (1, n) each as those of a text, (L, n); None without steps."""
+    return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from npformer.functions import softmax
-from npformer.generation.logits import best, check_choice, greedy
+from npformer.functions import log_softmax, softmax
+from npformer.generation.logits import Best, best, check_choice, greedy, top
 from npformer.generation.processors import Processors, narrow
 from npformer.generation.settings import Settings
 from npformer.generation.state import State
@@ -26,10 +27,23 @@ class Hypothesis:
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
     token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
+    likely: Best | None = None  # (L, 1 + logprobs) each token and the most likely ones in its place, if requested
     cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) of each layer, if requested
 
 
 # --- one row for each text ------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """A step of `greedy_or_sample`: the running texts, their new tokens and the tokens' scores, (R,) each.
+
+    likely: with the setting logprobs, each new token and the most likely ones, (R, 1 + logprobs).
+    """
+
+    texts: np.ndarray
+    tokens: np.ndarray
+    scores: np.ndarray
+    likely: Best | None = None
 
 
 def greedy_or_sample(
@@ -38,8 +52,8 @@ def greedy_or_sample(
     scored: bool = False,
     group: Sequence[tuple[int, int]] = (),
     stopping: Stopping | None = None,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Greedy search or sampling: yields for each step the running texts, their new tokens and their scores.
+) -> Iterator[Step]:
+    """Greedy search or sampling, step by step.
 
     group has for each text its source's index and its own index among the source's texts; random draws depend on them.
     A text that has ended is not computed further.
@@ -50,11 +64,13 @@ def greedy_or_sample(
     while True:
         logits = run.step(ids[:, -1])
         with run.model.cores():
+            table = None if settings.logprobs is None else log_softmax(logits)  # before the settings change the logits
             if settings.do_sample:
                 tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
             else:
                 tokens, scores = greedy(logits, ids, processors, scored)
-        yield alive, tokens[:, 0], scores[:, 0]
+        likely = None if table is None else _likely(table, tokens, settings.logprobs or 0)
+        yield Step(alive, tokens[:, 0], scores[:, 0], likely)
         ids = np.concatenate([ids, tokens], axis=1)
         going = np.flatnonzero(~_ended(ids, settings, stopping))
         if ids.shape[1] - processors.prompt >= settings.max_new_tokens or not len(going):
@@ -62,6 +78,13 @@ def greedy_or_sample(
         if len(going) < len(alive):
             alive, ids = alive[going], ids[going]
             run.keep(going)
+
+
+def _likely(table: np.ndarray, tokens: np.ndarray, count: int) -> Best:
+    """The chosen tokens (R, 1) and the `count` most likely ones, with their log probabilities in the table (R, V)."""
+    best_tokens, values = top(table, count) if count else (tokens[:, :0], table[:, :0])
+    chosen = np.take_along_axis(table, tokens, axis=1)
+    return Best(np.concatenate([tokens, best_tokens], axis=1), np.concatenate([chosen, values], axis=1))
 
 
 def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np.ndarray:

@@ -159,6 +159,11 @@ class SelfAttentionCache:
             self.keys[text, ..., rest] = np.repeat(keys[0, :, whole:].mT, line.n_beams, axis=-1)
             self.values[text, :, rest] = np.repeat(values[0, :, whole:], line.n_beams, axis=-2)
 
+    def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the first keys and values of a single text with one beam, (count, G K) each."""
+        keys, values = self.keys[0, :, :, :count], self.values[0, :, :count]
+        return keys.transpose(2, 0, 1).reshape(count, -1), values.swapaxes(0, 1).reshape(count, -1)
+
     def _make_room(self, like: np.ndarray) -> None:
         """Enlarges the arrays with zeros: masked values are multiplied by 0, so they must be numbers."""
         count, n_kv_heads, _, width = like.shape
@@ -227,7 +232,10 @@ class CrossAttentionCache:
 
 @dataclass
 class PromptRows:
-    """Collects the keys and values of whole prompts in one layer, (T, G K) each; attention runs as without a cache."""
+    """Collects the keys and values of whole prompts in one layer, (T, G K) each; attention runs as without a cache.
+
+    They may begin with the rows that an earlier generation kept of a single prompt.
+    """
 
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -235,8 +243,10 @@ class PromptRows:
     def attend(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism]
     ) -> None:
-        """Stores k and v (T, G K)."""
-        self.keys, self.values = k, v
+        """Stores k and v (T, G K) after the kept rows."""
+        self.keys, self.values = (
+            np.concatenate([kept, rows]) if len(kept) else rows for kept, rows in ((self.keys, k), (self.values, v))
+        )
 
 
 class KVCache:

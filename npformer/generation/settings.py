@@ -40,6 +40,7 @@ SPECULATION = "there is no speculative decoding"
 #: The name of each length in new tokens, and the older name, which includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
+MOST_LOGPROBS = 1000
 
 #: Unsupported settings: the values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -47,7 +48,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "encoder_no_repeat_ngram_size": ((None, 0), "no_repeat_ngram_size applies to the generated text"),
     "guidance_scale": ((None, 1.0), "there is no negative prompt"),
     "watermarking_config": ((None,), "there is no watermarking"),
-    "stop_strings": ((None,), "only the text-generation task has it; elsewhere use eos_token_id"),
+    "stop_strings": ((None, ""), "only the text-generation task has it; elsewhere use eos_token_id"),
     "max_time": ((None,), "results do not depend on speed; use max_new_tokens"),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),
@@ -103,6 +104,7 @@ class Settings:
     forced_eos_token_id: tuple[int, ...] = ()
     exponential_decay_length_penalty: tuple[int, float] | None = None  # number of tokens before it begins, factor
     renormalize_logits: bool = False
+    logprobs: int | None = None  # number of most likely tokens to return for each step, with the chosen one
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raises NpformerError for a setting that is invalid, in general or for this model."""
@@ -150,6 +152,10 @@ class Settings:
                 f"num_return_sequences: {self.num_return_sequences} sequences need as many beams, or do_sample=True; "
                 f"num_beams is {self.num_beams}"
             )
+        if self.logprobs is not None:
+            checks.whole("logprobs", self.logprobs, 0, min(MOST_LOGPROBS, vocabulary))
+            if self.num_beams > 1:
+                raise NpformerError("logprobs: not supported with beam search; use num_beams=1")
         if self.num_beams * max(2, 1 + len(self.end_ids)) > vocabulary:
             raise NpformerError(f"num_beams: {self.num_beams} is too many for a vocabulary of {vocabulary}")
 

@@ -7,6 +7,7 @@ first source or prompt, then of the second.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -91,11 +92,21 @@ class Seq2SeqState:
         self.lengths = self.lengths[texts]
 
 
+KeptRows = Sequence[tuple[np.ndarray, np.ndarray]]  # each layer's keys and values (P, G K)
+
+
 class Read(NamedTuple):
-    """An encoded prompt: the last layer's last row (D,), and each layer's keys and values (P, G K)."""
+    """An encoded prompt: the last layer's last row (D,), and each layer's keys and values."""
 
     row: np.ndarray
-    kept: list[tuple[np.ndarray, np.ndarray]]
+    kept: KeptRows
+
+
+@dataclass(frozen=True)
+class Continued(Text):
+    """A prompt with the keys and values of its first rows, at least one fewer than it has, from `PromptState.rows`."""
+
+    kept: KeptRows = ()
 
 
 class PromptState:
@@ -135,7 +146,8 @@ class PromptState:
         for index, prompt in enumerate(prompts):
             if not len(prompt) and start is None:
                 raise NpformerError(f"prompt {index} has no tokens, and the model has no start token (bos_token_id)")
-            texts.append(Text(prompt.ids if len(prompt) else np.array([start])))
+            known = isinstance(prompt, Continued)
+            texts.append(prompt if known else Text(prompt.ids if len(prompt) else np.array([start])))
         check_texts(texts, model.config.max_length, model.config.vocab_size)
         return texts
 
@@ -156,6 +168,15 @@ class PromptState:
             self.counts = self.counts + counted
             caches = [Caches(each) for each in self.layers]
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
+
+    def rows(self, count: int) -> KeptRows:
+        """Each layer's keys and values of the first `count` rows of a single text."""
+        return [each.rows(count) for each in self.layers]
+
+    @property
+    def length(self) -> int:
+        """The number of rows that a single text has keys and values for."""
+        return self.ancestry.length
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
         return self.projection(parts_of(self.model.config).head.input(rows, self.model.weights))
@@ -198,4 +219,16 @@ def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
         kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]
         return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
 
+    if len(prompts) == 1 and isinstance(prompts[0], Continued) and prompts[0].kept:
+        return [_continued(model, prompts[0])]
     return model.in_shards([len(prompt) for prompt in prompts], work)
+
+
+def _continued(model: BaseModel, prompt: Continued) -> Read:
+    """Reads the rows of a prompt after the kept ones, with the same bits as the whole prompt."""
+    batch, before = pack([prompt], model.config.uncounted, last=True), len(prompt.kept[0][0])
+    new = batch.after(before)
+    layers = [PromptRows(*each) for each in prompt.kept]
+    with model.cores():
+        [row] = encode(model.weights, model.config, new, new.read, [Caches(each) for each in layers])
+    return Read(row, [(each.keys, each.values) for each in layers])

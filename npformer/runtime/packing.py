@@ -97,6 +97,11 @@ class Batch:
             self._with(itemgetter(slice(a, b)), np.array([b - a]), _within(self.read, a, b)) for a, b in pairwise(edges)
         ]
 
+    def after(self, count: int) -> Batch:
+        """The rows of one text after the first `count`."""
+        rows = slice(count, None)
+        return self._with(itemgetter(rows), self.lengths - count, self.read - count)
+
     def shifted(self, start: int) -> Batch:
         """The texts shifted right: [start, *ids] without the last id of each."""
         ids = np.roll(self.ids, 1)

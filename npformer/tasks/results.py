@@ -50,12 +50,16 @@ class Array(Answering, np.ndarray):
     truncated: Any = None
 
 
-class Written(dict[str, str]):
-    """A generated text, its number of tokens, and why it ended: "end" token, "stop" string, or "length"."""
+class Written(dict[str, Any]):
+    """A generated text, or the messages of a conversation with it.
 
-    def __init__(self, text: str, n_tokens: int, ended: str) -> None:
+    n_tokens: of the text. ended: its "end" token, a "stop" string, or its "length". likely: with the setting logprobs,
+    tokens and their log probabilities, (L, 1 + logprobs) each: the text's own, then the most likely in its place.
+    """
+
+    def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:
         super().__init__(generated_text=text)
-        self.n_tokens, self.ended = n_tokens, ended
+        self.n_tokens, self.ended, self.likely = n_tokens, ended, likely
 
 
 def carrying(value: Any, n_tokens: Any, truncated: Any) -> Answer | Answers | Array:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.common.checks import one_of
+from npformer.common.checks import boolean, one_of
 from npformer.common.errors import NpformerError, warn
-from npformer.generation import generate, stream
+from npformer.generation import Stream, generate, joined
+from npformer.generation.logits import Best
 from npformer.generation.settings import Settings, resolve
 from npformer.runtime.packing import Text
 from npformer.tasks.declaration import Form
 from npformer.tasks.results import Written
-from npformer.tasks.task import Request
+from npformer.tasks.task import InputError, Request
 from npformer.tasks.writing import Writing, WritingOptions, pieces
+from npformer.text.chat import Chat, as_messages, is_chat
 from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts
 from npformer.text.stop_strings import StopStrings
@@ -33,6 +36,8 @@ class TextGenerationOptions(WritingOptions):
 
     return_full_text: bool = True
     stop_strings: Sequence[str] | str = ()
+    chat: bool = False
+    system: str | None = None
     windows = "prompts are not read in windows; long='truncate' keeps the last tokens"
 
     def __post_init__(self) -> None:
@@ -42,10 +47,16 @@ class TextGenerationOptions(WritingOptions):
         if not all(strings):
             raise NpformerError("stop_strings: expected non-empty texts")
         object.__setattr__(self, "stop_strings", tuple(strings))
+        if self.system is not None and not boolean("chat", self.chat):
+            raise NpformerError("system: expected chat=True with it; among messages, give one with the role system")
 
 
 class TextGeneration(Writing):
     """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
+
+    A prompt may be a conversation, a list of messages {"role": ..., "content": ...}, which the folder's chat template
+    turns into text: needs the extra `chat`. Its "generated_text" is the messages with the assistant's answer; a
+    conversation that ends with the assistant's message is continued within it.
 
     The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
     as fit. The model's generation_config.json overrides them. do_sample=False is greedy, num_beams=4 a beam search; a
@@ -58,7 +69,11 @@ class TextGeneration(Writing):
     ----------
     model : Model with a causal-lm head
     return_full_text : bool
-        Include the prompt in the text.
+        Include the prompt in the text, or the earlier messages of a conversation.
+    chat : bool
+        Each text is a user's message, and "generated_text" the answer alone unless return_full_text=True.
+    system : str
+        The system message before each text, with chat=True.
     stop_strings : str or list of str, also under the names stop_sequence and stop
         Generation stops after one of these, which stays in the text; it may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
@@ -83,6 +98,22 @@ class TextGeneration(Writing):
     form = Form(several="generated_texts", layout="whole")
     usual: ClassVar[Mapping[str, Any]] = {"do_sample": True, "temperature": 0.7}  # as in transformers.pipeline
 
+    @cached_property
+    def chat(self) -> Chat:
+        """The chat template of the model's folder."""
+        return Chat(self.model)
+
+    def is_one(self, inputs: Any) -> bool:
+        return is_chat(inputs) or super().is_one(inputs)
+
+    def defaults(self) -> Any:
+        """The stop strings of the folder's generation_config.json are found here, not by `generate`."""
+        options, strings = super().defaults(), self.stored.get("stop_strings")
+        return options if strings is None else replace(options, stop_strings=strings)
+
+    def gives_lists(self) -> bool:
+        return self.resolved(self.options).num_return_sequences > 1
+
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, generation settings included. None: not given."""
         given = {name: value for name, value in given.items() if value is not None}
@@ -93,6 +124,8 @@ class TextGeneration(Writing):
                 given[name] = given.pop(alias)
         if one_of("handle_long_generation", given.pop("handle_long_generation", None), (None, "hole")):
             given["long"] = "truncate"
+        if given.get("chat"):
+            given.setdefault("return_full_text", False)
         settled: TextGenerationOptions = super().settle(options, given)
         self.resolved(settled)
         return settled
@@ -103,7 +136,10 @@ class TextGeneration(Writing):
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """The settings for a prompt with this many tokens."""
-        settings = dict(options.settings)
+        settings = {
+            **options.settings,
+            **({"stop_strings": ""} if "stop_strings" in self.stored else {}),
+        }  # see defaults
         usual = self.stored.get("max_new_tokens", NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
             room = max(1, self.encoder.limit + 1 - max(1, n_tokens))
@@ -113,17 +149,20 @@ class TextGeneration(Writing):
     def values(self, answer: Any) -> dict[str, Any]:
         return {self.form.several: [each[self.key] for each in answer]}
 
-    def tokens(self, text: str, **options: Any) -> Iterator[str]:
+    def tokens(self, text: Any, **options: Any) -> Iterator[str]:
         """Yields the continuation of one prompt piece by piece, as each token is chosen, greedily or by sampling.
 
         The pieces join to the text that `return_full_text=False` gives for the same seed.
         """
         yield from self.writing(text, **options)
 
-    def writing(self, text: str, **options: Any) -> Writer:
+    def writing(self, text: Any, **options: Any) -> Writer:
         """The same, with the number of tokens so far, and finally the reason for the end."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
-        prompt = self.source(text, settled)
+        [request] = self.prepare([text], 0, settled)
+        if isinstance(request, InputError):
+            raise NpformerError(request.reason)
+        [prompt] = request.encoded
         if prompt.truncated:
             warn(was_cut("input 0", prompt.n_tokens, len(prompt.texts[0])))
         return Writer(self, prompt.texts[0], settled)
@@ -137,19 +176,43 @@ class TextGeneration(Writing):
 
     # --- from an input to its answer -----------------------------------------------------------------------------
 
-    def source(self, item: Any, options: TextGenerationOptions) -> Encoded:
-        """The tokens of a prompt; with long="truncate" the last ones that fit."""
-        if isinstance(item, list | tuple) or (isinstance(item, Mapping) and "role" in item):
-            raise NpformerError("a chat (messages with role and content) is not supported; give the prompt as a text")
+    def prepare(self, window: Sequence[Any], first: int, options: TextGenerationOptions) -> list[Request | InputError]:
+        """The tokens of each prompt; conversations are rendered together."""
+        items = [_asked(item, options) for item in window]
+        chats = [item for item in items if is_chat(item)]
+        of_chats = iter(self.chat.encoded(chats) if chats else [])
+        prepared: list[Request | InputError] = []
+        for index, item in enumerate(items, first):
+            try:
+                ids = next(of_chats) if is_chat(item) else self._ids(item)
+                if isinstance(ids, NpformerError):
+                    raise ids
+                prepared.append(Request(item, [self._fitted(ids, options, is_chat(item))]))
+            except NpformerError as error:
+                prepared.append(InputError(index, error))
+        return prepared
+
+    def _ids(self, item: Any) -> np.ndarray:
+        """The tokens of a prompt that is a text."""
+        if isinstance(item, Mapping) and "role" in item:
+            raise NpformerError("expected a text or a conversation, a list of messages, got a single message")
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
         self.encoder.limits.check("characters", len(text), "characters of a text")
-        ids = self.encoder.ids(text)
+        return self.encoder.ids(text)
+
+    def _fitted(self, ids: np.ndarray, options: TextGenerationOptions, is_chat: bool) -> Encoded:
+        """A prompt of these tokens; with long="truncate" the last ones that fit. A conversation is never truncated."""
         count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
-        refuses = options.long == "error"
+        refuses = options.long == "error" or is_chat
         if count + new <= limit + refuses:  # the last token needs no position, but Transformers leaves room for it
             self.resolved(options, max(1, count))
             return Encoded([Text(ids)], count)
         kept = limit - new
+        if is_chat:
+            raise NpformerError(
+                f"the conversation has {count} tokens, and with {new} new tokens more than the model's {limit}; "
+                "leave out earlier messages"
+            )
         if refuses or kept < 1:
             raise NpformerError(
                 f"{count} tokens and {new} new tokens, but the model takes {limit}; long='truncate' keeps the end"
@@ -172,16 +235,21 @@ class TextGeneration(Writing):
             some = [i for i, each in enumerate(settings) if each.get("max_new_tokens") == length]
             found = generate(self.model, [prompts[i] for i in some], stopping=stopping, **settings[some[0]])
             for i, hypotheses in zip(some, found, strict=True):
-                before = _prompt(requests[i].item) if options.return_full_text else ""
-                answers[i] = [
-                    Written(
-                        before + self.model.tokenizer.decode(each.ids.tolist()),
-                        len(each.ids),
-                        _ended(prompts[i], each.ids, ends, stopping),
-                    )
-                    for each in hypotheses
-                ]
+                answers[i] = []
+                for each in hypotheses:
+                    text = self.model.tokenizer.decode(each.ids.tolist())
+                    shown = _after(requests[i].item, text) if options.return_full_text else text
+                    ended = _ended(prompts[i], each.ids, ends, stopping)
+                    answers[i].append(Written(shown, len(each.ids), ended, each.likely))
         return answers
+
+
+def _asked(item: Any, options: TextGenerationOptions) -> Any:
+    """The prompt of an item: with `chat` a text is a user's message."""
+    if not options.chat or is_chat(item):
+        return item
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return [*system, {"role": "user", "content": item["text"] if isinstance(item, Mapping) else item}]
 
 
 def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStrings | None) -> str:
@@ -191,16 +259,26 @@ def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStr
     return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
 
 
-def _prompt(item: Any) -> str:
-    return str(item["text"] if isinstance(item, Mapping) else item)
+def _after(item: Any, text: str) -> Any:
+    """A prompt with the text after it; of a conversation, the messages with the assistant's."""
+    if not is_chat(item):
+        return f"{item['text'] if isinstance(item, Mapping) else item}{text}"
+    *before, last = item
+    if last["role"] != "assistant":
+        return [*item, {"role": "assistant", "content": text}]
+    return [*before, {**last, "content": as_messages([last])[0]["content"] + text}]
 
 
 class Writer:
-    """The pieces of a text as they are generated, once. The prompt is read with the first."""
+    """The pieces of a text as they are generated, once. The prompt is read with the first.
+
+    stopped: set it to end the text before its next token. stream: once the prompt is read.
+    """
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
         self.task, self.prompt = task, prompt
-        self.ids: list[int] = []
+        self.stopped = False
+        self.stream: Stream | None = None
         count = len(prompt) or 1  # an empty prompt means the start token
         self.settings = task.resolved(options, count)
         self._stopping = task._stopping(options)
@@ -210,9 +288,23 @@ class Writer:
         return pieces(self.task.model.tokenizer, self._tokens)
 
     def _noted(self, given: Mapping[str, Any]) -> Iterator[int]:
-        for token in stream(self.task.model, self.prompt, stopping=self._stopping, **given):
-            self.ids.append(token)
+        if self.stopped:
+            return
+        self.stream = Stream(self.task.model, self.prompt, stopping=self._stopping, **given)
+        for token in self.stream:
             yield token
+            if self.stopped:
+                return
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens so far."""
+        return [] if self.stream is None else self.stream.ids
+
+    @property
+    def likely(self) -> Best | None:
+        """With the setting logprobs, the tokens so far with the most likely ones in their places."""
+        return None if self.stream is None else joined(self.stream.likely)
 
     @property
     def ended(self) -> str:

@@ -203,6 +203,7 @@ class TextToTextKeywords(Loading, total=False):
     forced_eos_token_id: Any
     exponential_decay_length_penalty: Any
     renormalize_logits: bool | None
+    logprobs: int | None
     decoder_start_token_id: Any
     eos_token_id: Any
     pad_token_id: Any
@@ -242,6 +243,7 @@ class TextGenerationKeywords(Loading, total=False):
     forced_eos_token_id: Any
     exponential_decay_length_penalty: Any
     renormalize_logits: bool | None
+    logprobs: int | None
     decoder_start_token_id: Any
     eos_token_id: Any
     pad_token_id: Any
@@ -252,6 +254,8 @@ class TextGenerationKeywords(Loading, total=False):
     progress: bool
     return_full_text: bool
     stop_strings: Sequence[str] | str
+    chat: bool
+    system: str | None
     stop_sequence: Sequence[str] | str
     stop: Sequence[str] | str
     handle_long_generation: str | None
@@ -308,6 +312,7 @@ class AnyKeywords(Loading, total=False):
     forced_eos_token_id: Any
     exponential_decay_length_penalty: Any
     renormalize_logits: bool | None
+    logprobs: int | None
     decoder_start_token_id: Any
     eos_token_id: Any
     pad_token_id: Any
@@ -315,6 +320,8 @@ class AnyKeywords(Loading, total=False):
     to: str | None
     return_full_text: bool
     stop_strings: Sequence[str] | str
+    chat: bool
+    system: str | None
     stop_sequence: Sequence[str] | str
     stop: Sequence[str] | str
     handle_long_generation: str | None

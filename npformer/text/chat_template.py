@@ -1,7 +1,8 @@
-"""The chat template of a folder for a query with a text, as in rerankers that are causal language models.
+"""The chat template of a folder: its rendering, and its use for a query with a text, as in rerankers.
 
 A template is an untrusted program. It is rendered by jinja2's sandbox in a process of its own, with limits on time and
-memory, and only with placeholders: `PairTemplate` puts the texts in their places.
+memory. For pairs it is rendered once, with placeholders: `PairTemplate` puts the texts in their places. `chat.py`
+renders conversations.
 """
 
 from __future__ import annotations
@@ -27,20 +28,29 @@ PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
 
 #: Renders a template for each list of messages, with transformers' settings of jinja2.
 PROGRAM = f"""
-import json, sys
+import datetime, json, sys
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
     resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
 except (ImportError, ValueError, OSError):
     pass
+from jinja2 import nodes
 from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+class Generation(Extension):  # marks the assistant's texts for training, and changes no text
+    tags = {{"generation"}}
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
 def refuse(message): raise TemplateError(message)
 given = json.load(sys.stdin)
-made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+extensions = ["jinja2.ext.loopcontrols", Generation]
+made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
 made.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
 made.globals["raise_exception"] = refuse
+made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
 template = made.from_string(given["template"])
 texts = [template.render(messages=each, **given["variables"]) for each in given["conversations"]]
 if sum(map(len, texts)) > {MOST}: raise TemplateError("the text is too long")
@@ -73,14 +83,12 @@ def pair_template(
     message is a list of parts. Raises NpformerError for a folder without a template, a template that fails, and one
     that changes or drops a text.
     """
-    where, template = _read(folder)
+    where, template = read_template(folder)
     roles = ROLES if with_system else ROLES[1:]
     empty = dict.fromkeys(roles, "")
     placed = {role: PLACEHOLDERS[role] for role in roles}
     conversations = [_messages(each, structured) for each in (placed, empty)]
-    settings = read_settings(folder)
-    special = {name: _text(value) for name, value in settings.items() if name.endswith("_token") and _text(value)}
-    rendered, of_empty = render(where, template, conversations, {**special, **variables})
+    rendered, of_empty = render(where, template, conversations, {**special_tokens(folder), **variables})
     if any(rendered.count(each) != 1 for each in placed.values()):
         missing = [role for role, each in placed.items() if rendered.count(each) != 1]
         raise NpformerError(
@@ -117,13 +125,22 @@ def render(
     return texts
 
 
-def _read(folder: Path) -> tuple[str, str]:
-    """The place of a folder's chat template, and its text."""
+def special_tokens(folder: Path) -> dict[str, str]:
+    """A template's variables for the folder's special tokens, such as bos_token."""
+    settings = read_settings(folder)
+    return {name: _text(value) for name, value in settings.items() if name.endswith("_token") and _text(value)}
+
+
+def read_template(folder: Path) -> tuple[str, str]:
+    """The place of a folder's chat template, and its text; of several in `tokenizer_config.json` the default one."""
     path = folder / FILE
     if path.exists():
         template: Any = read_text(path)
     else:
         path, template = folder / SETTINGS, read_settings(folder).get("chat_template")
+        if isinstance(template, list):
+            named = {each.get("name"): each.get("template") for each in template if isinstance(each, Mapping)}
+            template = named.get("default")
     if not isinstance(template, str):
         raise NpformerError(f"{folder}: no chat template; looked for {FILE} and a text `chat_template` in {SETTINGS}")
     if len(template) > MOST:

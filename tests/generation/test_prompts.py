@@ -14,8 +14,9 @@ from npformer.common.errors import NpformerError
 from npformer.config import Positions
 from npformer.families import FAMILIES
 from npformer.functions import log_softmax
-from npformer.generation import generate, stream
+from npformer.generation import Stream, generate, stream
 from npformer.generation.processors import ban_repeated_ngrams
+from npformer.generation.state import Continued
 from npformer.mechanisms import Rotary, Window
 from npformer.taps import listen
 from tests.support import tiny
@@ -198,3 +199,21 @@ def test_a_model_that_writes_no_texts() -> None:
         NpformerError, match="a base model cannot generate text; expected the head translation or causal-lm"
     ):
         Model(config, tiny.weights(config)).generate([3, 4])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral", "roberta"])
+def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(family: str) -> None:
+    """With the bits of the whole prompt, in its keys and values too, after any number of rows."""
+    writer, random = model(family=family), np.random.default_rng(3)
+    first = Stream(writer, PROMPTS[3], max_new_tokens=13, suppress_tokens=[END])
+    known = np.concatenate([PROMPTS[3].ids, list(first)])
+    assert first.state.length == len(known) - 1
+    for count, new in ((len(known) - 1, 70), (48, 1), (5, 20)):
+        ids = np.concatenate([known[:count], random.integers(2, 300, new)])
+        prompts = Text(ids), Continued(ids, kept=first.state.rows(count))
+        whole, continued = (Stream(writer, each, max_new_tokens=5, logprobs=2) for each in prompts)
+        assert list(whole) == list(continued)
+        for a, b in zip(whole.likely, continued.likely, strict=True):
+            assert np.array_equal(a.scores, b.scores)
+        for rows in zip(*(each.state.rows(each.state.length) for each in (whole, continued)), strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(*rows, strict=True))

@@ -290,7 +290,7 @@ def test_a_streams_prompt_is_read_where_batches_are(
     path: str, body: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the batching thread, and its text once, outside of the event loop's thread."""
-    stream, ids, seen = text_generation.stream, Encoder.ids, []
+    stream, ids, seen = text_generation.Stream, Encoder.ids, []
 
     def streaming(*args: Any, **settings: Any) -> Any:
         seen.append(("read", threading.current_thread().name))
@@ -300,7 +300,7 @@ def test_a_streams_prompt_is_read_where_batches_are(
         seen.append(("tokens", threading.current_thread() is threading.main_thread()))
         return ids(*args)
 
-    monkeypatch.setattr(text_generation, "stream", streaming)
+    monkeypatch.setattr(text_generation, "Stream", streaming)
     monkeypatch.setattr(Encoder, "ids", encoding)
     asyncio.run(asked(folder, path, body, []))
     assert seen == [("tokens", False), ("read", "npformer-batches")]

@@ -11,7 +11,7 @@ import torch
 from transformers import pipeline
 
 import npformer
-from tests.support import tiny, writers
+from tests.support import chatters, tiny, writers
 
 PROMPTS = ["The other", "", "naïve 😀 京", " in the w", "a" * 20 + "<|endoftext|>b"]
 SETTINGS: list[dict[str, Any]] = [
@@ -86,3 +86,19 @@ def test_settings_of_the_folder_and_defaults(tmp_path: Path) -> None:
     assert {"do_sample": True, "temperature": 0.7, "max_new_tokens": 256}.items() <= settings.items()
     assert {"do_sample": True, "temperature": 0.7}.items() <= ours.options.settings.items()
     assert ours._settings(ours.options, 5)["max_new_tokens"] == 256
+
+
+def test_conversations_match_transformers(tmp_path: Path) -> None:
+    """Their tokens, of texts without control tokens, and the form of the answers."""
+    folder = str(chatters.folder(tmp_path / "m", "llama"))
+    theirs, ours = (made("text-generation", model=folder) for made in (pipeline, npformer.pipeline))
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " naïve 😀\n"}]
+    chats = [asked, asked[1:], [*asked, {"role": "assistant", "content": "Well"}]]
+    for chat, ids in zip(chats, ours.chat.encoded(chats), strict=True):
+        begins = chat[-1]["role"] != "assistant"
+        how = {"add_generation_prompt": begins, "continue_final_message": not begins}
+        assert theirs.tokenizer.apply_chat_template(chat, **how)["input_ids"] == ids.tolist()
+    for full in (True, False):
+        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "return_full_text": full}
+        assert ours(chats[0], **settings) == theirs(chats[0], **settings)
+        assert ours(chats, **settings) == theirs(chats, **settings)

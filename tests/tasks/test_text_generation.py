@@ -18,7 +18,6 @@ from npformer.tasks.text_generation import TextGeneration
 from npformer.text.stop_strings import StopStrings
 from tests.support import tiny, writers
 
-CHAT = [{"role": "user", "content": "Hi"}]
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
 
 
@@ -171,10 +170,6 @@ def test_pieces_join_to_the_text_and_are_whole_characters(seed: int, task: TextG
 
 
 def test_invalid_prompts_are_refused(task: TextGeneration) -> None:
-    with pytest.raises(InputError, match=r"input 0: a chat \(messages with role and content\) is not supported"):
-        task(CHAT)
-    with pytest.raises(InputError, match="input 0: a chat"):
-        task([CHAT])
     for wrong in (None, b"a", 3):
         with pytest.raises(NpformerError, match="expected a text, got"):
             task(wrong)

@@ -1,0 +1,178 @@
+"""`Chat`: conversations as tokens, by the chat template of a model's folder.
+
+A text that spells a control token, such as "<|im_end|>", does not become that token: only the template's own are. The
+template is rendered with a mark for each one that a message spells, so its own are known by their places.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.base_model import BaseModel
+from npformer.common.errors import NpformerError
+from npformer.text.chat_template import read_template, render, special_tokens
+from npformer.text.inputs import as_text
+
+BLANK = re.compile(r"[\s▁]*")  # tokens for runs of spaces are no control tokens
+TAG = re.compile(r"</?\w+>")  # a template may read <think> in an answer
+
+Message = Mapping[str, Any]
+
+
+def is_chat(value: Any) -> bool:
+    """Whether a value is a conversation: a list that begins with a message."""
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
+
+
+def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
+    """Checks a conversation, and joins the parts of each content to a text. Raises NpformerError."""
+    found = []
+    for i, message in enumerate(value):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise NpformerError(f'messages[{i}]: expected {{"role": ..., "content": ...}}')
+        found.append({**message, "content": _content(f"messages[{i}].content", message.get("content"))})
+    return found
+
+
+def _content(where: str, value: Any) -> str:
+    if not isinstance(value, list | tuple):
+        return as_text(value, where)
+    for part in value:
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise NpformerError(
+                f'{where}: expected a text or parts {{"type": "text", "text": ...}}; models read no others'
+            )
+    return "".join(as_text(part.get("text"), where) for part in value)
+
+
+class Chat:
+    """A model's chat template and tokenizer.
+
+    Parameters
+    ----------
+    model : BaseModel from a folder with a chat template
+
+    Raises
+    ------
+    NpformerError
+        The folder has no chat template.
+    """
+
+    def __init__(self, model: BaseModel) -> None:
+        if model.folder is None:
+            raise NpformerError("a model without a folder has no chat template; give the prompt as a text")
+        self.where, self.template = read_template(model.folder)
+        self.variables = special_tokens(model.folder)
+        self.tokenizer, self.limits = model.tokenizer, model.limits
+        added = {i: each for i, each in self.tokenizer.get_added_tokens_decoder().items() if not _blank(each.content)}
+        self.control = {i: each.content for i, each in added.items()}
+        tags = {each.content for each in added.values() if not each.special and TAG.fullmatch(each.content)}
+        self._control = _any_of(self.control.values())
+        self._in_answers = _any_of(set(self.control.values()) - tags)
+
+    def encoded(self, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray | NpformerError]:
+        """The tokens of each conversation up to the assistant's answer, (L,), or its error.
+
+        A conversation that ends with a message of the assistant is continued within that message.
+        """
+        if len(conversations) == 1:
+            return [self._attempt(conversations[0])]
+        try:
+            return list(self._all(conversations))
+        except NpformerError:
+            return [self._attempt(each) for each in conversations]
+
+    def _attempt(self, conversation: Sequence[Message]) -> np.ndarray | NpformerError:
+        try:
+            return self._all([conversation])[0]
+        except NpformerError as error:
+            return error
+
+    def _all(self, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray]:
+        marked = [_Marked(as_messages(each), self._control, self._in_answers) for each in conversations]
+        texts: dict[int, str] = {}
+        for generates in (True, False):  # whether the template begins the assistant's message
+            some = [i for i, each in enumerate(marked) if each.generates == generates]
+            given = [marked[i].messages for i in some]
+            variables = {**self.variables, "add_generation_prompt": generates}
+            texts |= zip(some, render(self.where, self.template, given, variables) if some else [], strict=True)
+        return [self._ids(*each.restored(texts[i], self._control)) for i, each in enumerate(marked)]
+
+    def _ids(self, text: str, own: set[tuple[int, int]]) -> np.ndarray:
+        """The tokens of a rendered text. own: first character and end of each control token of the template."""
+        self.limits.check("characters", len(text), "characters of a conversation")
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template has added them
+        ids: list[int] = []
+        for i, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if i not in self.control or any(first <= a and b <= end for a, b in own):
+                ids.append(i)
+            else:
+                ids += self._spelled(text[first:end])
+        return np.array(ids, np.int64)
+
+    def _spelled(self, text: str) -> list[int]:
+        """The tokens of a control token's text, which becomes ordinary text when it is split."""
+        ids: list[int] = []
+        for part in (text[:1], text[1:]):
+            found = self.tokenizer.encode(part, add_special_tokens=False).ids
+            ids += self._spelled(part) if len(part) > 1 and self.control.keys() & found else found
+        return ids
+
+
+class _Marked:
+    """A conversation with a mark for each control token in a message, and at the end of an answer to continue."""
+
+    def __init__(self, messages: list[dict[str, Any]], control: re.Pattern[str], in_answers: re.Pattern[str]) -> None:
+        self.name = f"@{secrets.token_hex(8)}"  # that no message can contain
+        self.texts: list[str] = []
+        self.generates = not messages or messages[-1]["role"] != "assistant"
+        self.messages = [
+            self._replaced(each, in_answers if each["role"] == "assistant" else control) for each in messages
+        ]
+        if not self.generates:
+            self.messages[-1]["content"] += f"{self.name}end@"
+
+    def _replaced(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(self._mark, value)
+        if isinstance(value, Mapping):
+            return {str(name): self._replaced(each, pattern) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._replaced(each, pattern) for each in value]
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise NpformerError(f"messages: {error}") from None
+        return value
+
+    def _mark(self, found: re.Match[str]) -> str:
+        self.texts.append(found[0])
+        return f"{self.name}{len(self.texts) - 1}@"
+
+    def restored(self, rendered: str, control: re.Pattern[str]) -> tuple[str, set[tuple[int, int]]]:
+        """The rendered text without marks, and the places of the template's own control tokens."""
+        if not self.generates:
+            rendered = rendered.partition(f"{self.name}end@")[0]
+        own, text = set[tuple[int, int]](), ""
+        for i, part in enumerate(re.split(rf"{self.name}(\d+)@", rendered)):
+            if i % 2:
+                text += self.texts[int(part)]
+            else:
+                own |= {(len(text) + found.start(), len(text) + found.end()) for found in control.finditer(part)}
+                text += part
+        return text, own
+
+
+def _blank(text: str) -> bool:
+    return BLANK.fullmatch(text) is not None
+
+
+def _any_of(texts: Any) -> re.Pattern[str]:
+    """A pattern of any of the texts, the longest first; of nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")

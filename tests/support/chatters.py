@@ -1,0 +1,40 @@
+"""The folder of a chat model: a tiny Llama or Qwen2 with a byte-level tokenizer and ChatML's template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import processors
+
+from tests.support import byte_level, tiny
+
+END, START, STOP = 256 + 3, 256 + 4, 256 + 5  # ids of `byte_level`
+TEMPLATE = """{{- bos_token }}{% for message in messages %}
+{%- if loop.first and message.role != 'system' %}<|im_start|>system
+You help.<|im_end|>
+{% endif %}
+{%- if message.role not in ('system', 'user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def folder(path: Path, family: str = "qwen2", template: str = TEMPLATE, generation: Any = None, **sizes: Any) -> Path:
+    """generation: the content of generation_config.json. sizes: fields of `Config`."""
+    fields = {"vocab_size": byte_level.N_TOKENS, "max_length": 512, "seed": 2, "tied": True}
+    made = tiny.folder(path, family, "causal-lm", **{**fields, **sizes})
+    tokenizer = byte_level.tokenizer(ends=False)
+    begin = [(byte_level.END, END)]  # before each text, as Llama's tokenizer puts it
+    tokenizer.post_processor = processors.TemplateProcessing(f"{byte_level.END} $A", special_tokens=begin)
+    tokenizer.save(str(made / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": byte_level.END,
+        "eos_token": byte_level.STOP,
+    }
+    (made / "tokenizer_config.json").write_text(json.dumps({**described, "chat_template": template}))
+    settings = {"eos_token_id": [END, STOP], **(generation or {})}
+    (made / "generation_config.json").write_text(json.dumps(settings))
+    return made
