@@ -10,20 +10,20 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.common.errors import NpformerError
 from npformer.families import FAMILIES
-from npformer.golden.diagnose import diagnose
-from npformer.golden.format import Golden
-from npformer.golden.record import record
 from npformer.learn import right
 from npformer.learn.exercise import Function, drawn, layer_weights, linear_weights, norm_weights
 from npformer.model import Model
 from npformer.runtime.packing import Text
+
+if TYPE_CHECKING:
+    from npformer.golden.format import Golden
 
 WIDTH, HEADS, HIDDEN, WORDS, PLACES, LAYERS = 12, 3, 20, 24, 16, 2
 SECONDS = 1.5
@@ -141,6 +141,8 @@ class Doctor:
 
     def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
         """The name of the mistake that gives these arrays, and a sentence about it; "" and "" if none does."""
+        from npformer.golden.diagnose import diagnose  # most checks need no diagnosis
+
         asked = QUESTIONS[name]
         model, golden = self.patient(asked.causal)
         given = {stage: golden.stages[stage] for stage in asked.given}
@@ -202,4 +204,6 @@ def _scaled(tree: dict[str, Any]) -> Any:
 
 
 def _recorded(model: Model) -> tuple[Model, Golden]:
+    from npformer.golden.record import record
+
     return model, record(model, [Text(np.array(ids)) for ids in TEXTS])

@@ -72,23 +72,42 @@ class _Call:
     written: str = ""  # the name of an argument that it has changed
 
 
-def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file: str) -> Verdict:
+@dataclass(frozen=True)
+class Judged:
+    """A verdict without its cause, and the cases in which a known mistake has to give the learner's answers.
+
+    Only the verdict runs the learner's code, so a time limit for that code does not cover the search for the cause.
+    """
+
+    exercise: Exercise
+    verdict: Verdict
+    cases: tuple[Case, ...] = ()
+
+    def with_cause(self) -> Verdict:
+        """The verdict with the known mistake that gives the learner's answers, if there is one."""
+        if not self.cases:
+            return self.verdict
+        name, sentence = cause(self.exercise, self.cases, SECONDS)
+        return replace(self.verdict, cause=name, sentence=sentence)
+
+
+def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file: str) -> Judged:
     """Judges a function of the learner's file."""
     problem = _signature_problem(exercise.name, function, signature)
     if problem:
-        return Verdict(exercise.name, WRONG, "signature", problem)
+        return Judged(exercise, Verdict(exercise.name, WRONG, "signature", problem))
     names = list(signature.parameters)
     calls = [_called(function, args, names) for args in exercise.cases()]
     if any(isinstance(each.error, NotImplementedError) for each in calls):
-        return Verdict(exercise.name, UNWRITTEN)
+        return Judged(exercise, Verdict(exercise.name, UNWRITTEN))
     truths = [truth(exercise.right, each.args) for each in calls]
     calls = [_in_form(each, true) for each, true in zip(calls, truths, strict=True)]
     for each, true in zip(calls, truths, strict=True):
         verdict = _judged(exercise, function, each, true, names, file)
         if verdict is not None:
-            return _with_cause(verdict, exercise, calls, truths)
+            return Judged(exercise, verdict, _cases(verdict, calls, truths))
     dtypes = (_dtype(exercise.name, each.outcome.answer, true) for each, true in zip(calls, truths, strict=True))
-    return next(filter(None, dtypes), Verdict(exercise.name, PASSED))
+    return Judged(exercise, next(filter(None, dtypes), Verdict(exercise.name, PASSED)))
 
 
 def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
@@ -270,10 +289,8 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
     return None
 
 
-def _with_cause(verdict: Verdict, exercise: Exercise, calls: list[_Call], truths: list[Truth]) -> Verdict:
-    """The verdict with the known mistake that gives the learner's answers, if there is one."""
+def _cases(verdict: Verdict, calls: list[_Call], truths: list[Truth]) -> tuple[Case, ...]:
+    """The cases that can show the cause of a verdict."""
     if verdict.kind in ("random", "argument") or any(each.written for each in calls):
-        return verdict
-    cases = [Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True)]
-    name, sentence = cause(exercise, cases, SECONDS)
-    return replace(verdict, cause=name, sentence=sentence)
+        return ()
+    return tuple(Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.tree import flatten
+from npformer.taps import listen
 
 #: The end of a group of weights -> the stage that is its input.
 BEFORE = {"embeddings.norm": "embeddings.sum", "attention_norm": "attention_residual", "ffn_norm": "ffn_residual"}
@@ -87,11 +88,18 @@ class Listener:
             self._keep(f"{self.layer}attention.{name}", array)
         self.attending = True
         try:
-            answer = function(*args, **kwargs)
+            with listen(self._tapped):
+                answer = function(*args, **kwargs)
         finally:
             self.attending = False
         self._keep(f"{self.layer}attention.context", answer)
         return answer
+
+    def _tapped(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Stages of npformer's attention, if the learner's is not yet written."""
+        if name in ("scores", "weights"):
+            self._keep(f"{self.layer}attention.{name}", array)
+        return array
 
     def _named(self, stage: str) -> Callable[..., Any]:
         def around(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from npformer.learn.judge import UNWRITTEN
 from npformer.learn.running import run_worker
 from npformer.learn.whole import CLASSIFIER, TEXT
 from npformer.taps import tap
-from npformer.view.document import View
-from npformer.view.page_view import PageView, page
-from npformer.view.stage_view import StageView
+
+if TYPE_CHECKING:
+    from npformer.view.document import View
+    from npformer.view.page_view import PageView
 
 
 def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
@@ -52,10 +54,12 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     Traceback (most recent call last):
     npformer.common.errors.NpformerError: learn look: no function of your model is written yet
     """
+    from npformer.view.page_view import PageView  # which the other commands of the course do not need
+
     verdicts = check(folder, chapter=4).verdicts
     if all(each.state == UNWRITTEN for each in verdicts):
         raise NpformerError("learn look: no function of your model is written yet")
-    unwritten = [each.name for each in verdicts if each.state == UNWRITTEN]
+    unwritten = [each.name for each in verdicts if each.state == UNWRITTEN or each.kind == "missing"]
     model = load(CLASSIFIER)
     right = trace(model, text)
     stages = learners_stages(learners_file(folder), unwritten, text)
@@ -91,5 +95,8 @@ def learners_stages(file: Path, unwritten: list[str], text: str) -> dict[str, np
 
 def _views(of_trace: Trace, title: str) -> tuple[View, ...]:
     """The views of a trace, with this name for its text."""
+    from npformer.view.page_view import page
+    from npformer.view.stage_view import StageView
+
     [views] = page(of_trace).texts
     return tuple(replace(each, texts=(title,)) if isinstance(each, StageView) else each for each in views)

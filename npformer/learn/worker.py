@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from inspect import Signature
 from pathlib import Path
 from types import ModuleType
@@ -27,10 +28,10 @@ from npformer.checkpoint.archive import save_arrays
 from npformer.checkpoint.loading import load
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn import right, whole
-from npformer.learn.chapters import CHAPTERS
+from npformer.learn.chapters import CHAPTERS, EXERCISES
 from npformer.learn.doctor import Doctor
 from npformer.learn.exercise import Exercise
-from npformer.learn.judge import PASSED, WRONG, Verdict, judge, raised_at
+from npformer.learn.judge import PASSED, WRONG, Judged, Verdict, judge, raised_at
 from npformer.learn.listening import Listener
 from npformer.learn.template import signatures
 
@@ -113,14 +114,23 @@ def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tel
 
 
 def _look(request: Request, module: ModuleType) -> None:
-    """Writes the stages of the learner's classifier. Functions that are known to be missing are npformer's."""
+    """Writes the stages of the learner's classifier. Functions that are not written are npformer's.
+
+    These call the learner's functions, which are the ones that are listened to.
+    """
     for name in request.known:
         setattr(module, name, getattr(right, name))
+    for name in EXERCISES:
+        setattr(right, name, partial(_called, module, name))
     model = load(whole.CLASSIFIER)
     listener, [text] = Listener(model.weights), read_inputs(model, request.text).texts
     with listener.listening(module):
         module.classify(text.ids, model.config.n_heads, model.weights)
     save_arrays(request.stages, {name: array.astype(np.float32) for name, array in listener.stages.items()}, {})
+
+
+def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(module, name)(*args, **kwargs)
 
 
 def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
@@ -131,7 +141,8 @@ def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) ->
             name = exercise.name
             if name not in states and number in request.chapters:
                 with within(name, request.limit):
-                    verdict = _verdict(exercise, module, expected[name], request.file)
+                    judged = _judged_function(exercise, module, expected[name], request.file)
+                verdict = judged.with_cause()
                 tell(verdict=verdict.as_dict())
                 states[name] = verdict.state
                 if verdict.kind == "numbers" and not verdict.cause and doctor.left > 0:
@@ -144,10 +155,10 @@ def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) ->
     return states
 
 
-def _verdict(exercise: Exercise, module: ModuleType, expected: Signature, file: str) -> Verdict:
+def _judged_function(exercise: Exercise, module: ModuleType, expected: Signature, file: str) -> Judged:
     if not hasattr(module, exercise.name):
         problem = f"The file has no function {exercise.name}: it was removed or renamed."
-        return Verdict(exercise.name, WRONG, "missing", problem)
+        return Judged(exercise, Verdict(exercise.name, WRONG, "missing", problem))
     return judge(exercise, getattr(module, exercise.name), expected, file)
 
 

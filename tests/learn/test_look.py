@@ -16,10 +16,21 @@ from npformer.learn.whole import TEXT
 from tests.learn.test_check import PLAIN, written
 
 
-def test_the_stages_are_those_of_the_model(tmp_path: Path) -> None:
-    """Within float32 rounding of six layers: the same weights and text, other code."""
+@pytest.mark.parametrize(
+    "unwritten",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["softmax", "scaled_dot_product_attention", "encoder_layer", "classify"],
+    ],
+    ids=["complete", "in part"],
+)
+def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path) -> None:
+    """Within float32 rounding of six layers: the same weights and text, other code.
+
+    npformer's functions call the learner's where these are written, so their stages are heard too.
+    """
     folder = written(tmp_path, {}, PLAIN)
-    stages = learners_stages(folder / "my_transformer.py", [], TEXT)
+    stages = learners_stages(folder / "my_transformer.py", unwritten, TEXT)
     right = npformer.trace(npformer.load("distilbert-sst2"), TEXT)
     assert [name for name in right if name not in stages] == [
         "embeddings.token",
