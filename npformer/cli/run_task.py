@@ -41,6 +41,10 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
         return dataset.answer_rows(_task(name, command, args), args)
     as_input = _as_input(command, args)
     task = _task(name, command, args)
+    if command.reads == "prompt" and args.chat and interactive(args) and not args.json:
+        from npformer.cli.chat import converse
+
+        return converse(task)
     one = interactive(args) or len(args.texts) == 1
     if command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
         return _write(task, args)

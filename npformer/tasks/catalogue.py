@@ -279,16 +279,20 @@ With --input the rows keep their order: --column names the queries,
         command=Command(
             "generate",
             "a continuation of each text",
-            """Continue each text, the prompt. On a terminal, the text of a single prompt
-appears as it is generated.""",
+            """Continue each text, the prompt, or answer it with --chat. On a terminal, the text
+of a single prompt appears as it is generated; --chat without a text is a
+conversation there.""",
             """examples:
   npformer generate -m openai-community/gpt2 "Once upon a time"
   npformer generate -m openai-community/gpt2 --max-new-tokens 9 \\
       --greedy --stop "." --stop "!" --file prompts.txt --json
+  npformer generate -m Qwen/Qwen2.5-0.5B-Instruct --chat
 
-By default at most 256 tokens are sampled at temperature 0.7, unless the model's
-generation_config.json has other settings.""",
+By default at most 256 tokens, 1024 of a chat, are sampled at temperature 0.7,
+unless the model's generation_config.json has other settings.""",
             (
+                option("--chat", "answer each text as a user's message, by the chat template", "chat"),
+                option("--system TEXT", "with --chat: the system message", "system"),
                 option("--max-new-tokens N", "most new tokens", "max_new_tokens", type=whole),
                 option("--temperature T", "above 1: more varied, below 1: less (0.7)", "temperature", type=float),
                 option("--top-k K", "sample from the K most likely tokens (50); 0: from all", "top_k", type=int),

@@ -24,7 +24,7 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS = 256  # default number of new tokens, if the model has room for them
+NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default number of new tokens, if the model has room for them
 
 #: Aliases of options: transformers.pipeline's and OpenAI's.
 ALIASES = {"stop_sequence": "stop_strings", "stop": "stop_strings"}
@@ -48,7 +48,7 @@ class TextGenerationOptions(WritingOptions):
             raise NpformerError("stop_strings: expected non-empty texts")
         object.__setattr__(self, "stop_strings", tuple(strings))
         if self.system is not None and not boolean("chat", self.chat):
-            raise NpformerError("system: expected chat=True with it; among messages, give one with the role system")
+            raise NpformerError("system: needs chat=True (--chat); among messages, give one with the role system")
 
 
 class TextGeneration(Writing):
@@ -71,7 +71,8 @@ class TextGeneration(Writing):
     return_full_text : bool
         Include the prompt in the text, or the earlier messages of a conversation.
     chat : bool
-        Each text is a user's message, and "generated_text" the answer alone unless return_full_text=True.
+        Each text is a user's message, and "generated_text" the answer alone unless return_full_text=True, of at most
+        1024 new tokens by default.
     system : str
         The system message before each text, with chat=True.
     stop_strings : str or list of str, also under the names stop_sequence and stop
@@ -140,7 +141,7 @@ class TextGeneration(Writing):
             **options.settings,
             **({"stop_strings": ""} if "stop_strings" in self.stored else {}),
         }  # see defaults
-        usual = self.stored.get("max_new_tokens", NEW_TOKENS)
+        usual = self.stored.get("max_new_tokens", CHAT_TOKENS if options.chat else NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
             room = max(1, self.encoder.limit + 1 - max(1, n_tokens))
             settings["max_new_tokens"] = min(usual, room) if isinstance(usual, int) else usual
@@ -211,7 +212,7 @@ class TextGeneration(Writing):
         if is_chat:
             raise NpformerError(
                 f"the conversation has {count} tokens, and with {new} new tokens more than the model's {limit}; "
-                "leave out earlier messages"
+                "start a new one, or leave out earlier messages"
             )
         if refuses or kept < 1:
             raise NpformerError(

@@ -56,7 +56,7 @@ def test_messages_that_are_refused(task: TextGeneration, folder: Path) -> None:
         task(ASKED[0])
     with pytest.raises(NpformerError, match=r"input 1: messages\[0\]\.content: expected a text, got None"):
         task([ASKED, [{"role": "user"}]], **GREEDY)
-    with pytest.raises(NpformerError, match="system: expected chat=True"):
+    with pytest.raises(NpformerError, match="system: needs chat=True"):
         task("Hi", system="Be brief.")
     with pytest.raises(
         NpformerError, match=r"the conversation has 5\d\d tokens, and with 9 new tokens more than the model.s 512"
