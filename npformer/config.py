@@ -135,6 +135,9 @@ class Config(Answering):
     sharing : `Sharing`, groups of layers that share weights; None: every layer has its own weights
     convolution : `InputConvolution` of the embeddings; None: no convolution
     scale_embedding : multiply token rows by sqrt(d_model)
+    scale_output : multiply the rows that are projected to the vocabulary by 1 / sqrt(d_model)
+    score_scale : factor of the scores q k^T; 0: 1 / sqrt(d_head)
+    gated : the feed-forward networks have a gate
     activation : activation of the feed-forward network, one of ACTIVATIONS
     head_activation : activation of the layer below a head's norm; "": as in the feed-forward network
     eps : eps of the layer norms
@@ -188,6 +191,9 @@ class Config(Answering):
     sharing: Sharing | None = None
     convolution: InputConvolution | None = None
     scale_embedding: bool = False
+    scale_output: bool = False
+    score_scale: float = 0.0
+    gated: bool = False
     activation: str = "gelu"
     head_activation: str = ""
     eps: float = 1e-12
@@ -228,12 +234,15 @@ class Config(Answering):
             layers = checks.whole("sharing.layers", self.sharing.layers, 1, self.n_layers // self.sharing.groups)
             if self.n_layers % layers:
                 raise NpformerError(f"n_layers: {self.n_layers} is not a multiple of sharing.layers {layers}")
-        for name in ("norm_first", "bias", "causal", "final_norm", "scale_embedding", "shared", "tied"):
+        switches = "norm_first", "bias", "causal", "final_norm", "scale_embedding", "scale_output", "gated", "shared"
+        for name in (*switches, "tied"):
             checks.boolean(name, getattr(self, name))
+        if self.score_scale:
+            checks.positive("score_scale", self.score_scale)
         checks.positive("eps", self.eps)
         if self.n_heads % self.kv_heads:
             raise NpformerError(f"n_kv_heads: {self.n_kv_heads} does not divide the {self.n_heads} heads of queries")
-        for n_heads in (1 if self.head_width else self.n_heads, self.decoder.n_heads):
+        for n_heads in (self.n_heads, self.decoder.n_heads) if not self.head_width else ():
             if self.d_model % n_heads:
                 raise NpformerError(f"n_heads: {n_heads} does not divide the model's width of {self.d_model}")
         self._check_head()

@@ -20,6 +20,7 @@ from npformer.functions import linear, linear_backward
 from npformer.group import Group
 from npformer.multi_head import Linear
 from npformer.norms import LAYER_NORM, Norm
+from npformer.output_scale import OutputScale
 from npformer.runtime.packing import split_rows
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -276,14 +277,14 @@ class Head(ABC):
 
     Parameters
     ----------
-    below : Pooler or Transform before the last layer, optional
+    below : Pooler, Transform or OutputScale before the last layer, optional
     of_texts : bool, it reads one row of each text, not every token's
     means : bool, that row is the mean of the text's rows
     n_outputs : int, columns of the last layer, for the shapes of the weights
     bias : bool, of the last layer
     """
 
-    below: Pooler | Transform | None = None
+    below: Pooler | Transform | OutputScale | None = None
     of_texts: bool = False
     means: bool = False
     n_outputs: int = 0

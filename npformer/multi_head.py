@@ -136,13 +136,13 @@ def packed_attention_backward(
     lengths: np.ndarray,
     source_lengths: np.ndarray,
     n_heads: int,
-    products: int = 1,
+    scale: float = 0.0,
     add_backward: Callable[..., tuple[Any, Any]] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `packed_attention`: dq (T, H K), dk and dv (S, G K).
 
-    products: the number of products in a score, which is divided by sqrt(products * K). add_backward: the terms of dq
-    and dk from arrays that mechanisms add to the scores.
+    scale: the factor of q k^T; 0: 1 / sqrt(K). add_backward: the terms of dq and dk from arrays that mechanisms add to
+    the scores.
     """
     names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
     of_source = int(source_lengths.sum()), grad.shape[-1] * n_kv_heads // n_heads
@@ -151,7 +151,7 @@ def packed_attention_backward(
         run = stages.run(index)
         dcontext = _heads(grad[rows], count, n_heads)
         q, k, v = (repeat_heads(run[name], n_heads) for name in names)
-        scale = 1 / math.sqrt(q.shape[-1] * products)
+        scale = scale or 1 / math.sqrt(q.shape[-1])
         dscores = None if add_backward is None else np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
         grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, dscores)
         if add_backward is not None:

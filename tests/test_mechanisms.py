@@ -103,7 +103,9 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
         products = 3 if Disentangled in mechanisms else 1
         expected = q @ k.mT / np.sqrt(products * config.d_head)
         if RelativeBias in mechanisms:
-            bias = relative_bias(**weights["relative_bias"], max_length=config.max_length)
+            bias = relative_bias(
+                **weights["relative_bias"], farthest=12, bidirectional=mechanisms[RelativeBias].bidirectional
+            )
             expected = expected + bias[:, bias.shape[-1] // 2 + distance]
         if Disentangled in mechanisms:
             expected = expected + recorded[f"{at}.distance_scores"]

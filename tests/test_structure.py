@@ -47,7 +47,7 @@ ORDER = (
         "embeddings",
         "encoder_layers",
     ),
-    *("decoder_layers", "heads", "parts"),
+    *("decoder_layers", "output_scale", "heads", "parts"),
     *(
         "config",
         "families",

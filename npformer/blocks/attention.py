@@ -17,6 +17,7 @@ from npformer.attention import attend
 from npformer.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.blocks.block import Around, Backward, Block, Shared
 from npformer.blocks.rows import OwnCache, Rows
+from npformer.blocks.terms import adding, part, terms_of
 from npformer.direction import Direction
 from npformer.functions import linear, linears
 from npformer.group import Group
@@ -52,6 +53,7 @@ class Attention(Block):
     n_kv_heads : int, heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; 0: n_heads
     d_head : int, the width of a head; 0: d_model / n_heads
     output_bias : bool, of the output layer; None: as `bias`
+    scale : float, the factor of q k^T; 0: 1 / sqrt(K)
 
     References
     ----------
@@ -64,21 +66,22 @@ class Attention(Block):
     n_kv_heads: int = 0
     d_head: int = 0
     output_bias: bool | None = None
+    scale: float = 0.0
 
     around = Around("X", "A", "Y", "N", "hook_resid_mid", "ln1.hook_normalized")
     mistakes = attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         own, lengths = rows.attend(x)
-        if self.mechanisms:
-            applied = _applied(self.mechanisms, rows, weights)
+        if self.mechanisms or self.scale:
+            applied = _applied(self, rows, weights)
             weights = {name: weights[name] for name in PROJECTIONS}
             weights["attention"] = applied.attention
         return multi_head_attention(own, lengths, x, rows.lengths, self.n_heads, **weights)
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         own, lengths = rows.attend(x)
-        applied = _applied(self.mechanisms, rows, weights).in_layer() if self.mechanisms else None
+        applied = _applied(self, rows, weights).in_layer() if self.mechanisms or self.scale else None
         if applied is not None:
             weights = {
                 **{name: weights[name] for name in PROJECTIONS},
@@ -102,7 +105,7 @@ class Attention(Block):
 
     @property
     def stages(self) -> list[Stage]:
-        return attention_stages(INPUT, self.mechanisms)
+        return attention_stages(INPUT, self.mechanisms, self.scale)
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         return attention_pull(direction, at, weights["output"])
@@ -116,10 +119,14 @@ class CrossAttention(Block):
     ----------
     n_heads : int
     bias : bool, of the linear layers
+    d_head : int, the width of a head; 0: d_model / n_heads
+    scale : float, the factor of q k^T; 0: 1 / sqrt(K)
     """
 
     n_heads: int
     bias: bool = True
+    d_head: int = 0
+    scale: float = 0.0
 
     around = Attention.around
     mistakes = cross_attention_mistakes.MISTAKES
@@ -132,27 +139,29 @@ class CrossAttention(Block):
                 *self._source(rows),
                 self.n_heads,
                 **weights,
-                attention=partial(packed_attention, formulas=_in_order),
+                attention=partial(packed_attention, formulas=partial(_in_order, self.scale)),
             )
         cache = rows.cache.source
         q = tap("query", linear(x, **weights["query"]))
         if not cache.complete:
             k, v = linears(self._source(rows)[0], weights["key"], weights["value"])
             cache.keep_source(tap("key", k), tap("value", v), self.n_heads)
-        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads)), **weights["output"]))
+        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads, self.scale)), **weights["output"]))
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, dsource, grads = multi_head_attention_backward(
-            grad, stages, x, rows.lengths, *self._source(rows), self.n_heads, **weights
+            *(grad, stages, x, rows.lengths, *self._source(rows), self.n_heads),
+            **weights,
+            attention_backward=partial(packed_attention_backward, scale=self.scale),
         )
         return dx, grads, {SOURCE: {"rows": dsource}}
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return Attention(self.n_heads, (), self.bias).groups(d_model)
+        return Attention(self.n_heads, (), self.bias, d_head=self.d_head).groups(d_model)
 
     @property
     def stages(self) -> list[Stage]:
-        return attention_stages(SOURCE, ())
+        return attention_stages(SOURCE, (), self.scale)
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         return attention_pull(direction, at, weights["output"])
@@ -164,9 +173,9 @@ class CrossAttention(Block):
         return rows.source, rows.source_lengths
 
 
-def _in_order(rows: slice, source_rows: slice, count: int) -> Formula:
+def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
     """Each row attends to its whole source, with sums in an order that a step of a decoder has too."""
-    return lambda some, q, k, v: attend(q, k, v, 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
+    return lambda some, q, k, v: attend(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
 
 
 def self_attention(
@@ -218,7 +227,8 @@ class _Applied(NamedTuple):
     ----------
     mechanisms : after `Mechanism.begin`
     weights : of the layer's attention
-    places : (T,) and (S,) integer arrays, as in `Rows`
+    scale : float, the factor of q k^T; 0: 1 / sqrt(K), or less if mechanisms add products
+    places : (T,) and (S,) integer arrays, as in `Rows`; None without mechanisms
     attending : the index of the rows that attend
     cache : of the texts' earlier rows, optional
     sums : gradients of the mechanisms' arrays, added up by the backward pass
@@ -226,15 +236,15 @@ class _Applied(NamedTuple):
 
     mechanisms: tuple[Mechanism, ...]
     weights: Mapping[str, Linear]
-    places: tuple[np.ndarray, np.ndarray]
+    scale: float
+    places: tuple[np.ndarray, np.ndarray] | None
     attending: Any
     cache: OwnCache | None
     sums: dict[Mechanism, Sums]
 
-    @property
-    def products(self) -> int:
-        """Products that a score is the sum of."""
-        return max(each.products for each in self.mechanisms)
+    def scale_of(self, d_head: int) -> float:
+        """The factor of q k^T for heads of this width."""
+        return self.scale or 1 / math.sqrt(d_head * max([1, *(each.products for each in self.mechanisms)]))
 
     def in_layer(self) -> _Applied:
         return self._replace(mechanisms=tuple([each.in_layer(self.weights) for each in self.mechanisms]))
@@ -257,12 +267,14 @@ class _Applied(NamedTuple):
         for each in applied.mechanisms:
             q, k = each.turn(q, k, self.attending)
         if self.cache is not None:
-            if (cached := self.cache.attend(q, k, v, n_heads, self.mechanisms)) is not None:
+            cached = self.cache.attend(q, k, v, n_heads, self.mechanisms, self.scale)
+            if cached is not None:
                 return cached
             if len(self.cache.keys) > len(k):  # kept rows of one text come first
                 k, v = self.cache.keys, self.cache.values
                 source_lengths = np.array([len(k)])
-                applied = applied._replace(places=(self.places[0], np.arange(len(k))))
+                places = self.places and (self.places[0], np.arange(len(k)))
+                applied = applied._replace(places=places)
         return packed_attention(q, k, v, lengths, source_lengths, n_heads, partial(applied._formula, n_heads))
 
     def attention_backward(
@@ -270,7 +282,8 @@ class _Applied(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         adds = any(type(each).add is not Mechanism.add for each in self.mechanisms)
         dq, dk, dv = packed_attention_backward(
-            *(grad, stages, lengths, source_lengths, n_heads, self.products), self._add_backward if adds else None
+            *(grad, stages, lengths, source_lengths, n_heads, self.scale_of(grad.shape[-1] // n_heads)),
+            self._add_backward if adds else None,
         )
         for each in reversed(self.mechanisms):
             dq, dk, own = each.turn_backward(dq, dk, self.attending, stages)
@@ -280,32 +293,22 @@ class _Applied(NamedTuple):
 
     def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The places of queries (N, L) and keys (N, S) of N texts of equal lengths."""
+        if self.places is None:
+            return np.empty((count, 0)), np.empty((count, 0))
         queries, keys = self.places
         return queries[self.attending][rows].reshape(count, -1), keys[source_rows].reshape(count, -1)
 
     def _formula(self, n_heads: int, rows: slice, source_rows: slice, count: int) -> Formula:
         places = self._places_of(rows, source_rows, count)
-        added = [(each, each.terms(*places, n_heads)) for each in self.mechanisms]
+        added = terms_of(self.mechanisms, *places, n_heads)
         masks = [mask for each in self.mechanisms if (mask := each.mask(*places)) is not None]
         in_order = any(each.in_order for each in self.mechanisms)
         mask = reduce(np.logical_and, masks) if masks else None
 
         def formula(some: tuple[slice, slice], q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-            scale = 1 / math.sqrt(q.shape[-1] * self.products)
-            steps = [
-                (each, {name: _part(array, some) for name, array in terms.items()})
-                for each, terms in added
-                if terms is not None
-            ]
-
-            def add(scores: np.ndarray) -> np.ndarray:
-                keys = repeat_heads(k, q.shape[-3])
-                for each, terms in steps:
-                    scores = each.add(scores, q, keys, scale, **terms)
-                return scores
-
-            admitted = None if mask is None else _part(mask, some)
-            return attend(q, k, v, scale, admitted, add if steps else None, in_order)
+            scale = self.scale_of(q.shape[-1])
+            admitted = None if mask is None else part(mask, some)
+            return attend(q, k, v, scale, admitted, adding(added, some, q, k, scale), in_order)
 
         return formula
 
@@ -330,23 +333,16 @@ class _Applied(NamedTuple):
         return dq, dk
 
 
-def _applied(mechanisms: Sequence[Mechanism], rows: Rows, weights: Mapping[str, Linear]) -> _Applied:
-    assert rows.places is not None
-    begun = tuple([rows.mechanisms.get(each, each) for each in mechanisms])
+def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Applied:
+    begun = tuple([rows.mechanisms.get(each, each) for each in block.mechanisms])
     attending = slice(None) if rows.attending is None else rows.attending
-    return _Applied(begun, weights, rows.places, attending, rows.cache and rows.cache.own, {})
-
-
-def _part(array: np.ndarray, some: tuple[slice, slice]) -> np.ndarray:
-    """The part of (N or 1, H or 1, ...) for some of the texts and heads."""
-    texts, heads = some
-    return array[texts if len(array) > 1 else slice(None), heads if array.shape[1] > 1 else slice(None)]
+    return _Applied(begun, weights, block.scale, rows.places, attending, rows.cache and rows.cache.own, {})
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
 
 
-def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage]:
+def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float = 0.0) -> list[Stage]:
     """The stages of multi-head attention to the rows of INPUT or SOURCE."""
     rows = "{x}" if source == INPUT else "X"
     made_by, split = "functions.linear", "attention.split_heads"
@@ -354,6 +350,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
     turned, (query, key) = _turned(mechanisms)
     added = [stage for each in mechanisms for stage in each.added]
     read = {name for each in mechanisms for name in each.read}
+    factor = " / sqrt(K)" if not scale else "" if scale == 1 else f" * {scale:.6g}"
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
         Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", made_by, parents=(INPUT,), kept="query" in read),
@@ -365,7 +362,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism]) -> list[Stage
         Stage("value_heads", "(H, T, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
         *added,
         Stage(
-            *("scores", "(H, T, T)", "Q_h K_h^T / sqrt(K) [+ bias]", attend, "attn.hook_attn_scores"),
+            *("scores", "(H, T, T)", f"Q_h K_h^T{factor} [+ bias]", attend, "attn.hook_attn_scores"),
             parents=scored,
             kept=False,
         ),

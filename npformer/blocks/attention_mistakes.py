@@ -56,7 +56,7 @@ def _transposed(x: np.ndarray) -> np.ndarray:
 def _in_products(named: dict[str, str]) -> Rules:
     q, k, v = (f"attention.{named[name]}_heads" for name in QKV)
     return {
-        SCORES: lambda y, at: _repeated(at(q), at) @ _repeated(at(k), at).swapaxes(-1, -2) * at.d_head**-0.5,
+        SCORES: lambda y, at: _repeated(at(q), at) @ _repeated(at(k), at).swapaxes(-1, -2) * at.scale + at.bias(y),
         CONTEXT: lambda y, at: at("attention.weights") @ _repeated(at(v), at),
     }
 
@@ -136,11 +136,11 @@ def _tiled(port: Any) -> Ways:
         def chosen(heads: np.ndarray, at: Any) -> np.ndarray:
             return heads[[of(h, len(heads), at.n_heads) for h in range(at.n_heads)]]
 
-        scores: Rules = {
-            SCORES: lambda y, at: (
-                at("attention.query_heads") @ chosen(at("attention.key_heads"), at).swapaxes(-1, -2) * at.d_head**-0.5
-            )
-        }
+        def of_partners(y: np.ndarray, at: Any) -> Any:
+            keys = chosen(at("attention.key_heads"), at)
+            return at("attention.query_heads") @ keys.swapaxes(-1, -2) * at.scale + at.bias(y)
+
+        scores: Rules = {SCORES: of_partners}
         context: Rules = {CONTEXT: lambda y, at: at("attention.weights") @ chosen(at("attention.value_heads"), at)}
         return {**(scores if keys else {}), **(context if values else {})}
 
@@ -153,18 +153,38 @@ def _tiled(port: Any) -> Ways:
 
 
 def _scaled(factor: Callable[[Any], float]) -> Rules:
-    """Multiplies the scores by a factor, a function of the stage."""
-    return {SCORES: lambda scores, at: scores * factor(at)}
+    """Gives q k^T another factor, a function of the stage; biases stay."""
+
+    def rule(scores: np.ndarray, at: Any) -> np.ndarray:
+        bias, factor_of_product = at.bias(scores), factor(at) / at.scale
+        return scores * factor_of_product + bias * (1 - factor_of_product)
+
+    return {SCORES: rule}
+
+
+def _unscaled(port: Any) -> Ways:
+    if port.config.score_scale != 1:
+        yield "", _scaled(lambda at: 1.0)
+
+
+def _doubly_scaled(port: Any) -> Ways:
+    if port.config.score_scale != 1:
+        yield "", _scaled(lambda at: at.scale**2)
+
+
+def _scaled_by_width(port: Any) -> Ways:
+    if port.config.score_scale:
+        yield "", _scaled(lambda at: at.d_head**-0.5)
 
 
 def _scaled_otherwise(port: Any) -> Ways:
     """Multiplies q k^T by a factor that a size explains, or by one that ports have."""
-    yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**0.25)
-    yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: 2**0.5)
-    yield "with the wrong sign", _scaled(lambda at: -1.0)
-    yield "by 1 / 8", _scaled(lambda at: at.d_head**0.5 / 8)
+    yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
+    yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
+    yield "with the wrong sign", _scaled(lambda at: -at.scale)
+    yield "by 1 / 8", _scaled(lambda at: 1 / 8)
     for said, factor in port.factors.items():
-        yield f"by {said}", _scaled(lambda at, factor=factor: at.d_head**0.5 * factor(at.text))
+        yield f"by {said}", _scaled(lambda at, factor=factor: factor(at.text))
 
 
 def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:
@@ -313,16 +333,17 @@ MISTAKES = (
         "n_heads / n_kv_heads query heads next to one another share each head of keys and values",
         _tiled,
     ),
-    Mistake("unscaled scores", "q k^T is not divided by sqrt(d_head)", {"": _scaled(lambda at: at.d_head**0.5)}),
+    Mistake("unscaled scores", "q k^T is not divided by sqrt(d_head)", _unscaled),
+    Mistake("doubly scaled scores", "q k^T is divided by sqrt(d_head) twice, perhaps once in q", _doubly_scaled),
     Mistake(
-        "doubly scaled scores",
-        "q k^T is divided by sqrt(d_head) twice, perhaps once in q",
-        {"": _scaled(lambda at: at.d_head**-0.5)},
+        "scores divided by sqrt(d_head)",
+        "this model has another factor of q k^T: T5 has none, others name one in config.json",
+        _scaled_by_width,
     ),
     Mistake(
         "scores scaled by sqrt(d_model)",
         "scores are divided by the root of a head's width, d_model / n_heads",
-        {"": _scaled(lambda at: at.n_heads**-0.5)},
+        {"": _scaled(lambda at: at.config.d_model**-0.5)},
     ),
     Mistake(
         "scores scaled otherwise",

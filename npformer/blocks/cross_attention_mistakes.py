@@ -28,7 +28,7 @@ def _attended(at: Any, low: float) -> np.ndarray:
     """The context of every head (H, T, K) that attends to the decoder's own rows, with `low` added for later ones."""
     query, rows = at("attention.query_heads"), _own_rows(at)
     key, value = (split_heads(at.linear(rows, f"attention.{name}"), len(query)) for name in ("key", "value"))
-    scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    scores = query @ key.swapaxes(-1, -2) * at.scale
     context: np.ndarray = softmax(scores + low * np.triu(np.ones(scores.shape[-2:]), 1)) @ value
     return context
 

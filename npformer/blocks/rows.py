@@ -16,11 +16,12 @@ class OwnCache(Protocol):
     """Keys and values of the texts' earlier rows, which a decoder keeps; `generation/kv_cache.py` has two kinds."""
 
     def attend(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism]
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism], scale: float
     ) -> np.ndarray | None:
         """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, H K) -> (T, H K).
 
-        mechanisms may hide keys. None if the rows attend as without a cache, to `keys` and `values`.
+        mechanisms may hide keys and add to scores. scale: the factor of q k^T; 0: 1 / sqrt(K). None if the rows attend
+        as without a cache, to `keys` and `values`.
         """
 
     @property
@@ -40,7 +41,7 @@ class SourceCache(Protocol):
     def keep_source(self, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
         """Keeps k and v (S, D), in the first step."""
 
-    def attend(self, q: np.ndarray, n_heads: int) -> np.ndarray:
+    def attend(self, q: np.ndarray, n_heads: int, scale: float) -> np.ndarray:
         """Lets each row of q attend to its text's source, (T, D) -> (T, D)."""
 
 

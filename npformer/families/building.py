@@ -14,6 +14,7 @@ from npformer.heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, S
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal, Mechanism
 from npformer.norms import Norm
+from npformer.output_scale import OutputScale
 
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:
@@ -26,14 +27,9 @@ def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: b
     )
 
 
-def stack_of(
-    config: Config, norm: Norm, gated: bool = False, after_first: Layer | None = None, bias: bool = True
-) -> Stack:
-    """The layers of an encoder, or of a decoder on its own. gated: the feed-forward networks have a gate.
-
-    bias: of the linear layers, if the model has biases
-    """
-    choices = config.n_heads, ACTIVATIONS[config.activation], gated, norm, config.norm_first
+def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias: bool = True) -> Stack:
+    """The layers of an encoder, or of a decoder on its own. bias: of the linear layers, if the model has biases."""
+    choices = config.n_heads, ACTIVATIONS[config.activation], config.gated, norm, config.norm_first
     sizes = config.d_ffn, bias and config.bias
     layers = [layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
     return Stack(tuple(layers), norm if config.final_norm else None, after_first)
@@ -61,7 +57,9 @@ def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias:
     pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None
     if head == "base":
         return HiddenStates(pooler)
-    below: Pooler | Transform | None = pooler
+    below: Pooler | Transform | OutputScale | None = pooler
+    if config.scale_output and head in ("causal-lm", "translation"):
+        below = OutputScale(config.d_model**-0.5)
     if "head.norm" in groups:
         below = Transform(ACTIVATIONS[config.below_head], norm, of_texts, _width(config, head), config.bias)
     if head == "replaced-token":

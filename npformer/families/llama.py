@@ -204,6 +204,7 @@ def _family(
         constants={
             "norm_first": True, "final_norm": True, "causal": True, "pooling": "last", "eps": 1e-6, "tied": False,
             "positions": Positions("none"), "activation": "silu", "mechanisms": mechanisms, "bias": kind is Qwen2,
+            "gated": True,
         },
         single="$A",
         pair="$A $B",

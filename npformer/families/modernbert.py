@@ -56,7 +56,7 @@ class ModernBert(EncoderTable):
 
     def stack(self, config: Config) -> Stack:
         """Without a norm of the first layer's attention."""
-        stack = stack_of(config, self.norm(config), gated=True)
+        stack = stack_of(config, self.norm(config))
         first, *others = stack.layers
         return replace(stack, layers=(replace(first, unnormed=("attention",)), *others))
 
@@ -124,7 +124,7 @@ MODERNBERT = ModernBert(
     reads=frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
     constants={
         "norm_first": True, "final_norm": True, "bias": False, "eps": 1e-5, "positions": Positions("none"),
-        "mechanisms": (Rotary(160_000.0),), "local": Local((), (Rotary(10_000.0), Window(64))),
+        "mechanisms": (Rotary(160_000.0),), "local": Local((), (Rotary(10_000.0), Window(64))), "gated": True,
     },
     pair="cls $A sep $B sep",
     sizes=SIZES,

@@ -91,7 +91,7 @@ class NomicBert(EncoderTable):
         }
 
     def stack(self, config: Config) -> Stack:
-        return stack_of(config, self.norm(config), gated=True, bias=False)
+        return stack_of(config, self.norm(config), bias=False)
 
     def head_of(self, data: Mapping[str, Any]) -> str:
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
@@ -134,6 +134,7 @@ NOMIC_BERT = NomicBert(
     constants={
         "positions": Positions("none"),
         "mechanisms": (Rotary(1000.0),),
+        "gated": True,
         "pad_id": 0,
         "padding_idx": 0,
     },

@@ -16,6 +16,7 @@ import numpy as np
 
 from npformer.attention import masked_attention, split_heads
 from npformer.blocks.rows import Caches
+from npformer.blocks.terms import Terms, adding, terms_of
 from npformer.mechanisms import Causal, Mechanism
 from npformer.multi_head import kv_heads, queries_of
 from npformer.runtime.products import kernel
@@ -51,6 +52,7 @@ class BeamAncestry:
         self.mask[..., self.front : self.front + TERMS * n_beams] = of_beam[:, None, None] & own
         self.newest: list[tuple[Any, slice]] = []  # (texts, columns) of each beam's newest row, after a step
         self._hidden: dict[tuple[int, tuple[Mechanism, ...]], np.ndarray] = {}  # masks of this step
+        self._added: dict[tuple[int, tuple[Mechanism, ...]], Terms] = {}
 
     @property
     def room(self) -> int:
@@ -86,16 +88,27 @@ class BeamAncestry:
         if not hiding:
             return self.mask[..., :width]
         if (width, hiding) not in self._hidden:
-            columns, first = np.arange(width), self.whole[:, None]
-            after = first + (columns - self.front) // self.n_beams
-            places, newest = np.where(columns < self.front, columns, after), first + self.ends[:, None] - 1
-            masks = [mask for each in hiding if (mask := each.mask(newest, places)) is not None]
+            places = self._places(width)
+            masks = [mask for each in hiding if (mask := each.mask(*places)) is not None]
             self._hidden[width, hiding] = reduce(np.logical_and, masks, self.mask[..., :width])
         return self._hidden[width, hiding]
 
+    def added(self, width: int, mechanisms: Sequence[Mechanism], n_heads: int) -> Terms:
+        """The mechanisms that add to scores, with their terms (B, H, 1, width) of the newest row and these columns."""
+        some = tuple(each for each in mechanisms if type(each).add is not Mechanism.add)
+        if some and (width, some) not in self._added:
+            self._added[width, some] = terms_of(some, *self._places(width), n_heads)
+        return self._added[width, some] if some else ()
+
+    def _places(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """The places of the newest row of each text, (B, 1), and of the rows in the first columns, (B, width)."""
+        columns, first = np.arange(width), self.whole[:, None]
+        after = first + (columns - self.front) // self.n_beams
+        return first + self.ends[:, None] - 1, np.where(columns < self.front, columns, after)
+
     def step(self, parents: np.ndarray | None = None) -> None:
         """Begins a step: beam i of each text continues beam parents[:, i] of the previous step."""
-        self._hidden.clear()
+        self._forget()
         kept = slice(self.front, self.length)
         if parents is not None:
             self.mask[..., kept] = np.take_along_axis(self.mask[..., kept], parents[:, None, :, None], axis=2)
@@ -110,7 +123,11 @@ class BeamAncestry:
 
     def keep(self, texts: np.ndarray) -> None:
         self.mask, self.ends, self.whole = self.mask[texts], self.ends[texts], self.whole[texts]
+        self._forget()
+
+    def _forget(self) -> None:
         self._hidden.clear()
+        self._added.clear()
 
 
 def _grown(length: int, n_beams: int) -> int:
@@ -127,7 +144,13 @@ class SelfAttentionCache:
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
     def attend(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism] = ()
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        n_heads: int,
+        mechanisms: Sequence[Mechanism] = (),
+        scale: float = 0.0,
     ) -> np.ndarray:
         """Caches one row of each beam, (T, G K); returns its attention over the beam's rows, (T, H K)."""
         line = self.ancestry
@@ -142,7 +165,8 @@ class SelfAttentionCache:
 
         width = line.width
         block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.admitted(width, mechanisms)
-        return _attend(q, [block], n_heads, line.n_beams, keep, line.front)
+        terms = line.added(width, mechanisms, n_heads)
+        return _attend(q, [block], n_heads, line.n_beams, scale, keep, line.front, terms)
 
     def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_kv_heads: int) -> None:
         """Caches the keys and values of each text's prompt, (P, G K) each, in the columns assigned by the ancestry."""
@@ -192,7 +216,7 @@ class CrossAttentionCache:
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
-    def attend(self, q: np.ndarray, n_heads: int) -> np.ndarray:
+    def attend(self, q: np.ndarray, n_heads: int, scale: float = 0.0) -> np.ndarray:
         """The attention of q over its text's source, (T, D) -> (T, D)."""
         blocks, first = [], 0
         for keys, values in zip(self.keys, self.values, strict=True):
@@ -202,7 +226,7 @@ class CrossAttentionCache:
             rows = slice(first * self.n_beams, (first + len(keys)) * self.n_beams)
             blocks.append((rows, keys[..., :width], values[:, :, :width], mask))
             first += len(keys)
-        return _attend(q, blocks, n_heads, self.n_beams)
+        return _attend(q, blocks, n_heads, self.n_beams, scale)
 
     def keep_source(self, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
         """Fills the blocks from the rows of all sources (S, D), with zeros after each source."""
@@ -241,7 +265,13 @@ class PromptRows:
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def attend(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism]
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        n_heads: int,
+        mechanisms: Sequence[Mechanism],
+        scale: float = 0.0,
     ) -> None:
         """Stores k and v (T, G K) after the kept rows."""
         self.keys, self.values = (
@@ -279,19 +309,22 @@ def _attend(
     blocks: Sequence[tuple[slice, np.ndarray, np.ndarray, np.ndarray]],
     n_heads: int,
     n_beams: int,
+    scale: float = 0.0,
     keep: Callable[[slice], None] | None = None,
     front: int = 0,
+    terms: Terms = (),
 ) -> np.ndarray:
     """Attention of each text's beams over its keys and values, (B * beams, H K) -> (B * beams, H K).
 
     A block consists of rows of q with their texts' keys (B, G, K, S), values (B, G, S, K) and mask. keep(heads) stores
     the newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
-    cache. front: the number of leading columns that all beams of a text read.
+    cache. front: the number of leading columns that all beams of a text read. terms: those that mechanisms add to the
+    scores.
     """
     if keep is not None and listening():
         keep(slice(None))
     combined = np.empty_like(q)
-    scale, work, size = 1 / math.sqrt(q.shape[-1] // n_heads), [], 0
+    scale, work, size = scale or 1 / math.sqrt(q.shape[-1] // n_heads), [], 0
     for rows, keys, values, mask in blocks:
         heads = tap("query_heads", _heads(q[rows], n_heads, n_beams))
         keys, values = tap("key_heads", keys.mT), tap("value_heads", values)
@@ -305,21 +338,39 @@ def _attend(
             keep(some)
         own = queries_of(some, n_heads // n_kv_heads)
         for heads, keys, values, mask, context in work:
-            beams = mask.shape[2]
+            beams, q_k_v = mask.shape[2], (heads[:, own] * scale, keys[:, some], values[:, some])
             if TERMS * beams <= kernel(q.dtype).k_block_size:
-                q_k_v = heads[:, own] * scale, keys[:, some], values[:, some]
-                context[:, own] = masked_attention(*q_k_v, mask, TERMS * beams, front)
+                context[:, own] = masked_attention(
+                    *q_k_v, mask, TERMS * beams, front, adding(terms, (slice(None), own), *q_k_v[:2], scale)
+                )
             else:  # with this many beams BLAS would split a group of terms into several blocks
-                _attend_apart(heads[:, own] * scale, keys[:, some], values[:, some], mask, context[:, own])
+                _attend_apart(*q_k_v, mask, context[:, own], terms, own)
 
     parallel_for(attend, n_kv_heads, nanoseconds=0.4 * size)
     return combined
 
 
-def _attend_apart(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray, context: np.ndarray) -> None:
+def _attend_apart(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    mask: np.ndarray,
+    context: np.ndarray,
+    terms: Terms,
+    heads: slice,
+) -> None:
     """Writes each beam's context (B, H, beams, K), computed from copies of its own keys and values."""
     for beam in range(q.shape[2]):
         own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[:, 0, beam].sum(axis=-1).max()]
         admitted = np.take_along_axis(mask[:, :, beam], own, axis=-1)[:, :, None]
         k, v = (np.take_along_axis(array, own[..., None], axis=2) for array in (keys, values))
-        context[:, :, beam : beam + 1] = masked_attention(q[:, :, beam : beam + 1], k, v, admitted)
+        one = q[:, :, beam : beam + 1]
+        of_beam = [(each, {name: _columns(array, own) for name, array in arrays.items()}) for each, arrays in terms]
+        add = adding(of_beam, (slice(None), heads), one, k, 1.0)
+        context[:, :, beam : beam + 1] = masked_attention(one, k, v, admitted, add=add)
+
+
+def _columns(array: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Some columns (B, 1, n) of each text's terms (B or 1, H or 1, 1, width)."""
+    of_texts = np.broadcast_to(array, (len(columns), *array.shape[1:]))
+    return np.take_along_axis(of_texts, columns[:, :, None], axis=-1)

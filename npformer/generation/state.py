@@ -85,7 +85,7 @@ class Seq2SeqState:
                 self.model.weights, self.model.config, target, self.source, self.lengths, self.cache.layers
             )
             self.steps += 1
-            return self.projection(x)
+            return self.projection(parts_of(self.model.config).head.input(x, self.model.weights))
 
     def keep(self, texts: np.ndarray) -> None:
         self.cache.keep(texts)

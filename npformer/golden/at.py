@@ -10,9 +10,12 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
+from npformer.families import parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
+from npformer.mechanisms import Mechanism
+from npformer.mechanisms.relative_bias import bias_of
 from npformer.runtime.packing import Text
 
 
@@ -127,6 +130,22 @@ class At:
         return (port.source_lengths if port.sources and of_source else port.lengths)[self.text]
 
     # --- attention ---------------------------------------------------------------------------------------------------
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """The mechanisms of the layer's attention to its own text."""
+        parts = parts_of(self.config)
+        stack = parts.decoder[1] if parts.decoder and self.stack == "decoder." else parts.stack
+        return stack.attentions[max(self.layer, 0)].mechanisms
+
+    @property
+    def scale(self) -> float:
+        """The factor of q k^T."""
+        return float(self.config.score_scale or self.d_head**-0.5)
+
+    def bias(self, scores: np.ndarray) -> np.ndarray | float:
+        """The relative biases in scores (H, T, T), besides q k^T; 0 without them."""
+        return 0.0 if self.crosses else bias_of(self, scores)
 
     @property
     def crosses(self) -> bool:

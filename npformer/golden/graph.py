@@ -64,7 +64,7 @@ def heads_of(config: Config, stack: str) -> int:
 
 def head_width(config: Config, stack: str) -> int:
     """Returns the width of an attention head of a stack of that name."""
-    return config.d_model // config.decoder.n_heads if stack == "decoder." else config.d_head
+    return config.head_width or config.d_model // heads_of(config, stack)
 
 
 # --- parents ---------------------------------------------------------------------------------------------------------

@@ -128,6 +128,11 @@ class Port:
         return head_width(self.config, self.stack)
 
     @property
+    def scale(self) -> float:
+        """The factor of q k^T."""
+        return float(self.config.score_scale or self.d_head**-0.5)
+
+    @property
     def layers(self) -> list[str]:
         """The beginning of the names of every layer's stages and weights: layers.0. and so on."""
         return [f"{stack}layers.{i}." for stack, count in stacks(self.config).items() for i in range(count)]

@@ -30,6 +30,7 @@ from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
 from npformer.layers import Layer
 from npformer.norms import LAYER_NORM
+from npformer.output_scale import OutputScale
 from npformer.stage import Stage, within
 
 
@@ -64,6 +65,7 @@ STAGES = (
     LAYER_NORM.stage("norm", "Z", ""),
     *heads.pool_stages(""),
     *heads.transform_stages("", gelu, LAYER_NORM),
+    *OutputScale(1.0).stages(""),
     heads.classify_stage(""),
     *heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),

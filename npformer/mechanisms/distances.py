@@ -18,16 +18,17 @@ def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """values[h, M - 1 + key - query], (H, 2 M - 1) and places (N, L), (N, S) -> (N or 1, H, L, S).
 
-    A view if places follow one another, as in any text without gaps: then no number is computed or copied. Distances
-    of M or more count as M - 1.
+    A view if places follow one another, as in any text without gaps, and no distance is beyond the values: then no
+    number is computed or copied. Distances of M or more count as M - 1.
     """
     length, width = queries.shape[1], keys.shape[1]
     if queries.size == 0:
         return np.empty((1, len(values), 0, width), values.dtype)
     ahead = keys[:, 0] - queries[:, 0]
-    if (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
+    first = values.shape[-1] // 2 + int(ahead[0])  # the run of query 0; each later one begins a column earlier
+    within = length <= first + 1 and first + width <= values.shape[-1]
+    if within and (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
         runs = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)  # [h, s, j] = values[h, s + j]
-        first = values.shape[-1] // 2 + int(ahead[0])  # the run of query 0; each later one begins a column earlier
         return runs[None, :, first - length + 1 : first + 1][:, :, ::-1]
     return np.moveaxis(values[:, _columns(queries, keys, values.shape[-1])], 0, 1)
 

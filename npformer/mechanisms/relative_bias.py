@@ -14,7 +14,7 @@ import numpy as np
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake, Rules
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import SparseRows, embedding, embedding_backward
 from npformer.group import Group, table
 from npformer.mechanisms.distances import at_distances, at_distances_backward
@@ -32,29 +32,39 @@ class RelativeBias(Mechanism):
     Parameters
     ----------
     n_buckets, n_heads : int, rows and columns of the table
-    max_length : int, tokens of the longest text
+    max_distance : int, all distances of at least this share a bucket
+    bidirectional : bool, keys after the query have buckets of their own; without it, as in T5's decoder, the query's
     bias : (H, 2 M - 1) array, in column M - 1 + d the term of a score with a key at distance d
     """
 
     n_buckets: int
     n_heads: int = 0
-    max_length: int = 0
+    max_distance: int = MAX_DISTANCE
+    bidirectional: bool = True
     bias: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)), compare=False, repr=False)
 
+    cached = True
+
     def check(self, config: Any) -> None:
-        checks.whole("relative_bias.n_buckets", self.n_buckets, 4)
+        checks.whole("relative_bias.n_buckets", self.n_buckets, 4 if self.bidirectional else 2)
+        exact = self.n_buckets // (4 if self.bidirectional else 2)
+        checks.whole("relative_bias.max_distance", self.max_distance, exact + 1)
 
     def for_model(self, config: Any) -> RelativeBias:
-        return replace(self, n_heads=config.n_heads, max_length=config.max_length)
+        return replace(self, n_heads=config.n_heads)
 
     def groups(self, d_model: int) -> dict[str, Group]:
         return {"relative_bias": table(self.n_buckets, self.n_heads)}
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> RelativeBias:
-        return replace(self, bias=relative_bias(**weights["relative_bias"], max_length=self.max_length))
+        return replace(self, bias=relative_bias(**weights["relative_bias"], farthest=batch.farthest, **self._buckets))
 
     def end_backward(self, sums: Sums, weights: Mapping[str, Any]) -> dict[str, Any]:
-        return {"relative_bias": relative_bias_backward(sums["bias"], **weights["relative_bias"])}
+        return {"relative_bias": relative_bias_backward(sums["bias"], **weights["relative_bias"], **self._buckets)}
+
+    @property
+    def _buckets(self) -> dict[str, Any]:
+        return {"max_distance": self.max_distance, "bidirectional": self.bidirectional}
 
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray]:
         if len(self.bias) != n_heads:
@@ -78,18 +88,22 @@ class RelativeBias(Mechanism):
         return 0.0, 0.0, {"bias": at_distances_backward(grad, queries, keys, self.bias.shape[-1])}
 
 
-def relative_buckets(distances: np.ndarray, n_buckets: int, max_distance: int = MAX_DISTANCE) -> np.ndarray:
+def relative_buckets(
+    distances: np.ndarray, n_buckets: int, max_distance: int = MAX_DISTANCE, bidirectional: bool = True
+) -> np.ndarray:
     """The bucket of each distance from a query to a key, key - query, any shape -> integers of the same shape.
 
     Of B = n_buckets / 2 buckets for each direction, E = B / 2 hold one distance |d| < E each; the others take greater
     ones at equal steps of the logarithm: E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, at most B - 1.
-    Keys after the query have the upper half of the buckets.
+    Keys after the query have the upper half of the buckets. With one direction B = n_buckets, and keys after the query
+    have bucket 0.
 
     Parameters
     ----------
     distances : integer array
     n_buckets : int
     max_distance : int, all distances of at least this share a bucket
+    bidirectional : bool, keys after the query have buckets of their own
 
     Returns
     -------
@@ -97,63 +111,135 @@ def relative_buckets(distances: np.ndarray, n_buckets: int, max_distance: int = 
 
     References
     ----------
-    Raffel et al., 2020, section 2.1, as in its code, for attention in both directions.
+    Raffel et al., 2020, section 2.1, as in its code.
 
     Examples
     --------
     >>> relative_buckets(np.array([-200, -9, -1, 0, 1, 9, 200]), 32)
     array([15,  8,  1,  0, 17, 24, 31])
+    >>> relative_buckets(np.array([-200, -20, -9, -1, 0, 1, 9]), 32, bidirectional=False)
+    array([31, 17,  9,  1,  0,  0,  0])
     """
+    if not bidirectional:
+        return _away(np.maximum(-distances, 0), n_buckets, max_distance)
     half = n_buckets // 2
-    exact, away = half // 2, np.abs(distances)
-    steps = np.log(np.maximum(away, 1) / exact) / math.log(max_distance / exact) * (half - exact)
+    return _away(np.abs(distances), half, max_distance) + half * (distances > 0)
+
+
+def _away(away: np.ndarray, count: int, max_distance: int) -> np.ndarray:
+    """The bucket of each distance in one direction, of `count` buckets."""
+    exact = count // 2
+    steps = np.log(np.maximum(away, 1) / exact) / math.log(max_distance / exact) * (count - exact)
     # 16 = 8 * 2 and the like lie on a border, where the logarithms' rounding must not decide
-    far = np.minimum(exact + np.floor(steps + 1e-6).astype(np.int64), half - 1)
-    return np.where(away < exact, away, far) + half * (distances > 0)
+    far = np.minimum(exact + np.floor(steps + 1e-6).astype(np.int64), count - 1)
+    return np.where(away < exact, away, far)
 
 
-def relative_bias(weight: np.ndarray, max_length: int) -> np.ndarray:
+def relative_bias(
+    weight: np.ndarray, farthest: int, max_distance: int = MAX_DISTANCE, bidirectional: bool = True
+) -> np.ndarray:
     """b[h, M - 1 + d] = weight[bucket(d), h] for each distance d, a table (B, H) -> (H, 2 M - 1).
 
-    M is max_length, or MAX_DISTANCE + 1 if that is more: in a text with gaps a key may be farther away than the text is
-    long. All layers add it to their scores. Raffel et al., 2020, section 2.1; Song et al., 2020, for MPNet.
+    M - 1 is the farthest distance in a batch, or max_distance if that is more. All layers add it to their scores.
+    Raffel et al., 2020, section 2.1; Song et al., 2020, for MPNet.
     """
-    farthest = max(max_length - 1, MAX_DISTANCE)
-    distances = np.arange(-farthest, farthest + 1)
-    return np.ascontiguousarray(embedding(relative_buckets(distances, len(weight)), weight).T)
+    last = max(farthest, max_distance)
+    buckets = relative_buckets(np.arange(-last, last + 1), len(weight), max_distance, bidirectional)
+    return np.ascontiguousarray(embedding(buckets, weight).T)
 
 
-def relative_bias_backward(grad: np.ndarray, weight: np.ndarray) -> dict[str, SparseRows]:
+def relative_bias_backward(
+    grad: np.ndarray, weight: np.ndarray, max_distance: int = MAX_DISTANCE, bidirectional: bool = True
+) -> dict[str, SparseRows]:
     """Backward of `relative_bias`: dweight from db (H, 2 M - 1), as `SparseRows`."""
-    farthest = grad.shape[-1] // 2
-    distances = np.arange(-farthest, farthest + 1)
-    return {"weight": embedding_backward(grad.T, relative_buckets(distances, len(weight)))}
+    last = grad.shape[-1] // 2
+    buckets = relative_buckets(np.arange(-last, last + 1), len(weight), max_distance, bidirectional)
+    return {"weight": embedding_backward(grad.T, buckets)}
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
+SCORES = "*.attention.scores"
 
-def _changed(change: Callable[[np.ndarray, Any], np.ndarray]) -> dict[str, Rules]:
-    """Adds another array to the scores than the bias (H, T, T)."""
+
+def bias_of(at: Any, scores: np.ndarray, **choices: Any) -> np.ndarray | float:
+    """The biases of scores (H, L, S), 0 in a stack without them. choices: other fields than the stack's."""
+    own = next((each for each in at.mechanisms if isinstance(each, RelativeBias)), None)
+    if own is None:
+        return 0.0
+    _, length, width = scores.shape
+    own = replace(own, **choices)
+    values = relative_bias(at.weight("relative_bias"), max(length, width), own.max_distance, own.bidirectional)
+    bias: np.ndarray = at_distances(values, np.arange(length)[None], np.arange(width)[None])[0]
+    return bias
+
+
+def _changed(change: Callable[[Any, Any], Any]) -> Rules:
+    """Adds another array to the scores than the bias (H, T, T), a function of it and of the stage."""
 
     def rule(scores: np.ndarray, at: Any) -> np.ndarray:
-        length, places = scores.shape[-1], np.arange(scores.shape[-1])[None]
-        bias = at_distances(relative_bias(at.weight("relative_bias"), length), places, places)[0]
-        return scores - bias + change(bias, at)
+        if at.crosses:
+            return scores
+        bias = at.bias(scores)
+        changed: np.ndarray = scores - bias + change(bias, at)
+        return changed
 
-    return {"": {"*.attention.scores": rule}}
+    return {SCORES: rule}
+
+
+def _other_buckets(port: Any) -> Ways:
+    """The stack has buckets of the other number of directions, or another greatest distance."""
+
+    def with_other(**choices: Any) -> Rules:
+        return _changed(lambda bias, at: bias_of(at, bias, **choices))
+
+    yield "of both directions", with_other(bidirectional=True)
+    yield "of one direction", with_other(bidirectional=False)
+    for most in (32, 64, 128, 256, 512):
+        yield f"max_distance {most}", with_other(max_distance=most)
+
+
+def _crossed(port: Any) -> Ways:
+    """Adds the decoder's biases to scores of attention to the source."""
+    for way, both in (("of one direction", False), ("of both directions", True)):
+
+        def rule(scores: np.ndarray, at: Any, both: bool = both) -> Any:
+            return scores + bias_of(at, scores, bidirectional=both) if at.crosses else scores
+
+        yield way, {SCORES: rule}
+
+
+def _other_stack(port: Any) -> Ways:
+    tables = {stack: f"{stack}.relative_bias.weight" for stack in ("encoder", "decoder")}
+    if all(each in port.weights for each in tables.values()):
+        yield "the encoder's table in both", port.weighing({tables["decoder"]: port.weights[tables["encoder"]]})
+        yield "the decoder's table in both", port.weighing({tables["encoder"]: port.weights[tables["decoder"]]})
 
 
 RelativeBias.mistakes = (
     Mistake(
         "relative bias with the wrong sign",
         "the bucket is that of key position minus query position; keys after the query have the upper half",
-        _changed(lambda bias, at: bias.swapaxes(-1, -2)),
+        {"": _changed(lambda bias, at: bias.swapaxes(-1, -2))},
     ),
-    Mistake("relative bias left out", "every layer adds the bias to its scores", _changed(lambda bias, at: 0 * bias)),
+    Mistake(
+        "relative bias left out", "every layer adds the bias to its scores", {"": _changed(lambda bias, at: 0 * bias)}
+    ),
     Mistake(
         "relative bias scaled",
         "scores are divided by sqrt(d_head) before the bias is added",
-        _changed(lambda bias, at: bias * at.d_head**-0.5),
+        {"": _changed(lambda bias, at: bias * at.d_head**-0.5)},
     ),
+    Mistake(
+        "relative bias only in the first layer",
+        "all layers of a stack add the biases of its one table",
+        {"": _changed(lambda bias, at: bias if at.layer == 0 else 0 * bias)},
+    ),
+    Mistake(
+        "relative bias with other buckets",
+        "an encoder has buckets of both directions, a T5's decoder of one; max_distance is in config.json",
+        _other_buckets,
+    ),
+    Mistake("relative bias in attention to the source", "attention to the source has no biases", _crossed),
+    Mistake("relative bias of the other stack", "encoder and decoder each have a table", _other_stack),
 )

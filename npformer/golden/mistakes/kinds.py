@@ -85,7 +85,7 @@ def constant(port: Port) -> Ways:
     for numbers in (whole, ratios):
         said = f"{named(port, numbers)} times the correct value"
         if scores:  # of the products, not of the scores
-            said = f"q k^T times {named(port, [number * port.d_head**-0.5 for number in numbers])}".rstrip(",")
+            said = f"q k^T times {named(port, [number * port.scale for number in numbers])}".rstrip(",")
         yield said, {port.stage: lambda y, at, numbers=numbers: y * numbers[at.text]}
     d = float(np.median(theirs - right))
     yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}

@@ -1,0 +1,63 @@
+"""A factor of the rows below a projection to the vocabulary, and mistakes that ports make in it.
+
+Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, in its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from npformer.common.mistake import Mistake
+from npformer.direction import Direction
+from npformer.group import Group
+from npformer.stage import Stage
+from npformer.tape import Stages
+from npformer.taps import tap
+
+
+@dataclass(frozen=True)
+class OutputScale:
+    """y = x / sqrt(D): the token table that is also the projection has rows of length sqrt(D), about.
+
+    Parameters
+    ----------
+    factor : float
+    """
+
+    factor: float
+
+    output: ClassVar[str] = "head.scaled"
+    mistakes: ClassVar[tuple[Mistake, ...]] = (
+        Mistake(
+            "rows below the projection not scaled",
+            "the decoder's rows are divided by sqrt(d_model) before the projection, which is the token table",
+            {
+                "": {"head.scaled": lambda y, at: at.source},
+                "multiplied by sqrt(d_model)": {"head.scaled": lambda y, at: at.source * at.config.d_model**0.5},
+                "divided by d_model": {"head.scaled": lambda y, at: at.source / at.config.d_model},
+                "by sqrt(d_head)": {"head.scaled": lambda y, at: at.source * at.d_head**-0.5},
+            },
+        ),
+    )
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {}
+
+    def __call__(self, read: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
+        return tap(self.output, read * self.factor)
+
+    def backward(
+        self, grad: np.ndarray, stages: Stages, read: np.ndarray, weights: Mapping[str, Any]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        return stages.through_edit(self.output, grad) * self.factor, {}
+
+    def pull(self, direction: Direction, weights: Mapping[str, Any]) -> None:
+        """Pulls a direction of its output back to the rows that it reads."""
+        direction.u = direction.u * self.factor
+
+    def stages(self, x: str) -> list[Stage]:
+        return [Stage(self.output, "(T, D)", "Z / sqrt(D)", "output_scale.OutputScale", parents=(x,))]
