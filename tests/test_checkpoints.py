@@ -45,7 +45,7 @@ def test_names_come_once_and_families_are_shown():
     [
         ("BAAI/bge-reranker-base", "yes", "text-classification, text-ranking"),
         ("Helsinki-NLP/opus-mt-en-de", "with the extra `translate`", "translation"),
-        ("google-t5/t5-small", "no", "model_type: 't5' needs relative positions in buckets, and RMS norms"),
+        ("google-t5/t5-small", "yes", "text2text-generation, summarization"),
         ("Qwen/Qwen3-Reranker-0.6B", "yes", "text-generation"),
         (
             "google/gemma-2-2b-it",

@@ -143,8 +143,8 @@ def test_a_nonsense_size_is_named(field, value):
             "auto_map: .*own code \\(a list\\), which is never run",
         ),
         (
-            {"model_type": "t5"},
-            "'t5' needs relative positions in buckets, and RMS norms, which is not supported; expected one of distilbert, ",
+            {"model_type": "xlnet"},
+            "'xlnet' needs relative positions of Transformer-XL, which is not supported; expected one of distilbert, ",
         ),
         (
             {"model_type": "unheard-of", "auto_map": {"AutoModel": "a.B"}},

@@ -120,7 +120,7 @@ def to_tree(
         name = family.current(stored_name, known)
         if name in tensors:
             raise NpformerError(f"{stored_name!r:.200}: stored twice, under an old and a current name")
-        if name not in known:
+        if name not in known and f"{name.partition('.')[0]}.*" not in known:
             unknown.append(stored_name)
         tensors[name] = array
     found, titles = {}, {}

@@ -28,6 +28,7 @@ from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
 from npformer.families.nomic import NOMIC_BERT
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from npformer.families.t5 import MT5, T5
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.families.unsupported import find_family, ignored
@@ -53,7 +54,7 @@ FAMILIES: dict[str, Family] = {
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3),
-        *(MARIAN, BART, TORCH_MODULES),
+        *(MARIAN, BART, T5, MT5, TORCH_MODULES),
     )
 }
 
@@ -89,9 +90,9 @@ def parts_of(config: Config) -> Parts:
     if config.causal and not (family.constants.get("causal") or "causal-lm" in family.all_heads):
         raise NpformerError(f"causal: a {config.model_type} model has no causal attention")
     parts = family.build(config, config.head)
-    own = "n_kv_heads" if config.n_kv_heads else "head_width" if config.head_width else ""
-    if own and not any(block.n_kv_heads for block in parts.stack.attentions):
-        raise NpformerError(f"{own}: expected 0, because a {config.model_type} model has no choice of it")
+    for field, own in (("n_kv_heads", "n_kv_heads"), ("head_width", "d_head"), ("score_scale", "scale")):
+        if getattr(config, field) and not any(getattr(block, own) for block in parts.stack.attentions):
+            raise NpformerError(f"{field}: expected 0, because a {config.model_type} model has no choice of it")
     if config.convolution and parts.stack.after_first is None:
         raise NpformerError(f"convolution: a {config.model_type} model has no convolution")
     return parts

@@ -212,7 +212,7 @@ class Family:
         return pattern.replace("*", str(layer))
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """Tensors of a file that are not weights of any supported model."""
+        """Tensors of a file that are not weights of any supported model; "module.*" stands for all of a module."""
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:

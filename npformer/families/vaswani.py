@@ -1,6 +1,6 @@
 """The base of families like the 2017 model (Vaswani et al.): an encoder stack, a decoder stack, or both.
 
-These families are Marian (`marian.py`), BART (`bart.py`) and torch's own modules (`torch_nn.py`).
+These families are Marian (`marian.py`), BART (`bart.py`), T5 (`t5.py`) and torch's own modules (`torch_nn.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from npformer.embeddings import Embeddings
 from npformer.families.base import Family
 from npformer.families.building import decoder_stack_of, embeddings_of
 from npformer.group import Group
+from npformer.layers import Stack
 from npformer.norms import Norm
 from npformer.parts import Parts
 
@@ -23,15 +24,18 @@ class Transformer(Family):
         parts = super().build(config, head)
         if not config.decoder:
             return parts
-        norm = self.norm(config)
         embeddings = embeddings_of(config, self.table_norm(config), config.decoder.vocab_size)
-        stack = decoder_stack_of(config, norm)
+        stack = self.decoder_stack(config)
         if config.n_layers:
             return replace(parts, decoder=(embeddings, stack))
         return replace(parts, embeddings=embeddings, stack=stack)
 
     def embeddings(self, config: Config) -> Embeddings:
         return embeddings_of(config, self.table_norm(config), config.vocab_size)
+
+    def decoder_stack(self, config: Config) -> Stack:
+        """The layers of a decoder."""
+        return decoder_stack_of(config, self.norm(config))
 
     def table_norm(self, config: Config) -> Norm | None:
         """The norm of embeddings; the 2017 model has none."""

@@ -34,7 +34,7 @@ WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
 NEEDED: dict[str, dict[str, Any]] = {
     "gpt2": {"pad_id": 0},
     **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3")},
-    "transformer": {"padding_idx": None},
+    **{name: {"padding_idx": None} for name in ("t5", "mt5", "transformer")},
 }
 ROWS = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")]
 
@@ -159,7 +159,8 @@ def check_the_commands_take_it(name: str, folder: Path) -> None:
     """A golden file, the training of a classifier that learns its rows, and a trace and a page of the result."""
     if CLASSIFIER not in heads(name):
         return
-    tiny.folder(folder / "start", name, "base" if "base" in heads(name) else heads(name)[0], **NEEDED.get(name, {}))
+    start = next(head for head in ("translation", "base", heads(name)[0]) if head in heads(name))
+    tiny.folder(folder / "start", name, start, **NEEDED.get(name, {}))
     assert run("golden", "record", "--tiny", name, "-o", folder / "tiny")[0] == 0
     train = folder / "train.tsv"
     train.write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS * 8))

@@ -1,8 +1,8 @@
 """Runs transformers' models in float64 throughout: some steps of these compute in float32 in any model.
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
-Nomic BERT the angles, in DeBERTa the root that scores are divided by, and in Llama's kin RMSNorm, the angles and the
-softmax. Needs torch.
+Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin RMSNorm, the
+angles and the softmax. Needs torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from transformers.models import llama, mistral, qwen2, qwen3
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
+from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertRotaryEmbedding as Nomic
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 _LLAMAS = {
     "Llama": llama.modeling_llama, "Mistral": mistral.modeling_mistral, "Qwen2": qwen2.modeling_qwen2,
@@ -32,7 +34,7 @@ def in_double() -> Iterator[None]:
     nomic_before, Nomic.forward = Nomic.forward, _nomic_angles
     modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = _rotated, _attention, _angles
     try:
-        with _llamas_in_double():
+        with _norms_in_double():
             yield
     finally:
         modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = before
@@ -40,18 +42,23 @@ def in_double() -> Iterator[None]:
 
 
 @contextmanager
-def _llamas_in_double() -> Iterator[None]:
+def _norms_in_double() -> Iterator[None]:
     before = []
     for name, module in _LLAMAS.items():
         norm, rotary = getattr(module, f"{name}RMSNorm"), getattr(module, f"{name}RotaryEmbedding")
         before.append((module, norm, rotary, norm.forward, rotary.forward, module.eager_attention_forward))
         norm.forward, rotary.forward = _rms_norm, _scaled_angles
         module.eager_attention_forward = _grouped_attention
+    of_t5 = [(norm, norm.forward) for norm in (T5LayerNorm, MT5LayerNorm)]
+    for norm, _ in of_t5:
+        norm.forward = _rms_norm
     try:
         yield
     finally:
         for module, norm, rotary, *forwards in before:
             norm.forward, rotary.forward, module.eager_attention_forward = forwards
+        for norm, forward in of_t5:
+            norm.forward = forward
 
 
 def _rms_norm(self: Any, x: Any) -> Any:

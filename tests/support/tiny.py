@@ -52,7 +52,8 @@ LABELS = {
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
     """Two layers of four heads, 32 wide, 64 positions, tables 16 wide if they can be; fields can be set by name."""
     if model_type not in encoders():
-        return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | overrides))
+        gated = {"activation": "gelu_tanh"} if FAMILIES[model_type].constants.get("gated") else {}
+        return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | gated | overrides))
     family = encoders()[model_type]
     fields: dict[str, Any] = {
         "vocab_size": len(VOCABULARY),

@@ -1,0 +1,273 @@
+"""T5 (Raffel et al., 2020), T5 v1.1 and FLAN-T5 under the same names, and mT5 (Xue et al., 2021).
+
+Pre-norm stacks with RMSNorm, without biases and without positions: each stack has one table of relative biases, which
+all of its layers add to scores that are not divided by sqrt(K). T5 scales the rows that it projects to the vocabulary
+by 1 / sqrt(D), v1.1 and mT5 do not; they have gates. The base model is the encoder alone, as in sentence-t5 and GTR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from npformer.activations import ACTIVATIONS
+from npformer.blocks import Attention, Block, CrossAttention, FeedForward, Gated
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.config import LABELLED, MOST, Config, Decoder, Positions
+from npformer.families import base
+from npformer.families.base import Source
+from npformer.families.vaswani import Transformer, residual_rates
+from npformer.layers import Layer, Stack
+from npformer.mechanisms import Causal, RelativeBias
+from npformer.norms import Norm
+from npformer.root_mean_square import RMSNorm
+
+#: npformer's field -> config.json's field.
+SIZES = {
+    "vocab_size": "vocab_size",
+    "d_model": "d_model",
+    "n_heads": "num_heads",
+    "n_layers": "num_layers",
+    "d_ffn": "d_ff",
+}
+#: Heads of the encoder alone.
+ALONE = ("base", "token-classification")
+#: Head -> the groups of weights above the stacks, and their modules.
+TOP = {
+    "base": {},
+    "translation": {"head.output": "lm_head"},
+    "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
+    "token-classification": {"head.output": "classifier"},
+    "question-answering": {"head.output": "qa_outputs"},
+}
+#: Heads of classes that have the model in a module "transformer".
+WITHIN = ("sequence-classification", "token-classification")
+#: Block in a layer -> its module, and the names of linear layers.
+BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}
+LINEAR = {"query": "q", "key": "k", "value": "v", "output": "o"}
+INNER = {"hidden": "wi", "gate": "wi_1", "output": "wo"}
+#: Stack -> its blocks in the order of the modules of a layer.
+INDEX = {"encoder": ("attention", "ffn"), "decoder": ("attention", "cross_attention", "ffn")}
+#: Groups of a stack outside its layers.
+ENDS = {"relative_bias": "block.0.layer.0.SelfAttention.relative_attention_bias", "norm": "final_layer_norm"}
+
+SCALE = "scale_decoder_outputs"
+BUCKETS, DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
+#: Tokens of the longest text. T5 itself has no limit.
+LONGEST = 2**20
+
+
+class T5Family(Transformer):
+    """T5's config.json, layers and names."""
+
+    scales: bool = True  # rows below the vocabulary, if config.json does not say otherwise
+
+    # --- config.json -------------------------------------------------------------------------------------------------
+
+    def config(self, head: str, **fields: Any) -> Config:
+        """Both stacks have the sizes of config.json, of which only the number of layers differs."""
+        own: dict[str, Any] = {"max_length": LONGEST}
+        if head in ALONE:
+            own |= {"shared": False, "decoder": Decoder()}
+        elif decoder := fields.get("decoder"):
+            sizes = {name: fields[name] for name in ("n_heads", "d_ffn", "vocab_size")}
+            own["decoder"] = replace(decoder, **sizes)
+        if head != "translation":
+            own |= {"scale_output": False}
+        return super().config(head, **{**fields, **own})
+
+    def check(self, config: Config) -> Config:
+        checks.whole("num_layers", config.n_layers, 1, MOST)
+        if config.gated and config.activation == "gelu":
+            raise NpformerError("activation: a T5 with gates has 'gelu_tanh', not 'gelu'")
+        if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
+            raise NpformerError(
+                f"eos_token_id: expected one id, because a classifier reads its row, got {config.decoder.end_ids}"
+            )
+        for each in config.mechanisms:
+            replace(each, bidirectional=not config.decoder).check(config)
+        return super().check(config)
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        head = head or self.head_of(data)
+        fields = base.read_fields({ours: (theirs, ...) for ours, theirs in SIZES.items()}, data, self.model_type)
+        width = checks.whole("d_kv", data.get("d_kv", 64), 1, MOST)
+        pad = data.get("pad_token_id", 0)
+        start, depth = data.get("decoder_start_token_id"), data.get("num_decoder_layers")
+        decoder = Decoder(
+            fields["n_layers"] if depth is None else checks.whole("num_decoder_layers", depth, 1, MOST),
+            start_id=pad or 0 if start is None else start,
+            end_ids=base.read_ids("eos_token_id", data.get("eos_token_id", 1)),
+        )
+        tied = checks.boolean("tie_word_embeddings", data.get("tie_word_embeddings", True))
+        return self.config(
+            head,
+            **fields | self._read_feed_forward(data),
+            head_width=0 if width * fields["n_heads"] == fields["d_model"] else width,
+            eps=checks.positive("layer_norm_epsilon", data.get("layer_norm_epsilon", 1e-6)),
+            mechanisms=(_read_bias(data),),
+            tied=tied,
+            scale_output=checks.boolean(SCALE, data.get(SCALE, tied)) and self.scales,
+            pad_id=pad,
+            decoder=decoder,
+            labels=base.read_labels(head, data),
+            problem_type=data.get("problem_type") if head in LABELLED else None,
+        )
+
+    def _read_feed_forward(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The activation, and whether there is a gate: T5's "gated-gelu" is the approximation by tanh."""
+        usual = "gated-gelu" if self.constants["gated"] else "relu"
+        gate, _, name = str(data.get("feed_forward_proj", usual)).rpartition("-")
+        if gate not in ("", "gated") or name not in base.ACTIVATIONS:
+            given, known = checks.shown(data["feed_forward_proj"]), ", ".join(base.ACTIVATIONS)
+            raise NpformerError(f"feed_forward_proj: expected an activation, or gated-ACTIVATION, got {given}; {known}")
+        is_tanh = gate and name == "gelu"
+        return {"gated": bool(gate), "activation": "gelu_tanh" if is_tanh else base.ACTIVATIONS[name]}
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        [bias] = config.mechanisms
+        name = base.first(base.ACTIVATIONS, config.activation)
+        ends = config.decoder.end_ids or (1,)
+        return {
+            "model_type": self.model_type,
+            "architectures": [self.architecture(config)],
+            **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+            "d_kv": config.d_head,
+            "num_decoder_layers": config.decoder.n_layers or config.n_layers,
+            BUCKETS: bias.n_buckets,
+            DISTANCE: bias.max_distance,
+            "layer_norm_epsilon": config.eps,
+            "feed_forward_proj": ("gated-gelu" if name == "gelu_new" else f"gated-{name}") if config.gated else name,
+            "tie_word_embeddings": config.tied,
+            SCALE: config.scale_output,
+            "is_encoder_decoder": bool(config.decoder),
+            "pad_token_id": config.pad_id,
+            "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
+            "decoder_start_token_id": config.decoder.start_id,
+            **base.write_labels(config),
+            **({"problem_type": config.problem_type} if config.problem_type else {}),
+        }
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def norm(self, config: Config) -> Norm:
+        return RMSNorm(config.eps)
+
+    def stack(self, config: Config) -> Stack:
+        mechanisms = [each.for_model(config) for each in config.mechanisms]
+        return self._stack(config, config, {"attention": _attention(config, *mechanisms)})
+
+    def decoder_stack(self, config: Config) -> Stack:
+        mechanisms = [replace(each.for_model(config), bidirectional=False) for each in config.mechanisms]
+        crossed = CrossAttention(config.n_heads, False, config.d_head, config.score_scale)
+        blocks = {"attention": _attention(config, *mechanisms, Causal()), "cross_attention": crossed}
+        return self._stack(config, config.decoder, blocks)
+
+    def _stack(self, config: Config, sizes: Config | Decoder, blocks: Mapping[str, Block]) -> Stack:
+        feed = (Gated if config.gated else FeedForward)(ACTIVATIONS[config.activation], sizes.d_ffn, False)
+        layer = Layer((*blocks.items(), ("ffn", feed)), self.norm(config), norm_first=True)
+        return Stack((layer,) * sizes.n_layers, self.norm(config))
+
+    def head_groups(self, head: str) -> Collection[str]:
+        return TOP[head]
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
+        found = {}
+        for ours, (group, array) in arrays.items():
+            names = [f"{each}.{array}" for each in _modules(group, head, config)]
+            if head in WITHIN and group not in TOP[head]:
+                names = [self.prefix + names[0], *names]
+            found[ours] = Source(tuple(names))
+        return found
+
+    def current(self, name: str, known: Container[str]) -> str:
+        return name.removeprefix(self.prefix)
+
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        """A layer of attention to the source has no biases, and an encoder alone no decoder."""
+        unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+        return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
+        inner = "*ffn.gated" if config.gated else "*ffn.activation"
+        last = ("encoder.norm", "decoder.norm") if config.decoder else ("norm",)
+        dropped = residual_rates(rate) | dict.fromkeys((inner, *last), rate) | {"*attention.weights": attention}
+        return dropped | ({"pooled": head} if config.head == "sequence-classification" and head is not None else {})
+
+
+def _attention(config: Config, *mechanisms: Any) -> Attention:
+    return Attention(config.n_heads, mechanisms, False, d_head=config.d_head, scale=config.score_scale)
+
+
+def _read_bias(data: Mapping[str, Any]) -> RelativeBias:
+    buckets = checks.whole(BUCKETS, data.get(BUCKETS, 32), 4, MOST)
+    return RelativeBias(buckets, max_distance=checks.whole(DISTANCE, data.get(DISTANCE, 128), 1, MOST))
+
+
+def _modules(group: str, head: str, config: Config) -> list[str]:
+    """The modules that may hold a group's weights, the first of which is written."""
+    if group == "head.output" and head == "translation" and not config.tied:
+        return ["lm_head", "shared"]  # Transformers 5 takes the table for a file without lm_head
+    if group in TOP[head]:
+        return [TOP[head][group]]
+    side, _, rest = group.partition(".")
+    if side not in INDEX:
+        side, rest = "encoder", group
+    if rest == "embeddings.token":
+        return ["shared"] * (side == "encoder") + [f"{side}.embed_tokens"]
+    if rest in ENDS:
+        return [f"{side}.{ENDS[rest]}"]
+    _, layer, within = rest.split(".", 2)
+    block, _, part = within.partition(".")
+    at = f"{side}.block.{layer}.layer.{INDEX[side].index(block.removesuffix('_norm'))}"
+    if not part:
+        return [f"{at}.layer_norm"]
+    linear = "wi_0" if config.gated and part == "hidden" else LINEAR[part] if block != "ffn" else INNER[part]
+    return [f"{at}.{BLOCKS[block]}.{linear}"]
+
+
+_CLASSES = {
+    "ForConditionalGeneration": "translation",
+    "EncoderModel": "base",
+    "ForSequenceClassification": "sequence-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "Model": "translation",
+    "WithLMHeadModel": "translation",
+}
+
+
+def _family(kind: type[T5Family], model_type: str, name: str, gated: bool) -> T5Family:
+    return kind(
+        model_type=model_type,
+        architectures={f"{name}{each}": head for each, head in _CLASSES.items()},
+        prefix="transformer.",
+        special_tokens={"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"},
+        single="$A eos",
+        pair="$A eos $B eos",
+        constants={
+            "positions": Positions("none"), "norm_first": True, "final_norm": True, "bias": False, "gated": gated,
+            "score_scale": 1.0, "shared": True, "mechanisms": (RelativeBias(32),), "eps": 1e-6,
+            "activation": "gelu_tanh" if gated else "relu",
+        },
+        unbiased=frozenset({"translation"}),
+        ends_sources=True,
+        writes="text2text-generation",
+        stages={f"{side}.embed_tokens": f"{side}.embeddings.token" for side in INDEX},
+    )  # fmt: skip
+
+
+class MT5Family(T5Family):
+    """mT5, whose rows below the vocabulary are never scaled."""
+
+    scales = False
+
+
+T5 = _family(T5Family, "t5", "T5", gated=False)
+MT5 = _family(MT5Family, "mt5", "MT5", gated=True)
