@@ -21,7 +21,7 @@ import pytest
 
 import npformer
 from npformer.cli.main import COMMANDS, find
-from tests.support import hub_server, seq2seq_models, tiny, writers
+from tests.support import chatters, hub_server, seq2seq_models, tiny, writers
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -29,7 +29,12 @@ PAGES = ("README.md", "examples/README.md", *DOCS, "tests/benchmarks/README.md")
 COURSE = "docs/learn/course.md"  # its commands wait for a learner
 HOWTO = [page for page in DOCS if page.startswith("docs/howto/") and not page.endswith("/checkpoints.md")]
 #: Pages that need an extra -> a package of it.
-NEEDS = {"docs/howto/datasets.md": "pyarrow", "docs/howto/dask.md": "distributed", "docs/howto/serve.md": "starlette"}
+NEEDS = {
+    "docs/howto/datasets.md": "pyarrow",
+    "docs/howto/dask.md": "distributed",
+    "docs/howto/serve.md": "starlette",
+    "docs/howto/chat.md": "jinja2",
+}
 HOME = "https://github.com/npformer/npformer/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/npformer/npformer/main/"
 LEFT_OUT = ("weights/en-de-multi30k/", "weights/gpt2-austen/")  # of the source distribution
@@ -52,6 +57,7 @@ MODELS = {
     ),
 }
 WRITER = "openai-community/gpt2"
+CHATTER = "Qwen/Qwen2.5-0.5B-Instruct"
 BARTS = ("facebook/bart-large-cnn", "eugenesiow/bart-paraphrase")
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
@@ -86,6 +92,7 @@ def environment(tmp_path_factory):
             hub.add(name, seq2seq_models.folder_of_letters(tmp_path_factory.mktemp("translator")))
         for name in BARTS:
             hub.add(name, seq2seq_models.bart_folder(tmp_path_factory.mktemp("bart")))
+        hub.add(CHATTER, chatters.folder(tmp_path_factory.mktemp("chatter")))
         hub.add(WRITER, writers.folder(tmp_path_factory.mktemp("writer")))
         given = hub_server.environment(hub, tmp_path_factory.mktemp("home"))
         del given["PYTHONPATH"]

@@ -1,4 +1,4 @@
-"""The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py` and `write.py`.
+"""The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py`, `write.py` and `chat.py`.
 
 A request passes these checks in order: the API key, shutdown, its body, the number of open requests, its fields, the
 limits of its texts, and the queue. If its client disconnects, its texts leave the queue. Refusals are exceptions; the
@@ -177,8 +177,19 @@ class App:
         return json_response({**models[0], **about, "models": models})
 
     def list_models(self) -> Response:
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "npformer"} for name in self.models]
-        return json_response({"object": "list", "data": data})
+        return json_response({"object": "list", "data": list(map(_as_listed, self.models))})
+
+    async def one_model(self, request: Request) -> Response:
+        """A model of the list by its name."""
+        self._check_key(request)
+        name = request.path_params["name"]
+        if name not in self.models:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"model: unknown name; served models: {', '.join(self.models)}")
+        return json_response(_as_listed(name))
+
+
+def _as_listed(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "npformer"}
 
 
 def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
@@ -273,6 +284,7 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
     paths = [Path("/", root, methods=["GET", "POST"]), Path("/health", state.health, methods=["GET"])]
     paths += [Path(path, partial(state.post, path), methods=["POST"]) for path in state.routes]
     paths += [Path(path, partial(state.get, answer), methods=["GET"]) for path, answer in gets.items()]
+    paths.append(Path("/v1/models/{name:path}", state.one_model, methods=["GET"]))
     known = frozenset(each.path for each in paths)
     made = Starlette(
         routes=paths,

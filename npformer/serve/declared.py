@@ -1,7 +1,7 @@
 """All routes, and the ones made from a task's declaration: texts in, the values of their answers out.
 
 For vectors, labels, ranks and generated texts other services have formats of their own, which `routes.py`,
-`text_to_text.py` and `write.py` follow. The parameters of any other route are the options of the task's command.
+`text_to_text.py`, `write.py` and `chat.py` follow. The parameters of other routes are the options of a task's command.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from npformer.serve import chat, routes, text_to_text
 from npformer.serve import fields as f
-from npformer.serve import routes, text_to_text
 from npformer.serve.fields import REQUIRED, Field, Kind
 from npformer.serve.models import TaskWork, choose
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Route, Service
@@ -60,7 +60,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: each.tolist() if isinstance(each, np.ndarray) else each for name, each in values.items()}
 
 
-FORMATS = (*routes.ROUTES, *text_to_text.ROUTES)
+FORMATS = (*routes.ROUTES, *text_to_text.ROUTES, *chat.ROUTES)
 ALL_ROUTES = FORMATS + tuple(
     declared(name, each.route, each.command)
     for name, each in TASKS.items()

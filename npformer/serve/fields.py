@@ -156,6 +156,18 @@ def _pairs(where: str, value: Any) -> Texts:
     return _texts(where, value)
 
 
+def _content(where: str, value: Any) -> str:
+    """A message's text, or parts {"type": "text", "text": ...}, joined."""
+    if not isinstance(value, list):
+        return _text(where, value)
+    texts = []
+    for i, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise wrong(f"{where}[{i}]", 'expected {"type": "text", "text": ...}: models read no other parts')
+        texts.append(_text(f"{where}[{i}].text", part.get("text")))
+    return "".join(texts)
+
+
 def _documents(where: str, value: Any) -> list[str]:
     """Texts, or objects with a "text", as Cohere's and Jina's clients send."""
     if not isinstance(value, list) or not value:
@@ -228,9 +240,22 @@ def an_object(fields: Fields) -> Kind:
     return Kind(schema_of(fields), lambda where, value: read_fields(fields, value, where))
 
 
+def messages(fields: Fields) -> Kind:
+    """Conversations: lists of messages with these fields."""
+
+    def read(where: str, value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or not value:
+            raise wrong(where, f"expected a list of messages, got {'an empty list' if value == [] else named(value)}")
+        return [read_fields(fields, each, f"{where}[{i}]") for i, each in enumerate(value)]
+
+    return Kind({"type": "array", "items": schema_of(fields), "minItems": 1}, read)
+
+
 _ONE: dict[str, Any] = {"type": "string"}
 _SEVERAL = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 TEXT = Kind(_ONE, _text)
+_PART = {"type": "object", "required": ["type", "text"], "properties": {"type": {"enum": ["text"]}, "text": _ONE}}
+CONTENT = Kind({"oneOf": [_ONE, {"type": "array", "items": _PART}]}, _content)
 TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _texts)
 TEXT_LIST = Kind(_SEVERAL, _text_list)
 _STOP = {**_ONE, "minLength": 1, "maxLength": STOP_LENGTH}

@@ -129,7 +129,7 @@ class Prompts:
     sizes: list[int]
 
 
-async def _prompts(
+async def read_prompts(
     service: Service, task: TextGeneration, texts: f.Texts, truncate: bool, where: str, options: Any
 ) -> Prompts:
     """A request's prompts; refused if they or their new tokens exceed the limits."""
@@ -170,7 +170,7 @@ async def generated(service: Service, given: dict[str, Any], task: TextGeneratio
     usual = {"do_sample": draws, "temperature": 1.0, "top_k": 0, "return_full_text": False}
     options = settled(task, {"num_beams": 1, "num_return_sequences": 1, **usual, **known}, "parameters")
     one = f.Texts([given["inputs"]], several=False)
-    prompts = await _prompts(service, task, one, given["truncate"], "inputs", options)
+    prompts = await read_prompts(service, task, one, given["truncate"], "inputs", options)
     if given["stream"]:
         [writer] = prompts.writers
         before = given["inputs"] if options.return_full_text else ""
@@ -200,8 +200,8 @@ async def streamed(
         async for piece in shown:
             whole += piece
             token = {"text": piece, "special": False}
-            event = {"index": index, "token": token, "generated_text": None, "details": None}
-            yield b"data:" + as_json(event) + b"\n\n"
+            shown_piece = {"index": index, "token": token, "generated_text": None, "details": None}
+            yield b"data:" + as_json(shown_piece) + b"\n\n"
             index += 1
         last = {"index": index, "token": {"text": "", "special": True}, "generated_text": whole}
         yield b"data:" + as_json({**last, "details": None if told is None else told()}) + b"\n\n"
@@ -229,7 +229,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     frame["model"] = name
     if given["stream"] and (len(texts.items) > 1 or n > 1):
         raise f.wrong("stream", "expected one prompt and n of 1 for a stream, got more")
-    prompts = await _prompts(service, task, texts, given["truncate"], "prompt", options)
+    prompts = await read_prompts(service, task, texts, given["truncate"], "prompt", options)
     if given["stream"]:
         return await _completed(service, given, prompts, options, frame)
     found = await _answers(service, task, prompts, texts.several, "prompt", options)
@@ -238,7 +238,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     for i, (text, each) in enumerate(flat):
         shown = until(each["generated_text"], options.stop_strings)
         choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended))
-    usage = _usage(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
+    usage = usage_of(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
     return Reply(prompts.prepared, {**frame, "choices": choices, "usage": usage})
 
 
@@ -251,12 +251,12 @@ async def _completed(
 
     async def chunks() -> AsyncIterator[bytes]:
         if given["echo"]:
-            yield _event({**frame, "choices": [_choice(0, given["prompt"].items[0], None)]})
+            yield event({**frame, "choices": [_choice(0, given["prompt"].items[0], None)]})
         async for piece in shown:
-            yield _event({**frame, "choices": [_choice(0, piece, None)]})
-        yield _event({**frame, "choices": [_choice(0, "", writer.ended)]})
+            yield event({**frame, "choices": [_choice(0, piece, None)]})
+        yield event({**frame, "choices": [_choice(0, "", writer.ended)]})
         if (given["stream_options"] or {}).get("include_usage"):
-            yield _event({**frame, "choices": [], "usage": _usage(sum(prompts.prepared.sizes), len(writer.ids))})
+            yield event({**frame, "choices": [], "usage": usage_of(sum(prompts.prepared.sizes), len(writer.ids))})
         yield b"data: [DONE]\n\n"
 
     return Reply(prompts.prepared, pieces=chunks(), media_type="text/event-stream")
@@ -285,9 +285,9 @@ def _choice(index: int, text: str | Any, ended: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _usage(prompt: int, written: int) -> dict[str, int]:
+def usage_of(prompt: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
-def _event(value: Any) -> bytes:
+def event(value: Any) -> bytes:
     return b"data: " + as_json(value) + b"\n\n"

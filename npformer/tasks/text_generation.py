@@ -277,7 +277,7 @@ class Writer:
     """
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
-        self.task, self.prompt = task, prompt
+        self.task, self.prompt, self.options = task, prompt, options
         self.stopped = False
         self.stream: Stream | None = None
         count = len(prompt) or 1  # an empty prompt means the start token

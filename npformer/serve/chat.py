@@ -1,0 +1,202 @@
+"""Answers to conversations: OpenAI's /v1/chat/completions, whole or as a stream.
+
+Every answer is computed token by token, each in its turn among all requests, so a client that disconnects stops it. The
+settings that a request leaves out are those of the model's generation_config.json.
+
+References
+----------
+https://platform.openai.com/docs/api-reference/chat.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from npformer.common.errors import NpformerError
+from npformer.generation.state import Continued, PromptState
+from npformer.serve import fields as f
+from npformer.serve.fields import Field, Refusal
+from npformer.serve.models import choose
+from npformer.serve.routes import MODEL, Reply, Route, Service
+from npformer.serve.write import (
+    COLDEST,
+    COMPLETIONS,
+    MORE_LIMITS,
+    OPENAI_REASON,
+    begun,
+    event,
+    read_prompts,
+    settled,
+    usage_of,
+    withheld,
+)
+from npformer.tasks.text_generation import TextGeneration, Writer
+
+LEAST = -9999.0  # OpenAI's log probability of an impossible token
+NO_TOOLS = "there are no tools"
+MESSAGE = {
+    "role": Field(f.one_of("system", "developer", "user", "assistant"), what="developer means system."),
+    "content": Field(f.CONTENT, what="A text, or its parts."),
+    "name": Field(f.TEXT, None, "Ignored."),
+    "refusal": Field(f.TEXT, None, "Ignored."),
+    # Clients send the message of an answer back with all of its fields.
+    **{name: Field(f.nothing_else(NO_TOOLS, []), None) for name in ("tool_calls", "function_call")},
+    **{name: Field(f.nothing_else("models read texts", []), None) for name in ("annotations", "audio")},
+}
+OWN = "default: the model's generation_config.json"
+CHAT = {
+    "messages": Field(f.messages(MESSAGE)),
+    **MODEL,
+    "max_completion_tokens": Field(f.whole(1), None, "Most tokens of an answer (default: 1024, or as many as fit)."),
+    "max_tokens": Field(f.whole(1), None, "The older name of max_completion_tokens."),
+    "temperature": Field(f.number(0, 2), None, f"Below {COLDEST}: greedy decoding ({OWN})."),
+    "top_p": Field(f.number(1e-6, 1), None, f"({OWN})"),
+    "top_k": Field(f.whole(0), None, f"Sample from the most likely tokens ({OWN})."),
+    **MORE_LIMITS,
+    "repetition_penalty": Field(f.number(1e-6, 1e6), None),
+    **{name: COMPLETIONS[name] for name in ("n", "stop", "seed")},
+    "stream": Field(f.BOOLEAN, False, "Send server-sent events."),
+    "stream_options": COMPLETIONS["stream_options"],
+    "logprobs": Field(f.BOOLEAN, False, "Return the log probabilities of the answer's tokens."),
+    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: of this many most likely tokens, too."),
+    "response_format": Field(f.an_object({"type": Field(f.nothing_else("answers are texts", "text"))}), None),
+    "tools": Field(f.nothing_else(NO_TOOLS, []), None),
+    "tool_choice": Field(f.nothing_else(NO_TOOLS, "none", "auto"), None),
+    "store": Field(f.nothing_else("nothing is stored", False), None),
+    **{name: COMPLETIONS[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty", "user")},
+}
+
+
+async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
+    name, task = choose(service.models, given["model"], "text-generation")
+    options = _settled(task, given)
+    messages = [{"role": _role(each["role"]), "content": each["content"]} for each in given["messages"]]
+    try:
+        where = task.chat.where
+    except NpformerError:
+        raise f.wrong("model", "it has no chat template; use /v1/completions") from None
+    try:
+        one = f.Texts([messages], several=False)  # type: ignore[list-item]
+        prompts = await read_prompts(service, task, one, False, "messages", options)
+    except Refusal as refusal:  # a client does not see the path of the template
+        raise Refusal(refusal.status, refusal.message.replace(f"{where}: ", ""), refusal.kind) from None
+    [writer] = prompts.writers
+    n, new = given["n"], writer.settings.max_new_tokens
+    if n > 1 and not writer.settings.do_sample:
+        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all answers would be equal")
+    service.limits.check_tokens("messages, with the new tokens", n * (len(writer.prompt) + new))
+    answers = Answers(service, [writer, *(Writer(task, writer.prompt, _nth(options, i)) for i in range(1, n))])
+    kind = "chat.completion.chunk" if given["stream"] else "chat.completion"
+    frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
+    first = await answers.begun(0)
+    if given["stream"]:
+        counts = (given["stream_options"] or {}).get("include_usage", False)
+        return Reply(prompts.prepared, pieces=answers.chunks(first, frame, counts), media_type="text/event-stream")
+    choices = [await answers.whole(i, first if i == 0 else await answers.begun(i)) for i in range(n)]
+    return Reply(prompts.prepared, {**frame, "choices": choices, "usage": answers.usage})
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
+    """The task's options with a request's."""
+    temperature = given["temperature"]
+    settings = {name: given[name] for name in ("top_p", "top_k", "repetition_penalty", "seed", *MORE_LIMITS)}
+    settings["max_new_tokens"] = given["max_completion_tokens"] or given["max_tokens"]
+    if temperature is not None:
+        settings |= {"do_sample": temperature >= COLDEST} | (
+            {"temperature": temperature} if temperature >= COLDEST else {}
+        )
+    if given["logprobs"]:
+        settings["logprobs"] = given["top_logprobs"] or 0
+    elif given["top_logprobs"] is not None:
+        raise f.wrong("top_logprobs", "expected logprobs=true with it")
+    if given["stop"] is not None:
+        settings["stop_strings"] = given["stop"]
+    fixed = {"num_beams": 1, "num_return_sequences": 1, "chat": True, "return_full_text": False}
+    return settled(task, {**fixed, **settings}, "body", "max_completion_tokens")
+
+
+def _nth(options: Any, i: int) -> Any:
+    """The options of answer i: with a seed, one of its own."""
+    seed = options.settings.get("seed")
+    return options if seed is None else replace(options, settings={**options.settings, "seed": seed + i})
+
+
+class Answers:
+    """The n answers to a conversation, one after another; the prompt is read once."""
+
+    def __init__(self, service: Service, writers: list[Writer]) -> None:
+        self.service, self.writers = service, writers
+        self.tokenizer = writers[0].task.model.tokenizer
+        self.shown = [0] * len(writers)  # tokens with log probabilities shown
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return usage_of(len(self.writers[0].prompt), sum(len(each.ids) for each in self.writers))
+
+    async def begun(self, i: int) -> AsyncIterator[str]:
+        """The pieces of answer i, each computed in its turn."""
+        return await begun(self.service, self._pieces(i), "messages")
+
+    def _pieces(self, i: int) -> Iterator[str]:
+        writer, read = self.writers[i], self.writers[0].stream
+        if i and read is not None and isinstance(read.state, PromptState):
+            ids = writer.prompt.ids
+            writer.prompt = Continued(ids, kept=read.state.rows(len(ids) - 1))
+        return withheld(iter(writer), tuple(writer.options.stop_strings))
+
+    async def whole(self, i: int, pieces: AsyncIterator[str]) -> dict[str, Any]:
+        """A choice with the whole answer i."""
+        content = "".join([piece async for piece in pieces])
+        message = {"role": "assistant", "content": content, "refusal": None}
+        ended = OPENAI_REASON[self.writers[i].ended]
+        return {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
+
+    async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
+        """An event for each piece of the answers; counts: one with the numbers of tokens at the end."""
+        frame = {**frame, "usage": None} if counts else frame
+
+        def chunk(i: int, delta: dict[str, str], ended: str | None = None) -> bytes:
+            logprobs = None if "role" in delta else self._logprobs(i, last=ended is not None)
+            choice = {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": ended}
+            return event({**frame, "choices": [choice]})
+
+        for i, writer in enumerate(self.writers):
+            yield chunk(i, {"role": "assistant", "content": ""})
+            async for piece in first if i == 0 else await self.begun(i):
+                yield chunk(i, {"content": piece})
+            yield chunk(i, {}, OPENAI_REASON[writer.ended])
+        if counts:
+            yield event({**frame, "choices": [], "usage": self.usage})
+        yield b"data: [DONE]\n\n"
+
+    def _logprobs(self, i: int, last: bool) -> dict[str, Any] | None:
+        """The log probabilities of the tokens since the last call; last: the answer is complete.
+
+        The token that ends an answer is not among them.
+        """
+        writer = self.writers[i]
+        if writer.settings.logprobs is None or writer.stream is None:
+            return None
+        steps = writer.stream.likely[: -1 if last and writer.ended == "end" else None]
+        new, self.shown[i] = steps[self.shown[i] :], len(steps)
+        found = []
+        for each in new:
+            chosen, *best = map(self._entry, each.tokens[0].tolist(), each.scores[0].tolist())
+            found.append({**chosen, "top_logprobs": best})
+        return {"content": found, "refusal": None}
+
+    def _entry(self, token: int, score: float) -> dict[str, Any]:
+        text = self.tokenizer.decode([token], skip_special_tokens=False)
+        known = None if "\ufffd" in text else list(text.encode())  # part of a character has no text of its own
+        return {"token": text, "logprob": max(score, LEAST), "bytes": known}
+
+
+ROUTES = (Route("/v1/chat/completions", "The answer to a conversation, in OpenAI's format", CHAT, chat_completions),)

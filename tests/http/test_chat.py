@@ -1,0 +1,210 @@
+"""/v1/chat/completions: by the openai package and curl, and in this process the limits and clients that disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from npformer import pipeline
+from npformer.serve.batching import Batcher
+from npformer.serve.chat import ROUTES
+from npformer.serve.fields import Refusal, read_fields
+from npformer.serve.models import serve_all
+from npformer.serve.request_limits import ServiceLimits
+from npformer.serve.routes import Reply, Service
+from npformer.tasks.text_generation import TextGeneration
+from tests.support import chatters, writers
+from tests.support.service import Server
+
+pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
+ASKED: list[Any] = [{"role": "user", "content": "Hi"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chatters.folder(tmp_path_factory.mktemp("m") / "chatter", generation={"temperature": 0.6, "top_k": 20})
+
+
+@pytest.fixture(scope="module")
+def task(folder: Path) -> TextGeneration:
+    made = pipeline("text-generation", folder)
+    assert isinstance(made, TextGeneration)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(folder, writers.folder(tmp_path_factory.mktemp("m") / "plain")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def answered(task: TextGeneration, messages: Any = ASKED, **settings: Any) -> Any:
+    given = {"max_new_tokens": 12, "return_full_text": False, **settings}
+    return task(messages, **given)[0]
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_openai_chat(client: openai.OpenAI, task: TextGeneration) -> None:
+    """Settings that a request leaves out come from the folder; an answer's message can be sent back as it came."""
+    answer = client.chat.completions.create(model="chatter", messages=ASKED, **GREEDY)
+    expected = answered(task, do_sample=False)
+    [choice] = answer.choices
+    assert choice.message.content == expected["generated_text"]
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    usage = answer.usage
+    assert usage is not None
+    [ids] = task.chat.encoded([ASKED])
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (len(ids), 12, len(ids) + 12)
+    again: list[Any] = [
+        *ASKED,
+        choice.message.model_dump(),
+        {"role": "user", "content": [{"type": "text", "text": "So?"}]},
+    ]
+    second = client.chat.completions.create(model="chatter", messages=again, **GREEDY)
+    said = {"role": "assistant", "content": expected["generated_text"]}
+    expected = answered(task, [*ASKED, said, {"role": "user", "content": "So?"}], do_sample=False)
+    assert second.choices[0].message.content == expected["generated_text"]
+    drawn = client.chat.completions.create(model="chatter", messages=ASKED, seed=3, max_completion_tokens=12, n=2)
+    texts = [answered(task, seed=3 + i, do_sample=True)["generated_text"] for i in range(2)]
+    assert [each.message.content for each in drawn.choices] == texts
+    assert drawn.usage is not None
+    assert drawn.usage.completion_tokens == 24
+
+
+def test_openai_chat_as_a_stream(client: openai.OpenAI, task: TextGeneration) -> None:
+    settings: dict[str, Any] = {"model": "chatter", "messages": ASKED, "seed": 3, "max_tokens": 12, "n": 2}
+    whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
+    options = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**settings, logprobs=True, stream=True, stream_options=options))
+    *parts, last = chunks
+    assert (last.choices, last.usage) == ([], whole.usage)
+    for i, choice in enumerate(whole.choices):
+        own = [each.choices[0] for each in parts if each.choices[0].index == i]
+        assert own[0].delta.role == "assistant"
+        assert "".join(each.delta.content or "" for each in own) == choice.message.content
+        assert [each.finish_reason for each in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+        streamed = [token.logprob for each in own if each.logprobs for token in each.logprobs.content or []]
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert streamed == [each.logprob for each in choice.logprobs.content]
+        assert [len(each.top_logprobs) for each in choice.logprobs.content] == [2] * 12
+        likely = answered(task, seed=3 + i, do_sample=True, logprobs=2).likely
+        assert streamed == likely.scores[:, 0].tolist()
+    body = json.dumps({"messages": ASKED, "model": "chatter", "max_tokens": 3, "stream": True})
+    url = f"{client.base_url}chat/completions"
+    done = subprocess.run(["curl", "-sN", url, "-d", body], capture_output=True, text=True)
+    assert done.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_an_answer_ends_before_a_stop_string_or_with_an_end_token(client: openai.OpenAI, task: TextGeneration) -> None:
+    whole = answered(task, do_sample=False)["generated_text"]
+    stop = whole[3:5]
+    settings: dict[str, Any] = {"model": "chatter", "messages": ASKED, **GREEDY, "stop": [stop]}
+    [choice] = client.chat.completions.create(**settings).choices
+    assert (choice.message.content, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+    parts = [each.choices[0] for each in client.chat.completions.create(**settings, stream=True)]
+    assert "".join(each.delta.content or "" for each in parts) == choice.message.content
+    assert parts[-1].finish_reason == "stop"
+
+
+def test_openai_errors(client: openai.OpenAI) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"messages": []}, "messages: expected a list of messages, got an empty list"),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            r"messages\[0\].role: expected one of system, developer, user",
+        ),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\].content: missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            r"content\[0\]: expected .* no other parts",
+        ),
+        ({"messages": [{**ASKED[0], "tool_calls": [{}]}]}, "tool_calls: unsupported: there are no tools"),
+        ({"top_logprobs": 2}, "top_logprobs: expected logprobs=true with it"),
+        ({"n": 2}, "n: expected 1 with a temperature below"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unsupported: there are no tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type: unsupported: answers are texts"),
+        ({"max_tokens": 600}, "body: max_completion_tokens: expected a whole number from 1 to 512, got 600"),
+        ({"messages": [{"role": "user", "content": "a" * 500}]}, "messages: the conversation has 5.* start a new one"),
+        ({"model": "plain"}, "model: it has no chat template; use /v1/completions"),
+    ]
+    for more, message in refused:
+        given: dict[str, Any] = {"model": "chatter", "messages": ASKED, **GREEDY, **more}
+        with pytest.raises(openai.UnprocessableEntityError, match=message) as error:
+            client.chat.completions.create(**given)
+        assert (error.value.type, "/" in str(error.value.message)) == ("invalid_request_error", "/v1" in message)
+    with pytest.raises(openai.NotFoundError, match="unknown name; served models: chatter, plain"):
+        client.chat.completions.create(model="gpt-5", messages=ASKED)
+    assert client.models.retrieve("chatter").id == "chatter"
+
+
+# --- in this process --------------------------------------------------------------------------------------------------
+
+
+def serving(folder: Path, use: Callable[[Service], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
+    """The result of a coroutine that uses a service."""
+    batcher = Batcher(10_000, 0.0, 100)
+    service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)
+    batcher.start()
+    try:
+        return asyncio.run(use(service))
+    finally:
+        batcher.close()
+
+
+async def ask(service: Service, **more: Any) -> Reply:
+    [route] = ROUTES
+    return await route.answer(service, read_fields(route.fields, {"messages": ASKED, **GREEDY, **more}))
+
+
+def test_the_limits_count_the_new_tokens_of_all_answers(folder: Path) -> None:
+    for more in ({}, {"n": 2, "temperature": 1, "max_tokens": 6}):
+        with pytest.raises(Refusal, match="messages, with the new tokens: expected at most 52 tokens in a request"):
+            serving(folder, lambda service, more=more: ask(service, **more), tokens=52)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_stops_its_answer(
+    stream: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the token that is being computed."""
+    made = 0
+    piece = Service.piece
+
+    async def leaving(service: Service) -> None:
+        async def counted(self: Service, pieces: Iterator[str]) -> str | None:
+            nonlocal made
+            made += 1
+            if made == 3:
+                asking.cancel()
+            return await piece(self, pieces)
+
+        async def whole() -> None:
+            reply = await ask(service, max_tokens=400, stream=stream)
+            async for _ in reply.pieces or ():  # type: ignore[union-attr]
+                pass
+
+        monkeypatch.setattr(Service, "piece", counted)
+        asking = asyncio.ensure_future(whole())
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert not service.batcher.queue
+
+    serving(folder, leaving)
+    assert made == 3
