@@ -16,7 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from npformer.learn import right
-from npformer.learn.answers import Match, Outcome, Truth, fitting, gives, in_float64, leaves, near, same
+from npformer.learn.answers import Match, Outcome, Truth, call, fitting, gives, in_float64, leaves, near, same
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.exercise import Exercise, Function, Slip
 from npformer.learn.shown import value_name
@@ -147,7 +147,9 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
     everywhere = list(dict.fromkeys(path for each in wrong for path in each))
     for slip in exercise.slips:
         fits = [fitting(slip.wrong, case.args, case.outcome) for case in cases]
-        found = [path for path in everywhere if all(path in each for each in fits)]
+        found = [
+            path for path in everywhere if all(path in each for each in fits) and _changes(slip.wrong, cases, path)
+        ]
         harmless = all(
             path in fit or path in bad
             for case, fit, bad in zip(cases, fits, wrong, strict=True)
@@ -157,6 +159,15 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
             others = ", ".join(value_name(exercise.values, path) for path in everywhere if path not in found)
             return slip.name, f"{slip.sentence} Another mistake is in {others}."
     return "", ""
+
+
+def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
+    """Whether a program gives a wrong value in some case; a gradient that is 0 in all programs shows nothing."""
+    for case in cases:
+        right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
+        if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):
+            return True
+    return False
 
 
 def _wrong_values(case: Case) -> list[str]:

@@ -107,6 +107,12 @@ QUESTIONS = {
 }
 
 
+#: Sentences for learners, where that of the diagnosis is about a stage of a port.
+SENTENCES = {
+    "scaled by a constant": "All numbers of the answer differ from the right ones by the same factor or summand."
+}
+
+
 class _OutOfTime(Exception):
     """The time for diagnoses is used up."""
 
@@ -162,7 +168,8 @@ class Doctor:
         if found.stage != asked.stage or not certain:
             return "", ""
         name, explanation = str(certain[0]), certain[0].mistake.explanation
-        return certain[0].mistake.name, f"{name[0].upper()}{name[1:]}: {explanation}."
+        known = certain[0].mistake.name
+        return known, SENTENCES.get(known, f"{name[0].upper()}{name[1:]}: {explanation}.")
 
     def patient(self, causal: bool) -> tuple[Model, Golden]:
         """The decoder, or the encoder, with its golden values."""

@@ -69,7 +69,8 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
             "softmax_backward": "def softmax_backward(grad, y):\n    return np.random.default_rng().normal(size=y.shape)",
             "layer_norm_backward": "def layer_norm_backward(grad, x, weight, eps=1e-12):\n"
             "    return grad.astype(np.float16), weight, weight",
-            "sample": "sample = 3",
+            "gelu_tanh": "gelu_tanh = 3",
+            "sample": "def sample(logits, temperature, top_p, u):\n    return np.random.default_rng().integers(4)",
         },
     )
     found = judged(file)
@@ -89,9 +90,10 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert re.fullmatch(r"Line \d+, `raise SystemExit\(3\)`, raises SystemExit: 3", found["cross_entropy"])
     assert found["linear_backward"] == "Expected 3 values, got a tuple of 2."
     assert found["softmax_backward"] == "Two calls with the same arguments give different answers."
-    assert found["sample"] == "sample is not a function any more."
+    assert found["gelu_tanh"] == "gelu_tanh is not a function any more."
+    assert found["sample"] == "Two calls with the same arguments give different answers."
     assert found["layer_norm_backward"] == "Wrong dtype: expected float32, got float16, which has three digits."
-    assert len(found) == 12
+    assert len(found) == 13
 
 
 def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) -> None:

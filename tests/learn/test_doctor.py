@@ -53,6 +53,14 @@ def test_a_mistake_of_ports_is_named(doctor: Doctor, name: str, wrong: object, c
     assert doctor.cause(name, arrays)[0] == cause
 
 
+def test_a_factor_has_a_sentence_for_learners(doctor: Doctor) -> None:
+    """That of the diagnosis is about stages, and guesses where the factor comes from."""
+    arrays = doctor.answers("layer_norm", lambda x, **norm: 0.5 * right.layer_norm(x, **norm))
+    assert arrays is not None
+    said = "All numbers of the answer differ from the right ones by the same factor or summand."
+    assert doctor.cause("layer_norm", arrays) == ("scaled by a constant", said)
+
+
 def test_a_doctor_without_time_names_nothing() -> None:
     doctor = Doctor(seconds=0.0)
     arrays = doctor.answers("layer_norm", norm_twice)

@@ -91,6 +91,17 @@ def assert_named(exercise: Exercise, slips: Sequence[Slip]) -> None:
         assert (verdict.state, verdict.cause) == (WRONG, slip.name), verdict
 
 
+def test_every_mistake_gives_numbers_in_some_case() -> None:
+    """A program that always raises an exception is named for any program that raises the same one."""
+    silent = [
+        (exercise.name, slip.name)
+        for exercise in EXERCISES.values()
+        for slip in exercise.slips
+        if all(call(slip.wrong, args).raised for args in exercise.cases())
+    ]
+    assert silent == []
+
+
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_two_mistakes_with_numbers_of_their_own_have_names_of_their_own(exercise: Exercise) -> None:
     sentences = [slip.sentence for slip in exercise.slips]

@@ -1,4 +1,4 @@
-"""Chapter 2: softmax, heads, scaled dot-product attention and the causal mask."""
+"""Chapter 2, scaled dot-product attention and the causal mask. `softmax_and_heads.py` comes before it."""
 
 from __future__ import annotations
 
@@ -7,204 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.functions import log_softmax
 from npformer.learn import right
 from npformer.learn.exercise import Exercise, Slip, array, drawn
 from npformer.learn.right import softmax
 
 Array = np.ndarray
-
-
-# --- softmax ----------------------------------------------------------------------------------------------------------
-
-
-def _softmax_cases() -> list[tuple[Any, ...]]:
-    return [
-        (array([[0, 1, 2], [1, 1, 3]]),),
-        (array([[0, -np.inf, 1]]),),
-        (drawn(1, 2, 3, 3),),
-        (array([[1000, 1001], [-1000, -999], [0, 1]]),),
-        (array([0.5, 0.25, 4]),),
-    ]
-
-
-def _over(x: Array, total: Any) -> Array:
-    """e^x over a total of it, from x - max(x)."""
-    y = np.exp(x - x.max(-1, keepdims=True))
-    return y / total(y)
-
-
-SOFTMAX = Exercise(
-    "softmax",
-    right.softmax,
-    _softmax_cases,
-    (
-        "Numbers of a row add up to 1: the sum is over the last axis, -1, with keepdims=True.",
-        "exp(1000) overflows. Subtracting the same number from a whole row does not change the result, so subtract its "
-        "maximum.",
-        "Take the maximum over the last axis with keepdims=True and subtract it, take exp, and divide by the sum.",
-    ),
-    ("npformer.functions:softmax",),
-    (
-        Slip(
-            "over the first axis",
-            "Each column adds up to 1: the sum is over axis 0. It should be over the last axis, so that each row "
-            "adds up to 1.",
-            lambda x: softmax(x, 0),
-        ),
-        Slip(
-            "over axis 1",
-            "The sum is over axis 1. That is the last axis of a matrix only: use axis -1.",
-            lambda x: softmax(x, 1),
-        ),
-        Slip(
-            "over the whole array",
-            "All numbers together add up to 1. Each row adds up to 1: sum over the last axis.",
-            lambda x: softmax(x, None),  # type: ignore[arg-type]
-        ),
-        Slip(
-            "maximum not subtracted",
-            "exp overflows for large x. Subtract the largest x of each row before exp.",
-            lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
-        ),
-        Slip(
-            "maximum of the whole array",
-            "The largest x of the whole array is subtracted, so exp of a row far below it is 0, and 0 / 0 is NaN. "
-            "Subtract the largest x of each row.",
-            lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
-        ),
-        Slip(
-            "maximum subtracted above the line only",
-            "The maximum is subtracted from x in exp(x), but not in the sum. Subtract it once, before exp.",
-            lambda x: np.exp(x - x.max(-1, keepdims=True)) / np.exp(x).sum(-1, keepdims=True),
-        ),
-        Slip(
-            "not divided by the sum",
-            "This is exp(x - max(x)). It should be divided by the sum over the row.",
-            lambda x: np.exp(x - x.max(-1, keepdims=True)),
-        ),
-        Slip(
-            "divided by the mean",
-            "exp is divided by its mean. It should be divided by its sum.",
-            lambda x: _over(x, lambda y: y.mean(-1, keepdims=True)),
-        ),
-        Slip(
-            "sum over the whole array",
-            "exp of each row is divided by the sum over all rows. Divide by the sum over the last axis.",
-            lambda x: _over(x, np.sum),
-        ),
-        Slip("log softmax", "This is the logarithm of softmax.", log_softmax),
-        Slip("sign", "exp is taken of -x. It should be taken of x.", lambda x: softmax(-x)),
-        Slip("base 2", "This is 2^x over its sum. Softmax has e^x.", lambda x: softmax(x * math.log(2))),
-        Slip(
-            "x divided by its sum",
-            "x is divided by its sum. exp(x) is divided by the sum of exp(x).",
-            lambda x: x / x.sum(-1, keepdims=True),
-        ),
-        Slip("sigmoid", "This is 1 / (1 + exp(-x)), the sigmoid.", lambda x: 1 / (1 + np.exp(-x))),
-    ),
-)
-
-
-# --- heads ------------------------------------------------------------------------------------------------------------
-
-
-def _split_cases() -> list[tuple[Any, ...]]:
-    return [
-        (array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]), 2),
-        (drawn(1, 2, 6), 2),
-        (drawn(2, 4, 12), 3),
-        (drawn(3, 3, 4), 1),
-        (drawn(4, 3, 9), 3),
-    ]
-
-
-def _k(x: Array, n_heads: int) -> int:
-    return x.shape[1] // n_heads
-
-
-SPLIT_HEADS = Exercise(
-    "split_heads",
-    right.split_heads,
-    _split_cases,
-    (
-        "Two steps: cut the columns of each token into heads, then put the axis of heads first.",
-        "reshape to (L, H, K) cuts the columns. It must not be followed by another reshape.",
-        "Reshape to (L, n_heads, D // n_heads), then exchange the first two axes with transpose or swapaxes.",
-    ),
-    ("npformer.attention:split_heads",),
-    (
-        Slip(
-            "reshaped without the transpose",
-            "x is reshaped to (H, L, K), which mixes tokens. Reshape to (L, H, K), then exchange the first two axes.",
-            lambda x, n_heads: x.reshape(n_heads, len(x), _k(x, n_heads)),
-        ),
-        Slip(
-            "not transposed",
-            "The result is (L, H, K). Exchange its first two axes.",
-            lambda x, n_heads: x.reshape(len(x), n_heads, _k(x, n_heads)),
-        ),
-        Slip(
-            "interleaved",
-            "Head h has the columns h, h + H, h + 2 H, ... It should have neighbouring columns, h K ... (h + 1) K - 1.",
-            lambda x, n_heads: x.reshape(len(x), _k(x, n_heads), n_heads).transpose(2, 0, 1),
-        ),
-        Slip(
-            "rows and columns of a head exchanged",
-            "Each head is (K, L). It should be (L, K).",
-            lambda x, n_heads: right.split_heads(x, n_heads).swapaxes(1, 2),
-        ),
-        Slip(
-            "number and width of heads exchanged",
-            "There are K heads of width H. There should be n_heads heads of width D / n_heads.",
-            lambda x, n_heads: right.split_heads(x, _k(x, n_heads)),
-        ),
-        Slip(
-            "heads in reverse order",
-            "The heads are in reverse order.",
-            lambda x, n_heads: right.split_heads(x, n_heads)[::-1],
-        ),
-    ),
-)
-
-COMBINE_HEADS = Exercise(
-    "combine_heads",
-    right.combine_heads,
-    lambda: [(right.split_heads(*case),) for case in _split_cases()],
-    (
-        "Undo the two steps of split_heads, in reverse order.",
-        "First exchange the axes of heads and tokens: (H, L, K) becomes (L, H, K).",
-        "Exchange the first two axes with transpose or swapaxes, then reshape to (L, H * K).",
-    ),
-    ("npformer.attention:combine_heads",),
-    (
-        Slip(
-            "reshaped without the transpose",
-            "x is reshaped to (L, D), which mixes tokens. Exchange the axes of heads and tokens first.",
-            lambda x: x.reshape(x.shape[1], -1),
-        ),
-        Slip(
-            "interleaved",
-            "The first columns of all heads stand side by side. The columns of one head stand side by side.",
-            lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1),
-        ),
-        Slip("heads in reverse order", "The heads are in reverse order.", lambda x: right.combine_heads(x[::-1])),
-        Slip(
-            "one below another",
-            "The heads stand one below another. They should stand side by side: (L, H K).",
-            lambda x: x.reshape(-1, x.shape[2]),
-        ),
-        Slip("heads added", "The heads are added. They should stand side by side.", lambda x: x.sum(0)),
-        Slip(
-            "mean of the heads", "This is the mean of the heads. They should stand side by side.", lambda x: x.mean(0)
-        ),
-        Slip(
-            "not reshaped",
-            "The result is (L, H, K). Reshape it to (L, H K).",
-            lambda x: x.swapaxes(0, 1),
-        ),
-    ),
-)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -304,6 +111,16 @@ ATTENTION = Exercise(
             lambda q, k, v, mask=None: (_scores(q, k) if mask is None else np.where(mask, _scores(q, k), -np.inf)) @ v,
         ),
         Slip(
+            "softmax left out",
+            "The scores are multiplied by v without a softmax, and those of hidden keys are 0.",
+            lambda q, k, v, mask=None: (_scores(q, k) if mask is None else _scores(q, k) * mask) @ v,
+        ),
+        Slip(
+            "weights returned",
+            "The attention weights are returned. Multiply them by v.",
+            lambda q, k, v, mask=None: _weights(q, k, mask),
+        ),
+        Slip(
             "softmax taken twice",
             "The softmax is taken twice.",
             lambda q, k, v, mask=None: softmax(_weights(q, k, mask)) @ v,
@@ -319,6 +136,16 @@ ATTENTION = Exercise(
             lambda q, k, v, mask=None: attend(q, v, k, mask),
         ),
         Slip(
+            "v for k",
+            "The queries are compared with v. Compare them with k.",
+            lambda q, k, v, mask=None: attend(q, v, v, mask),
+        ),
+        Slip(
+            "k for v",
+            "The weights are multiplied by k. Multiply them by v.",
+            lambda q, k, v, mask=None: attend(q, k, k, mask),
+        ),
+        Slip(
             "weights transposed",
             "The transposed weights are multiplied by v. The product should be weights @ v.",
             lambda q, k, v, mask=None: _weights(q, k, mask).mT @ v,
@@ -332,6 +159,12 @@ ATTENTION = Exercise(
             "mask inverted",
             "Keys are hidden where the mask is True. True means that a query may attend to the key.",
             lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else ~mask),
+        ),
+        Slip(
+            "mask inverted",
+            "A large number is subtracted where the mask is True, which hides those keys. True means that a query may "
+            "attend to the key.",
+            lambda q, k, v, mask=None: attend(q, k, v, None if mask is None else ~mask, low=-1e9),
         ),
         Slip(
             "mask after the softmax",
@@ -394,6 +227,17 @@ CAUSAL_MASK = Exercise(
             "This is an upper triangle: a query sees its own token and later ones. It should see its own and "
             "earlier ones.",
             lambda n, m: ~np.tri(n, m, m - n - 1, dtype=bool),
+        ),
+        Slip(
+            "upper triangle",
+            "This is an upper triangle, and query i is taken for token i. A query should see its own and earlier "
+            "tokens, and the queries are the last tokens of the text.",
+            lambda n, m: ~np.tri(n, m, -1, dtype=bool),
+        ),
+        Slip(
+            "moved the other way",
+            "The diagonal is moved by n_queries - n_keys. It should be moved by n_keys - n_queries.",
+            lambda n, m: np.tri(n, m, n - m, dtype=bool),
         ),
         Slip(
             "inverted",

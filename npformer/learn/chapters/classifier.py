@@ -109,12 +109,13 @@ def _classify(
     encode: Any = right.encoder,
     read: Any = right.pool,
     head: Any = linear,
+    after: Any = lambda z, norm: z,
 ) -> Array:
     """The classifier with one of its steps exchanged."""
     tables = w["embeddings"]
     x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start)
     x = layer_norm(x, **tables["norm"], eps=eps) if normalize else x
-    return head(read(encode(x, h, w["layers"]), **w["pooler"]), **w["head"]["output"])
+    return head(read(after(encode(x, h, w["layers"]), tables["norm"]), **w["pooler"]), **w["head"]["output"])
 
 
 def _norm_per_table(ids: Array, h: int, w: Any) -> Array:
@@ -163,6 +164,11 @@ CLASSIFY = Exercise(
             "norm of the embeddings left out",
             'The embeddings are not normalised. weights["embeddings"]["norm"] comes before the first layer.',
             partial(_classify, normalize=False),
+        ),
+        Slip(
+            "norm of the embeddings after the layers",
+            'weights["embeddings"]["norm"] is applied to the output of the encoder. It comes before the first layer.',
+            lambda *a: _classify(*a, normalize=False, after=lambda z, norm: layer_norm(z, **norm)),
         ),
         Slip(
             "tables normalised one by one",

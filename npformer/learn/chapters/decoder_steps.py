@@ -30,12 +30,12 @@ def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
 
 
 def _step_cases() -> list[tuple[Any, ...]]:
-    caches = [drawn_cache(seed, 2, 5, 3) for seed in (70, 80)]  # 5 tokens: no other size has that value, or one near it
+    caches = [drawn_cache(seed, 3, 5, 2) for seed in (70, 80)]  # 5 tokens, 3 heads, 2 layers: sizes that differ
     return [
-        (np.array([5, 1, 0]), 2, tiny_decoder()),
-        (np.array([2]), 2, tiny_decoder(), caches),
-        (np.array([4, 4, 3]), 2, tiny_decoder(), caches),
-        (np.array([0, 1]), 2, _faint(tiny_decoder())),
+        (np.array([5, 1, 0]), 3, tiny_decoder()),
+        (np.array([2]), 3, tiny_decoder(), caches),
+        (np.array([4, 4, 3]), 3, tiny_decoder(), caches),
+        (np.array([0, 1]), 3, _faint(tiny_decoder())),
     ]
 
 
@@ -56,7 +56,7 @@ def _step(
     caches: Any = None,
     *,
     start: Any = lambda earlier, n: earlier,
-    axis: int = 1,
+    earlier: Any = lambda caches: caches[0][0].shape[1],
     row: Any = -1,
     norm: bool = True,
     eps: float = 1e-5,
@@ -66,9 +66,9 @@ def _step(
     keep: Any = lambda new, caches: new,
 ) -> tuple[Any, Any]:
     """`right.decoder_step` with one of its steps exchanged."""
-    earlier = 0 if caches is None else caches[0][0].shape[axis]
+    cached = 0 if caches is None else earlier(caches)
     tables, new = w["embeddings"], []
-    x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start(earlier, len(ids)))
+    x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start(cached, len(ids)))
     for i, layer in enumerate(w["layers"][::order]):
         x, cache = right.decoder_layer(x, h, None if caches is None else of_layer(caches, i), **layer)
         new.append(cache)
@@ -98,7 +98,13 @@ DECODER_STEP = Exercise(
         Slip(
             "number of heads for the number of cached tokens",
             "The first position is H, the first size of the cached keys (H, S, K). It should be S, the second.",
-            partial(_step, axis=0),
+            partial(_step, earlier=lambda caches: caches[0][0].shape[0]),
+        ),
+        Slip(
+            "number of layers for the number of cached tokens",
+            "The first position is the number of caches, one for each layer. It should be S, the second size of the "
+            "cached keys (H, S, K).",
+            partial(_step, earlier=len),
         ),
         Slip(
             "positions from 1",

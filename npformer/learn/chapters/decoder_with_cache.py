@@ -94,6 +94,8 @@ def _layer(
     residuals: tuple[float, float] = (1.0, 1.0),
     project: bool = True,
     queries_normed: bool = True,
+    second_of: Any = lambda x, y: y,
+    added: Any = lambda x, y: y,
 ) -> tuple[Array, Any]:
     """`right.decoder_layer` with one of its steps exchanged."""
     eps = always or eps or default
@@ -104,8 +106,8 @@ def _layer(
     allowed = None if mask is None else mask(q.shape[1], keys.shape[1])
     heads = combine_heads(right.scaled_dot_product_attention(q, keys, values, allowed))
     y = residuals[0] * (n if from_normed else x) + (linear(heads, **attention["output"]) if project else heads)
-    m = layer_norm(y, **ffn_norm, eps=eps) if second else y
-    z = residuals[1] * (m if from_normed else y) + feed_forward(m, act, **ffn)
+    m = layer_norm(second_of(x, y), **ffn_norm, eps=eps) if second else y
+    z = residuals[1] * (m if from_normed else added(x, y)) + feed_forward(m, act, **ffn)
     return z, (keys, values) if keep is None else keep(cache, k, v, keys, values)
 
 
@@ -123,6 +125,17 @@ def _exchanged(x: Array, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, e
 
 def _swapped(x: Array, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-5) -> Any:
     return _layer(x, h, cache, {**a, "query": a["key"], "key": a["query"]}, an, f, fn, eps)
+
+
+def _first_from_normed(
+    x: Array, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-5
+) -> tuple[Array, Any]:
+    n = layer_norm(x, **an, eps=eps)
+    q, k, v = (split_heads(linear(n, **a[name]), h) for name in ("query", "key", "value"))
+    k, v = _appended(cache, k, v)
+    heads = combine_heads(right.scaled_dot_product_attention(q, k, v, causal_mask(q.shape[1], k.shape[1])))
+    y = n + linear(heads, **a["output"])
+    return y + feed_forward(layer_norm(y, **fn, eps=eps), gelu_tanh, **f), (k, v)
 
 
 def _first_tokens(n_queries: int, n_keys: int) -> Array:
@@ -256,6 +269,21 @@ DECODER_LAYER = Exercise(
             "queries from rows without the norm",
             "The queries are made from X. They should be made from Normalize(X), like keys and values.",
             lambda *a: _layer(*a, queries_normed=False),
+        ),
+        Slip(
+            "feed-forward network reads X",
+            "The feed-forward network reads Normalize(X). It should read Normalize(Y).",
+            partial(_layer, second_of=lambda x, y: x),
+        ),
+        Slip(
+            "second residual is X",
+            "X is added to the output of the feed-forward network. Y should be added.",
+            partial(_layer, added=lambda x, y: x),
+        ),
+        Slip(
+            "first residual is Normalize(X)",
+            "Normalize(X) is added to the output of attention. X itself should be added.",
+            _first_from_normed,
         ),
         Slip(
             "first residual left out",

@@ -137,6 +137,11 @@ MULTI_HEAD = Exercise(
             partial(_multi_head, layers=lambda q, k, v: (q, k, q)),
         ),
         Slip(
+            "value's layer left out",
+            "The values are x itself. The layer value should make them.",
+            partial(_multi_head, layers=lambda q, k, v: (q, k, _bare({**v, "weight": np.eye(len(v["weight"]))}))),
+        ),
+        Slip(
             "one layer for queries, keys and values",
             "Queries, keys and values are all made by the layer query. Each has a layer of its own.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, q)),

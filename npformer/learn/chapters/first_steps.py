@@ -170,6 +170,11 @@ LAYER_NORM = Exercise(
             lambda x, weight, bias, eps=1e-12: x / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias,
         ),
         Slip(
+            "weight + 1",
+            "The result is multiplied by 1 + weight. It should be multiplied by weight.",
+            lambda x, weight, bias, eps=1e-12: right.layer_norm(x, 1 + weight, bias, eps),
+        ),
+        Slip(
             "RMS norm",
             "x is divided by the root of its mean square, which is RMSNorm. A layer norm subtracts the mean first.",
             lambda x, weight, bias, eps=1e-12: x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias,

@@ -83,7 +83,12 @@ CROSS_ENTROPY = Exercise(
             lambda x, target: -softmax(x)[target],
         ),
         Slip(
-            "probability of another label",
+            "probability",
+            "This is the probability p of the target. The loss is -log p.",
+            lambda x, target: softmax(x)[target],
+        ),
+        Slip(
+            "1 minus the probability",
             "This is 1 - p. The loss is -log p.",
             lambda x, target: 1 - softmax(x)[target],
         ),

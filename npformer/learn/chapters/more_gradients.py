@@ -83,6 +83,11 @@ LAYER_NORM_BACKWARD = Exercise(
             partial(_norm, dx=lambda g, n, s: (g - _mean(g) - _mean(g * n)) / s),
         ),
         Slip(
+            "n E[g n] added",
+            "n E[g n] is added. It should be subtracted.",
+            partial(_norm, dx=lambda g, n, s: (g - _mean(g) + n * _mean(g * n)) / s),
+        ),
+        Slip(
             "sums for means",
             "The sums of g and g n are subtracted. Their means should be.",
             lambda *a: _norm(
@@ -299,6 +304,11 @@ ATTENTION_BACKWARD = Exercise(
             partial(_backward, dscores=lambda dw, w: softmax_backward(w, dw)),
         ),
         Slip(
+            "divided by K everywhere",
+            "The scores, dq and dk are divided by K. They should be divided by its square root.",
+            partial(_backward, forward=-1, scale=-1),
+        ),
+        Slip(
             "dq and dk exchanged",
             "dk is returned before dq. The order is dq, dk, dv.",
             lambda g, q, k, v: _ordered(_backward(g, q, k, v), 1, 0, 2),
@@ -317,6 +327,16 @@ ATTENTION_BACKWARD = Exercise(
             "dS transposed in dq",
             "dq is dS^T k. It should be dS k.",
             lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds.mT @ k, ds.mT @ q)),
+        ),
+        Slip(
+            "dk from k",
+            "dk is dS^T k. It should be dS^T q.",
+            lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds @ k, ds.mT @ k)),
+        ),
+        Slip(
+            "dq from q",
+            "dq is dS q. It should be dS k.",
+            lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds @ q, ds.mT @ q)),
         ),
         Slip(
             "q and k exchanged",

@@ -49,6 +49,11 @@ GELU_TANH = Exercise(
         Slip(
             "square for cube", "The term is 0.044715 x^2. It should be 0.044715 x^3.", lambda x: _tanh_form(x, power=2)
         ),
+        Slip(
+            "cubic term subtracted",
+            "The term 0.044715 x^3 is subtracted. It should be added.",
+            lambda x: _tanh_form(x, factor=-0.044715),
+        ),
         Slip("0.044715 left out", "The term is x^3. It should be 0.044715 x^3.", lambda x: _tanh_form(x, factor=1.0)),
         Slip(
             "another constant",
@@ -159,6 +164,14 @@ def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -
     return _drawn(np.where(kept, logits, -np.inf), temperature, 1.0, u, keep=lambda p, top: p > 0)
 
 
+def _least_likely(p: Array, top_p: float) -> Array:
+    """Whether each word is among the least likely ones that add up to top_p."""
+    order = np.argsort(p, kind="stable")
+    kept = np.zeros(len(p), bool)
+    kept[order[: int(np.searchsorted(p[order].cumsum(), top_p - 1e-9)) + 1]] = True
+    return kept
+
+
 SAMPLE = Exercise(
     "sample",
     right.sample,
@@ -188,6 +201,11 @@ SAMPLE = Exercise(
             "top_p before the temperature",
             "The most likely words are chosen before the temperature applies. Divide by the temperature first.",
             _tempered_after,
+        ),
+        Slip(
+            "probabilities divided by the temperature",
+            "The temperature divides the probabilities, after the softmax. It should divide the logits.",
+            lambda logits, t, p, u: _drawn(logits, 1.0, min(1.0, p * t), u),
         ),
         Slip(
             "top_p ignored",
@@ -243,8 +261,8 @@ SAMPLE = Exercise(
         ),
         Slip(
             "least likely words",
-            "The set has the least likely words.",
-            partial(_drawn, keep=lambda p, top: _kept(-p + p.max() + p.min(), top)),
+            "The set has the least likely words: they are sorted from the smallest probability on.",
+            partial(_drawn, keep=_least_likely),
         ),
         Slip(
             "drawn backward",

@@ -43,39 +43,47 @@ def _gradients(
     *,
     dlogits: Any = lambda logits, target: cross_entropy_backward(1.0, logits, np.array(target)),
     read: int | slice = 0,
+    of_row: Any = lambda logits: logits[0],
     residual: float = 1.0,
     paths: tuple[str, ...] = ("query", "key", "value"),
     scatter: Any = None,
     dposition: Any = None,
     order: tuple[int, int, int] = (0, 1, 2),
     through_norm: bool = True,
+    added: float = 1.0,
+    norm_of: Any = lambda total, y: total,
+    layers_of: Any = lambda x, y: x,
+    loss: Any = lambda logits, target: right.cross_entropy(logits[0], target),
 ) -> tuple[Any, dict[str, Any]]:
     """`right.loss_and_gradients` with one of the steps exchanged."""
     x = right.embeddings(ids, w["token"]["weight"], w["position"]["weight"])
     q, k, v = (split_heads(linear(x, **w[name]), h) for name in ("query", "key", "value"))
-    total = x + combine_heads(right.scaled_dot_product_attention(q, k, v))
+    total = added * x + combine_heads(right.scaled_dot_product_attention(q, k, v))
     y = layer_norm(total, **w["norm"])
     logits = linear(y, **w["output"])
     grads: dict[str, Any] = {}
     grad = np.zeros_like(logits)
-    grad[read] = dlogits(logits[0], target)
+    grad[read] = dlogits(of_row(logits), target)
     grad, *grads["output"] = linear_backward(grad, y, w["output"]["weight"])
-    of_norm, *grads["norm"] = layer_norm_backward(grad, total, w["norm"]["weight"])
+    of_norm, *grads["norm"] = layer_norm_backward(grad, norm_of(total, y), w["norm"]["weight"])
     grad = of_norm if through_norm else grad
     dx = residual * grad
     heads = attention_backward(split_heads(grad, h), q, k, v)
     for i, name in enumerate(("query", "key", "value")):
-        more, *grads[name] = linear_backward(combine_heads(heads[order[i]]), x, w[name]["weight"])
+        more, *grads[name] = linear_backward(combine_heads(heads[order[i]]), layers_of(x, y), w[name]["weight"])
         dx = dx + more * (name in paths)
     token, position = np.zeros_like(w["token"]["weight"]), np.zeros_like(w["position"]["weight"])
     (scatter or np.add.at)(token, ids, dx)
     position[: len(ids)] = dx
     if dposition is not None:
         position = dposition(position, dx, ids)
-    loss = right.cross_entropy(logits[0], target)
     found = {"token": {"weight": token}, "position": {"weight": position}}
     found |= {name: dict(zip(("weight", "bias"), arrays, strict=True)) for name, arrays in grads.items()}
-    return loss, {name: found[name] for name in w}
+    return loss(logits, target), {name: found[name] for name in w}
+
+
+def _of_rows(logits: Array, target: int) -> Array:
+    return np.stack([cross_entropy_backward(1.0, row, np.array(target)) for row in logits])
 
 
 def _assigned(table: Array, ids: Array, dx: Array) -> None:
@@ -185,6 +193,37 @@ LOSS_AND_GRADIENTS = Exercise(
             partial(_gradients, read=slice(None)),
         ),
         Slip(
+            "gradient in every row",
+            "Every row of the logits gets its own gradient, softmax(row) - onehot. Only the first one should: the "
+            "others are not part of the loss.",
+            partial(_gradients, read=slice(None), of_row=lambda logits: logits, dlogits=_of_rows),
+        ),
+        Slip(
+            "mean loss of all tokens",
+            "The loss is the mean over the logits of all tokens. It should be that of the first token.",
+            partial(_gradients, loss=lambda logits, target: np.mean([right.cross_entropy(z, target) for z in logits])),
+        ),
+        Slip(
+            "sum x + attention left out",
+            "y is Normalize(attention), without x. It should be Normalize(x + attention).",
+            partial(_gradients, added=0.0),
+        ),
+        Slip(
+            "sum x + attention left out",
+            "y is Normalize(attention), without x, and the gradient of x lacks the part that comes through that sum.",
+            partial(_gradients, added=0.0, residual=0.0),
+        ),
+        Slip(
+            "norm's backward of y",
+            "layer_norm_backward gets y, the output of the norm. It should get its input, x + attention.",
+            partial(_gradients, norm_of=lambda total, y: y),
+        ),
+        Slip(
+            "gradients of query, key and value from y",
+            "linear_backward of query, key and value gets y. It should get their input, x.",
+            partial(_gradients, layers_of=lambda x, y: y),
+        ),
+        Slip(
             "gradient in the last row",
             "The last row of the logits gets the gradient. The first one should.",
             partial(_gradients, read=-1),
@@ -208,6 +247,16 @@ LOSS_AND_GRADIENTS = Exercise(
             "query and key exchanged",
             "The gradients of query and key are exchanged.",
             partial(_gradients, order=(1, 0, 2)),
+        ),
+        Slip(
+            "query and value exchanged",
+            "The gradients of query and value are exchanged. attention_backward returns dq, dk, dv.",
+            partial(_gradients, order=(2, 1, 0)),
+        ),
+        Slip(
+            "key and value exchanged",
+            "The gradients of key and value are exchanged. attention_backward returns dq, dk, dv.",
+            partial(_gradients, order=(0, 2, 1)),
         ),
         Slip(
             "token table left out", "The gradient of the token table is 0.", _changed("token", lambda array: 0 * array)
