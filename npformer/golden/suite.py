@@ -28,7 +28,7 @@ from npformer.families import FAMILIES, EncoderTable, distinct_encoders, encoder
 from npformer.families.llama import Llama
 from npformer.golden.format import Golden
 from npformer.golden.tiny import narrowed, write_case
-from npformer.mechanisms import Rotary
+from npformer.mechanisms import RelativeBias, Rotary
 from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
@@ -263,6 +263,22 @@ def _other_cases() -> Iterator[Case]:
     alone = {**bart, "decoder": Decoder(), "end_ids": (0,)}
     about = "BART's decoder alone, a causal stack with norms after its blocks"
     yield _case("bart", "causal-lm", about, "causal-lm", alone)
+    yield from _t5_cases()
+
+
+def _t5_cases() -> Iterator[Case]:
+    """Yields T5's versions and heads, with more tokens than distances of their own buckets."""
+    t5 = {
+        **SIZES,
+        "head_width": 6,
+        "decoder": _decoder(40),
+        "pad_id": 0,
+        "mechanisms": (RelativeBias(8, max_distance=7),),
+    }
+    yield from _options("t5", "T5", "translation", t5, T5_OPTIONS)
+    for head in ("base", *LABELLED, "question-answering"):
+        yield _case("t5", head, f"T5's {head} head", head, t5)
+    yield _case("mt5", "translation", "mT5, whose rows are not scaled", "translation", {**t5, **T5_OPTIONS["gated"]})
 
 
 def _case(family: str, name: str, about: str, head: str, fields: Mapping[str, Any]) -> Case:
@@ -299,6 +315,10 @@ ENCODER_OPTIONS: Options = {
 BART_OPTIONS: Options = {
     "translation": {"activation": "gelu"},
     "scaled": {"activation": "relu", "scale_embedding": True},
+}
+T5_OPTIONS: Options = {
+    "translation": {"scale_output": True},
+    "gated": {"gated": True, "activation": "gelu_tanh", "tied": False},
 }
 TRANSFORMER_OPTIONS: Options = {
     "translation": {},
