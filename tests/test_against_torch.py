@@ -132,7 +132,11 @@ UNSEEN |= {"texts in another order"}
 UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in part.mistakes}
 UNSEEN |= {"decoder input not shifted", "another start token", "sines and cosines in another order"}
 #: Of T5 alone: tests/golden/test_t5_mistakes.py.
-UNSEEN |= {"relative bias in attention to the source", "relative bias of the other stack", "scores divided by sqrt(d_head)"}
+UNSEEN |= {
+    "relative bias in attention to the source",
+    "relative bias of the other stack",
+    "scores divided by sqrt(d_head)",
+}
 OF_GPT2 = {"post-norm for pre-norm", "causal mask left out", "causal mask off by one", "causal mask misused"}
 GROUPED = "grouped heads with other partners"
 OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]

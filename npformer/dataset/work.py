@@ -58,7 +58,7 @@ def identity(task: Task) -> dict[str, Any]:
         "weights": checksum(arrays, own_metadata(arrays)),
         "tokenizer": _tokenizer(task),
         "same bits": model.same_bits,
-        **({"prefix": task.described[0]} if isinstance(task, TextToText) else {}),
+        **({"prefix": task.prefix(task.options.to)} if isinstance(task, TextToText) else {}),
         **recipe,
     }
 
@@ -70,7 +70,7 @@ def _tokenizer(task: Task) -> str:
     if hasattr(tokenizer, "to_str"):
         digest.update(tokenizer.to_str().encode())
     elif folder is not None:
-        for path in sorted(each for each in folder.iterdir() if each.suffix in (".json", ".spm")):
+        for path in sorted(each for each in folder.iterdir() if each.suffix in (".json", ".spm", ".model", ".txt")):
             digest.update(f"{path.name} ".encode() + read_bytes(path, "vocabulary", task.model.limits))
     return digest.hexdigest()
 

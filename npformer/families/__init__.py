@@ -42,6 +42,7 @@ __all__ = [
     "distinct_encoders",
     "encoders",
     "family_of",
+    "has_base",
     "ignored",
     "parts_of",
     "read_config",
@@ -70,6 +71,12 @@ def distinct_encoders() -> dict[str, EncoderTable]:
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)
     return {each.model_type: each for each in tables.values()}
+
+
+def has_base(model_type: str) -> bool:
+    """Whether Transformers has a class for the encoder, or decoder, without a head."""
+    family = FAMILIES.get(model_type, TORCH_MODULES)
+    return family is not TORCH_MODULES and "base" in family.architectures.values()
 
 
 def family_of(config: Config) -> Family:

@@ -87,6 +87,7 @@ class PieceOrder(NamedTuple):
     first: tuple[tuple[str, float], ...] = ()  # pieces before the file's, by role or name, with scores
     dropped: int = 0  # number of the file's first pieces that these replace
     last: tuple[str, ...] = ()  # pieces after the file's
+    sentinels: bool = False  # then T5's <extra_id_99> to <extra_id_0>; tokenizer_config.json may have other `extra_ids`
 
 
 AS_IN_THE_FILE = PieceOrder()

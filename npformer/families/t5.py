@@ -17,7 +17,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config, Decoder, Positions
 from npformer.families import base
-from npformer.families.base import Source
+from npformer.families.base import PieceOrder, Source
 from npformer.families.vaswani import Transformer, residual_rates
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal, RelativeBias
@@ -251,6 +251,7 @@ def _family(kind: type[T5Family], model_type: str, name: str, gated: bool) -> T5
         special_tokens={"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"},
         single="$A eos",
         pair="$A eos $B eos",
+        pieces=PieceOrder(sentinels=True),
         constants={
             "positions": Positions("none"), "norm_first": True, "final_norm": True, "bias": False, "gated": gated,
             "score_scale": 1.0, "shared": True, "mechanisms": (RelativeBias(32),), "eps": 1e-6,

@@ -181,7 +181,7 @@ def _changed(change: Callable[[Any, Any], Any]) -> Rules:
         if at.crosses:
             return scores
         bias = at.bias(scores)
-        changed: np.ndarray = scores - bias + change(bias, at)
+        changed: np.ndarray = scores + (change(bias, at) - bias)  # without a change, not a bit differs
         return changed
 
     return {SCORES: rule}

@@ -244,7 +244,7 @@ With --input the rows keep their order: --column names the queries,
     "summarization": Declaration(
         "text_to_text.Summarization",
         "translation",
-        "a BART model for summaries",
+        "an encoder-decoder for summaries, such as a BART or a T5",
         "facebook/bart-large-cnn",
         route="/summarize",
         command=_text_to_text(
@@ -259,7 +259,7 @@ With --input the rows keep their order: --column names the queries,
     "text2text-generation": Declaration(
         "text_to_text.Text2TextGeneration",
         "translation",
-        "an encoder-decoder, such as BART",
+        "an encoder-decoder, such as BART or T5",
         "eugenesiow/bart-paraphrase",
         route="/text2text",
         command=_text_to_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -15,15 +14,15 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import encoders, family_of
+from npformer.families import family_of, has_base
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
+from npformer.tasks.task_settings import TRANSLATION, languages_of, pairs_of
 
 if TYPE_CHECKING:  # tasks are imported when a pipeline needs them, so that `import npformer` stays fast
     from npformer.tasks.task import Task
 
-TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders other than translation
 
 
@@ -104,7 +103,7 @@ def pipeline(
             allow_nonfinite=allow_nonfinite, keep=keep,
         )  # fmt: skip
     target = TRANSLATION.fullmatch(task or "")
-    if target and made.config.head == "translation" and made.tokenizer.languages:
+    if target and made.config.head == "translation" and (made.tokenizer.languages or pairs_of(made)):
         options = {"to": target[2], **options}
     return kind(made, **options)
 
@@ -150,7 +149,8 @@ def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list
     """
     own = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
     if config.head == "translation":
-        return [own, *(each for each in TEXT_TO_TEXT if each != own and own in TEXT_TO_TEXT)]
+        several = (*TEXT_TO_TEXT, *(["translation"] if languages_of(described or {}) else []))
+        return [own, *(each for each in several if each != own and own in TEXT_TO_TEXT)]
     known = [name for name, task in TASKS.items() if task.fits(config)]
     return sorted(known, key=lambda name: 2 if TASKS[name].head == "base" else name != own)
 
@@ -163,7 +163,8 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
     if task != "translation" or (writes := family_of(config).writes) == task:
         return task
     specific = described.get("task_specific_params")
-    summarizes = isinstance(specific, dict) and any(name.startswith("summarization") for name in specific)
+    known = list(specific) if isinstance(specific, dict) else []
+    summarizes = known and all(name.startswith("summarization") for name in known)  # T5's also translates
     return "summarization" if summarizes else writes
 
 
@@ -193,9 +194,9 @@ def _inferred(folder: Path, limits: Limits) -> str:
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:
-    """Whether a folder's config.json names the model's head; true for every nn.Transformer."""
+    """Whether a folder's config.json names the model's head; true for every nn.Transformer, Marian and BART."""
     described = read_json(folder / CONFIG, limits, "config")
-    return bool(described.get("architectures")) or str(described.get("model_type")) not in encoders()
+    return bool(described.get("architectures")) or not has_base(str(described.get("model_type")))
 
 
 def _with_threads(model: Any, threads: int) -> Any:

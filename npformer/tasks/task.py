@@ -16,6 +16,8 @@ import numpy as np
 from npformer.common.errors import NpformerError, warn
 from npformer.common.other_libraries import TASK, Answering
 from npformer.common.progress import with_bar
+from npformer.config import Decoder
+from npformer.families import has_base
 from npformer.functions import softmax
 from npformer.model import Model
 from npformer.taps import tap
@@ -273,12 +275,16 @@ def without_head(model: Model) -> Model:
     """Returns the encoder without pooler and head, with the same weights; its output is last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
-    if model.config.decoder:
-        raise NpformerError(f"expected an encoder, for its vectors, got the encoder-decoder {model.config.model_type}")
-    weights = {name: group for name, group in model.weights.items() if name not in ("pooler", "head")}
     config = replace(model.config, head="base", labels=(), problem_type=None)
+    weights = {name: group for name, group in model.weights.items() if name not in ("pooler", "head")}
+    if config.decoder:
+        if not has_base(config.model_type):
+            raise NpformerError(f"expected an encoder, for its vectors, got the encoder-decoder {config.model_type}")
+        config = replace(config, decoder=Decoder(), shared=False, scale_output=False)
+        weights = weights["encoder"]
     encoder = Model(config, weights, model.folder, model.threads, model.same_bits, model.limits)
-    encoder.tokenizer = model.tokenizer
+    if isinstance(model, Model):
+        encoder.tokenizer = model.tokenizer
     return encoder
 
 

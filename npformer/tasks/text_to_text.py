@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from npformer.checkpoint.read import CONFIG
 from npformer.common.errors import NpformerError, warn
-from npformer.common.files import read_json
 from npformer.generation import generate, stream
-from npformer.generation.settings import NAMES, UNSUPPORTED, resolve
+from npformer.generation.settings import resolve
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.declaration import Form
 from npformer.tasks.task import WINDOW, Request
+from npformer.tasks.task_settings import pairs_of, task_settings
 from npformer.tasks.writing import Writing, WritingOptions, pieces
 from npformer.text.encoding import Encoded, SourceEncoder, was_cut
 from npformer.text.inputs import as_text
@@ -38,7 +37,8 @@ class TextToText(Writing):
     ----------
     model : Seq2Seq, such as Marian or BART
     to : str, optional
-        Target language, for a multilingual model. A text may also begin with its own code, such as >>fra<<.
+        Target language, for a multilingual model, or a T5 with settings for it in config.json. A text may also begin
+        with a code of its own, such as >>fra<<.
     long : "error" or "truncate"
         How to handle a text that is too long.
     progress : bool
@@ -55,30 +55,18 @@ class TextToText(Writing):
         self.model = model
         self.encoder: Any = SourceEncoder(model)
         self.window = WINDOW
+        self.to: str | None = options.get("to")
+        self.prefixes: dict[str | None, str] = {}
         self.options = self.settle(self.defaults(), options)
-
-    @cached_property
-    def described(self) -> tuple[str, dict[str, Any]]:
-        """The prefix of every source, and the settings of this task, from the model's config.json.
-
-        As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix.
-        """
-        path = None if self.model.folder is None else self.model.folder / CONFIG
-        if path is None or not path.exists():
-            return "", {}
-        data = read_json(path, self.model.limits, "config")
-        tasks = data.get("task_specific_params") or {}
-        own = tasks.get(self.name) or {} if isinstance(tasks, dict) else tasks
-        if not isinstance(own, dict):
-            raise NpformerError(f"{path}: task_specific_params: expected an object with the settings of each task")
-        prefix = own.get("prefix", data.get("prefix"))
-        if not isinstance(prefix, str | None):
-            raise NpformerError(f"{path}: prefix: expected a text, got {type(prefix).__name__}")
-        return prefix or "", {name: own[name] for name in own if name in NAMES or name in UNSUPPORTED}
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
-        return self.described[1]
+        return task_settings(self.model, self.name, self.to).settings
+
+    @cached_property
+    def pairs(self) -> dict[str, str]:
+        """The target languages with settings of their own, as in T5."""
+        return pairs_of(self.model) if self.name == "translation" else {}
 
     def values(self, answer: Any) -> dict[str, Any]:
         return {self.key: ""} if answer is None else super().values(answer)  # None: a blank line
@@ -87,8 +75,10 @@ class TextToText(Writing):
         """Returns the options with the given ones changed, generation settings included."""
         settled: TextToTextOptions = super().settle(options, given)
         resolve(self.model.folder, self.model.config, settled.settings)
-        if settled.to is not None:
-            self.encoder.check_language(f">>{settled.to.strip('<>')}<<")
+        if settled.to is not None and settled.to not in self.pairs:
+            self.encoder.check_language(f">>{settled.to.strip('<>')}<<", self.pairs)
+        if settled.to is None and self.name == "translation" and self.pairs:
+            raise NpformerError(f"to: expected a target language of this model: {', '.join(self.pairs)}")
         return settled
 
     def tokens(self, text: str, **options: Any) -> Iterator[str]:
@@ -107,7 +97,14 @@ class TextToText(Writing):
 
     def source(self, item: Any, options: TextToTextOptions) -> Encoded:
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
-        return self.encoder.read(text, options.long, options.to, self.described[0])
+        to = None if options.to in self.pairs else options.to
+        return self.encoder.read(text, options.long, to, self.prefix(options.to))
+
+    def prefix(self, to: str | None) -> str:
+        """Returns the text before every source, by the target language."""
+        if to not in self.prefixes:
+            self.prefixes[to] = task_settings(self.model, self.name, to).prefix
+        return self.prefixes[to]
 
     def answer(self, requests: list[Request], options: TextToTextOptions) -> list[Any]:
         sources = [request.encoded[0].texts[0] for request in requests]

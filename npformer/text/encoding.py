@@ -7,7 +7,7 @@ encodes the source of an encoder-decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -410,8 +410,8 @@ class SourceEncoder:
         rows = [(i, piece, i in ends, None, None) for i, piece in zip(ids, pieces, strict=True)]
         return [each for each in rows if special or not each[2]]
 
-    def check_language(self, code: str) -> None:
+    def check_language(self, code: str, others: Collection[str] = ()) -> None:
         """Raises NpformerError for a language code, such as >>fra<<, that the model does not know."""
-        known = self.tokenizer.languages
+        known = (*self.tokenizer.languages, *others)
         if code not in known:
             raise unknown("language", code, known, "" if known else "This model has one target language and no codes.")

@@ -103,6 +103,7 @@ def _unigram(
         for piece in pieces
         if piece.type in (CONTROL, USER_DEFINED)
     ]
+    added += [{"content": name, "special": True, "normalized": False} for name in order.last if name not in special]
     return {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": vocabulary}, charsmap, added
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.common.checks import boolean, shown
+from npformer.common.checks import boolean, shown, whole
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_bytes, read_json
 from npformer.common.limits import LIMITS, Limits
@@ -46,6 +46,8 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 #: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+MOST_SENTINELS = 10_000  # of T5's <extra_id_0>, ...
 
 #: Unicode white space, which the tokenizers library strips from the end of each line of a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
@@ -184,10 +186,13 @@ def _described(
     if path.name == DEBERTA:
         lower_case, split_marks = setting("do_lower_case", False), setting("split_by_punct", False)
         return describe_deberta(path, names, setting("add_prefix_space", True), lower_case, split_marks, limits)
-    clean_up = []
-    if path.name == ALBERT:
+    clean_up, order = [], family.pieces
+    if order.sentinels:
+        count = whole(f"{path.with_name(SETTINGS)}: extra_ids", settings.get("extra_ids", 100), 0, MOST_SENTINELS)
+        order = order._replace(last=tuple(f"<extra_id_{i}>" for i in reversed(range(count))))
+    elif path.name == ALBERT:
         clean_up = albert_clean_up(setting("do_lower_case", True), setting("keep_accents", False))
-    return describe_unigram(path, names, family.pieces, setting("add_prefix_space", True), clean_up, limits)
+    return describe_unigram(path, names, order, setting("add_prefix_space", True), clean_up, limits)
 
 
 def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: Limits) -> None:

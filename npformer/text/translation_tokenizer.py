@@ -19,7 +19,8 @@ from npformer.config import Config
 from npformer.families import family_of
 from npformer.text.safe_tokenizer import TRIED, SafeTokenizer, Uncalled, check_growth, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import charsmaps
-from npformer.text.tokenizer import SETTINGS, read_settings
+from npformer.text.tokenizer import FILES, SETTINGS, read_settings
+from npformer.text.tokenizer import load_tokenizer as of_text
 from npformer.text.tokenizer_checks import check_charsmap
 
 PIECES = ("source.spm", "target.spm", "vocab.json")
@@ -46,13 +47,14 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Tra
     """The tokenizer of a translation model's folder.
 
     It is either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
-    target_tokenizer.json if the target has its own. Raises NpformerError for files that are missing, unreadable or
-    beyond the limits, for a vocabulary that does not fit the model, and for a tokenizer that fails on a short text.
+    target_tokenizer.json if the target has its own, or one of the files that encoders have. Raises NpformerError for
+    files that are missing, unreadable or beyond the limits, for a vocabulary that does not fit the model, and for a
+    tokenizer that fails on a short text.
     """
     there = [name for name in PIECES if (folder / name).exists()]
     if len(there) == len(PIECES):
         return Pieces(folder, config, limits)
-    if (folder / FILE).exists():
+    if any((folder / name).exists() for name in FILES):
         return Files(folder, config, limits)
     missing = ", ".join(name for name in PIECES if name not in there)
     raise NpformerError(
@@ -122,10 +124,14 @@ class Pieces(Uncalled):
 
 
 class Files(Uncalled):
-    """The tokenizers library's tokenizer.json, for the source, and for the target unless it has its own file."""
+    """The tokenizers library's tokenizer.json, for the source, and for the target unless it has its own file.
+
+    A folder without it has the files of older checkpoints, such as T5's spiece.model.
+    """
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
-        self.source = _read(folder / FILE, config.vocab_size, limits)
+        older = not (folder / FILE).exists()
+        self.source = of_text(folder, config, limits) if older else _read(folder / FILE, config.vocab_size, limits)
         own = (folder / TARGET_FILE).exists()
         self.target = _read(folder / TARGET_FILE, config.decoder.vocab_size, limits) if own else self.source
         self.end = config.decoder.end_ids[0] if family_of(config).ends_sources and config.decoder.end_ids else None

@@ -36,6 +36,7 @@ TRAINED: dict[str, dict[str, Any]] = {
         "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1,
         "control_symbols": ["[CLS]", "[SEP]", "[MASK]"], "user_defined_symbols": list('(),"-.'),
     },
+    "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
     "deberta-v2": {
         "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
         "eos_piece": "[SEP]", "unk_piece": "[UNK]",
@@ -132,6 +133,8 @@ for _name, _settings in {
 }.items():
     CASES[f"deberta-v2 {_name}"] = ("deberta-v2", {"spm.model": "deberta-v2-nmt_nfkc.model"}, _settings)
 CASES["deberta-v2 identity"] = ("deberta-v2", {"spm.model": "deberta-v2-identity.model"}, {})
+CASES["t5 alone"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {})
+CASES["t5 few sentinels"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {"tokenizer_config.json": {"extra_ids": 3}})
 CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
 
 #: A tokenizer.json, which is read first, made of the files above by Transformers, without some of its fields.

@@ -67,3 +67,11 @@ def bart_folder(path: Path, **described: Any) -> Path:
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")
     return path
+
+
+def t5_folder(path: Path, head: str = "translation", **described: Any) -> Path:
+    """A tiny T5's folder with a tokenizer.json; described: more fields of its config.json."""
+    tiny.folder(path, "t5", head, seed=3, scale_output=head == "translation", n_layers=1)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")
+    return path

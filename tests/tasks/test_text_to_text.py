@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import npformer
@@ -17,7 +18,7 @@ from npformer.generation.settings import resolve
 from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.text_to_text import Summarization, Text2TextGeneration, TextToText
 from tests.support import tiny
-from tests.support.seq2seq_models import bart_folder, golden_model
+from tests.support.seq2seq_models import bart_folder, golden_model, t5_folder
 
 TEXT = "the people of Paris"
 OWN = {"summarization": {"max_length": 12, "min_length": 4, "num_beams": 2, "prefix": "news: "}}
@@ -44,6 +45,49 @@ def test_a_bart_summarizes_if_its_config_has_such_settings(specific: dict[str, A
     assert (task.name, npformer.pipeline(model=npformer.load(folder)).name) == (name, name)
     described = json.loads((folder / "config.json").read_text())
     assert tasks_of(task.model.config, described) == [name, *(each for each in NAMES[1:] if each != name)]
+
+
+#: As in google-t5/t5-small, with shorter texts.
+OF_T5 = {
+    "summarization": {"max_length": 12, "num_beams": 2, "prefix": "summarize: "},
+    "translation_en_to_de": {"max_length": 9, "num_beams": 3, "prefix": "translate English to German: "},
+    "translation_en_to_fr": {"max_length": 9, "prefix": "translate English to French: "},
+}
+
+
+def test_a_t5_has_a_prefix_for_each_task_and_language(tmp_path: Path) -> None:
+    """As Transformers 4 reads task_specific_params; a T5 that also translates writes texts unless asked otherwise."""
+    folder = t5_folder(tmp_path / "t5", task_specific_params=OF_T5)
+    writes, summarizes = npformer.pipeline(model=folder), npformer.pipeline("summarization", folder)
+    german = npformer.pipeline("translation_en_to_de", folder)
+    assert (writes.name, german.name) == ("text2text-generation", "translation")
+    assert [settings(each).num_beams for each in (writes, summarizes, german)] == [4, 2, 3]
+    assert tasks_of(writes.model.config, {"task_specific_params": OF_T5}) == [NAMES[2], NAMES[1], NAMES[0]]
+    model = npformer.load(folder)
+
+    def written(prefix: str, **given: Any) -> str:
+        [[found]] = model.generate([model.tokenizer.encode(prefix + TEXT)], **given)
+        return model.tokenizer.decode(found.ids.tolist())
+
+    assert writes(TEXT, max_new_tokens=5)["generated_text"] == written("", num_beams=4, max_new_tokens=5)
+    assert summarizes(TEXT)["summary_text"] == written("summarize: ", num_beams=2, max_length=12)
+    expected = written("translate English to German: ", num_beams=3, max_length=9)
+    assert german(TEXT)["translation_text"] == expected
+    assert npformer.pipeline("translation", folder, to="de")(TEXT)["translation_text"] == expected
+    french = written("translate English to French: ", num_beams=3, max_length=9)
+    assert german(TEXT, to="fr")["translation_text"] == french
+    with pytest.raises(NpformerError, match="to: expected a target language of this model: de, fr"):
+        npformer.pipeline("translation", folder)
+    with pytest.raises(NpformerError, match=r"language: '>>ro<<' is not known\. Known: de, fr"):
+        german(TEXT, to="ro")
+
+
+def test_vectors_of_a_whole_t5_are_its_encoder_s(tmp_path: Path) -> None:
+    """Also without `architectures`, as from a folder of the encoder alone."""
+    embed = npformer.pipeline("sentence-embedding", t5_folder(tmp_path / "t5"))
+    bare = t5_folder(tmp_path / "bare", architectures=None)
+    assert np.array_equal(embed([TEXT]), npformer.pipeline("sentence-embedding", bare)([TEXT]))
+    assert npformer.pipeline("text2text-generation", bare, max_new_tokens=3)(TEXT)["generated_text"]
 
 
 def test_a_marian_translates() -> None:
@@ -127,5 +171,5 @@ def test_settings_that_make_no_sense(described: dict[str, Any], message: str, tm
 def test_models_that_do_not_fit() -> None:
     with pytest.raises(NpformerError, match="summarization: expected an encoder-decoder, got a masked-lm model"):
         npformer.pipeline("summarization", tiny.model("bert", "masked-lm"))
-    with pytest.raises(NpformerError, match=r"no default model; .* a BART model for summaries"):
+    with pytest.raises(NpformerError, match=r"no default model; .* an encoder-decoder for summaries"):
         npformer.pipeline("summarization")
