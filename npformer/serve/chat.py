@@ -20,6 +20,7 @@ from npformer.common.errors import NpformerError
 from npformer.generation.state import Continued, PromptState
 from npformer.serve import fields as f
 from npformer.serve.fields import Field, Refusal
+from npformer.serve.logprobs import NewScores, of_chat
 from npformer.serve.models import choose
 from npformer.serve.routes import MODEL, Reply, Route, Service
 from npformer.serve.write import (
@@ -36,7 +37,6 @@ from npformer.serve.write import (
 )
 from npformer.tasks.text_generation import TextGeneration, Writer
 
-LEAST = -9999.0  # OpenAI's log probability of an impossible token
 NO_TOOLS = "there are no tools"
 MESSAGE = {
     "role": Field(f.one_of("system", "developer", "user", "assistant"), what="developer means system."),
@@ -134,8 +134,7 @@ class Answers:
 
     def __init__(self, service: Service, writers: list[Writer]) -> None:
         self.service, self.writers = service, writers
-        self.tokenizer = writers[0].task.model.tokenizer
-        self.shown = [0] * len(writers)  # tokens with log probabilities shown
+        self.scores = list(map(NewScores, writers))
 
     @property
     def usage(self) -> dict[str, int]:
@@ -178,25 +177,8 @@ class Answers:
         yield b"data: [DONE]\n\n"
 
     def _logprobs(self, i: int, last: bool) -> dict[str, Any] | None:
-        """The log probabilities of the tokens since the last call; last: the answer is complete.
-
-        The token that ends an answer is not among them.
-        """
-        writer = self.writers[i]
-        if writer.settings.logprobs is None or writer.stream is None:
-            return None
-        steps = writer.stream.likely[: -1 if last and writer.ended == "end" else None]
-        new, self.shown[i] = steps[self.shown[i] :], len(steps)
-        found = []
-        for each in new:
-            chosen, *best = map(self._entry, each.tokens[0].tolist(), each.scores[0].tolist())
-            found.append({**chosen, "top_logprobs": best})
-        return {"content": found, "refusal": None}
-
-    def _entry(self, token: int, score: float) -> dict[str, Any]:
-        text = self.tokenizer.decode([token], skip_special_tokens=False)
-        known = None if "\ufffd" in text else list(text.encode())  # part of a character has no text of its own
-        return {"token": text, "logprob": max(score, LEAST), "bytes": known}
+        """The log probabilities of the tokens since the last call. last: the answer is complete."""
+        return None if self.writers[i].settings.logprobs is None else of_chat(self.scores[i](last))
 
 
 ROUTES = (Route("/v1/chat/completions", "The answer to a conversation, in OpenAI's format", CHAT, chat_completions),)

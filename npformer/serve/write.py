@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npformer.common.errors import NpformerError
+from npformer.generation.logits import Best
 from npformer.serve import fields as f
 from npformer.serve.fields import Field, Fields
+from npformer.serve.logprobs import NewScores, Scored, of_completion, scored
 from npformer.serve.models import Prepared, TaskWork, choose
 from npformer.serve.replies import as_json
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Service
@@ -70,7 +72,7 @@ COMPLETIONS = {
     "stream": Field(f.BOOLEAN, False, "Send server-sent events, for one prompt and n of 1."),
     "stream_options": Field(f.an_object({"include_usage": Field(f.BOOLEAN, False)}), None),
     "best_of": Field(f.nothing_else("n texts are generated", 1), None),
-    "logprobs": Field(f.nothing_else("probabilities are not returned"), None),
+    "logprobs": Field(f.whole(0, 5), None, "Log probabilities of the new tokens, and of this many most likely ones."),
     "suffix": Field(f.nothing_else("there is no infilling"), None),
     "logit_bias": Field(f.nothing_else("logits cannot be biased", {}), None),
     "frequency_penalty": Field(f.nothing_else("this penalty is not supported", 0), None),
@@ -219,11 +221,13 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     settings = {
         "max_new_tokens": given["max_tokens"], "do_sample": draws, "top_k": 0, "top_p": given["top_p"],
         "num_beams": 1, "num_return_sequences": n, "return_full_text": False, "seed": given["seed"],
-        "stop_strings": given["stop"] or [], **{name: given[name] for name in MORE_LIMITS},
+        "stop_strings": given["stop"] or [], **{name: given[name] for name in ("logprobs", *MORE_LIMITS)},
         **({"temperature": given["temperature"]} if draws else {}),
     }  # fmt: skip
     if n > 1 and not draws:
         raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
+    if given["echo"] and given["logprobs"] is not None:
+        raise f.wrong("echo", "expected false with logprobs: prompts have none")
     options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = name
@@ -237,7 +241,13 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     choices = []
     for i, (text, each) in enumerate(flat):
         shown = until(each["generated_text"], options.stop_strings)
-        choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended))
+        steps = (
+            []
+            if each.likely is None
+            else [Best(*rows) for rows in zip(*(x[:, None] for x in each.likely), strict=True)]
+        )
+        tokens = None if each.likely is None else scored(task.model.tokenizer, steps, each.ended)
+        choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended, tokens))
     usage = usage_of(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
     return Reply(prompts.prepared, {**frame, "choices": choices, "usage": usage})
 
@@ -249,12 +259,21 @@ async def _completed(
     [writer] = prompts.writers
     shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
 
+    scores, wanted, offset = NewScores(writer), given["logprobs"] is not None, 0
+
+    def chunk(text: str, ended: str | None = None) -> bytes:
+        nonlocal offset
+        tokens = scores(ended is not None) if wanted else None
+        choice = _choice(0, text, ended, tokens, offset)
+        offset += sum(len(each.text) for each in tokens or ())
+        return event({**frame, "choices": [choice]})
+
     async def chunks() -> AsyncIterator[bytes]:
         if given["echo"]:
-            yield event({**frame, "choices": [_choice(0, given["prompt"].items[0], None)]})
+            yield chunk(given["prompt"].items[0])
         async for piece in shown:
-            yield event({**frame, "choices": [_choice(0, piece, None)]})
-        yield event({**frame, "choices": [_choice(0, "", writer.ended)]})
+            yield chunk(piece)
+        yield chunk("", writer.ended)
         if (given["stream_options"] or {}).get("include_usage"):
             yield event({**frame, "choices": [], "usage": usage_of(sum(prompts.prepared.sizes), len(writer.ids))})
         yield b"data: [DONE]\n\n"
@@ -280,9 +299,12 @@ def withheld(pieces: Iterator[str], stops: tuple[str, ...]) -> Iterator[str]:
         yield rest
 
 
-def _choice(index: int, text: str | Any, ended: str | None) -> dict[str, Any]:
+def _choice(
+    index: int, text: str | Any, ended: str | None, tokens: list[Scored] | None = None, offset: int = 0
+) -> dict[str, Any]:
     reason = None if ended is None else OPENAI_REASON[ended]
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    logprobs = None if tokens is None else of_completion(tokens, offset)
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def usage_of(prompt: int, written: int) -> dict[str, int]:

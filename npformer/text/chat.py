@@ -68,7 +68,7 @@ class Chat:
         if model.folder is None:
             raise NpformerError("a model without a folder has no chat template; give the prompt as a text")
         self.where, self.template = read_template(model.folder)
-        self.variables = special_tokens(model.folder)
+        self.variables = {**special_tokens(model.folder), "tools": None, "documents": None}
         self.tokenizer, self.limits = model.tokenizer, model.limits
         added = {i: each for i, each in self.tokenizer.get_added_tokens_decoder().items() if not _blank(each.content)}
         self.control = {i: each.content for i, each in added.items()}

@@ -206,11 +206,26 @@ def test_a_completion_ends_before_its_stop_string(client: openai.OpenAI, task: T
     assert usage.usage.total_tokens > 1
 
 
+def test_completions_with_log_probabilities(client: openai.OpenAI, task: TextGeneration) -> None:
+    [expected] = task("The", **{**GREEDY, "logprobs": 2})
+    settings: dict[str, Any] = {"model": "writer", "prompt": "The", "temperature": 0, "max_tokens": 12, "logprobs": 2}
+    found = client.completions.create(**settings).choices[0].logprobs
+    assert found is not None
+    assert found.token_logprobs == expected.likely.scores[:, 0].tolist()
+    assert [list(each.values()) for each in found.top_logprobs or []] == expected.likely.scores[:, 1:].tolist()
+    lengths = [len(each) for each in found.tokens or []]
+    assert found.text_offset == [sum(lengths[:i]) for i in range(len(lengths))]
+    parts = [each.choices[0].logprobs for each in client.completions.create(**settings, stream=True)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for each in parts for value in getattr(each, name)] == getattr(found, name)
+
+
 def test_completions_that_are_refused(client: openai.OpenAI) -> None:
     for more, message in (
         ({"n": 2, "temperature": 0}, "n: expected 1 with a temperature below 1e-06"),
         ({"n": 2, "stream": True}, "stream: expected one prompt"),
-        ({"logprobs": 3}, "logprobs: unsupported"),
+        ({"logprobs": 6}, "logprobs: expected a whole number from 0 to 5"),
+        ({"logprobs": 1, "echo": True}, "echo: expected false with logprobs"),
         ({"prompt": [1, 2]}, "expected texts, got token ids"),
         ({"stop": ["a"] * 5}, "stop: expected at most 4 texts, got 5"),
         ({"max_tokens": 65}, "body: max_tokens: expected a whole number"),

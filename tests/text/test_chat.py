@@ -89,8 +89,8 @@ def test_conversations_that_are_refused_leave_the_others(chat: Chat) -> None:
 def test_templates_as_transformers_renders_them(tmp_path: Path) -> None:
     """The marks of training, today's date, and the default of several templates."""
     template: Any = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    folder = chatters.folder(tmp_path / "m", template=template + "{{ strftime_now('%Y') | length }}")
-    assert read(Chat(npformer.load(folder)), ASKED)[0] == "Hi4"
+    folder = chatters.folder(tmp_path / "m", template=template + "{{ strftime_now('%Y') | length }}{{ tools is none }}")
+    assert read(Chat(npformer.load(folder)), ASKED)[0] == "Hi4True"
     template = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "default"}]
     folder = chatters.folder(tmp_path / "n", template=template)
     assert read(Chat(npformer.load(folder)), ASKED)[0] == "default"

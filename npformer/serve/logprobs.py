@@ -1,0 +1,69 @@
+"""Log probabilities of generated tokens, in the forms of OpenAI's two routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from npformer.generation.logits import Best
+from npformer.tasks.text_generation import Writer
+
+LEAST = -9999.0  # OpenAI's log probability of an impossible token
+
+
+class Scored(NamedTuple):
+    """A token's text and log probability, and those of the most likely tokens in its place."""
+
+    text: str
+    score: float
+    best: list[tuple[str, float]]
+
+
+def scored(tokenizer: Any, steps: Sequence[Best], ended: str | None) -> list[Scored]:
+    """The tokens of steps (1, 1 + logprobs) each, without the token that ends a text. ended: why it has, if it has."""
+    found = []
+    for each in steps[:-1] if ended == "end" else steps:
+        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in each.tokens[0].tolist()]
+        (text, score), *best = zip(texts, [max(value, LEAST) for value in each.scores[0].tolist()], strict=True)
+        found.append(Scored(text, score, best))
+    return found
+
+
+class NewScores:
+    """The scored tokens of a text as it is generated: those since the last call."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer, self.count = writer, 0
+
+    def __call__(self, complete: bool = False) -> list[Scored]:
+        if self.writer.stream is None:
+            return []
+        steps = self.writer.stream.likely[self.count :]
+        self.count += len(steps)
+        return scored(self.writer.task.model.tokenizer, steps, self.writer.ended if complete else None)
+
+
+def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
+    """The logprobs of /v1/chat/completions."""
+    content = [
+        {**_entry(each.text, each.score), "top_logprobs": [_entry(*best) for best in each.best]} for each in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(text: str, score: float) -> dict[str, Any]:
+    known = None if "\ufffd" in text else list(text.encode())  # part of a character has no text of its own
+    return {"token": text, "logprob": score, "bytes": known}
+
+
+def of_completion(tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
+    """The logprobs of /v1/completions. offset: the number of characters before the first token."""
+    offsets = [offset]
+    for each in tokens:
+        offsets.append(offsets[-1] + len(each.text))
+    return {
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [each.score for each in tokens],
+        "top_logprobs": [dict(each.best) for each in tokens],
+        "text_offset": offsets[:-1],
+    }
