@@ -51,6 +51,25 @@ def tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
     return grad * (1 - y * y)
 
 
+def soft_cap(x: np.ndarray, cap: float, out: np.ndarray | None = None) -> np.ndarray:
+    """cap * tanh(x / cap), between -cap and cap, and close to x near 0. Gemma Team, 2024, Gemma 2, section 2.
+
+    >>> soft_cap(np.array([-100.0, 0.0, 1.0]), 10.0)
+    array([-10.   ,   0.   ,   0.9967])
+    """
+    y = np.divide(x, cap, out=out)
+    np.tanh(y, out=y)
+    y *= cap
+    return y
+
+
+def soft_cap_backward(grad: np.ndarray, x: np.ndarray, cap: float) -> np.ndarray:
+    """Backward of `soft_cap`: dx = grad (1 - tanh(x / cap)^2)."""
+    y = np.tanh(x / cap)
+    np.subtract(1, np.square(y, out=y), out=y)
+    return np.multiply(grad, y, out=y)
+
+
 def silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """x / (1 + exp(-x)), also called swish.
 

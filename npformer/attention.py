@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from npformer.taps import listening, spare, tap
 
 Linear = Mapping[str, np.ndarray]
 Add = Callable[[np.ndarray], np.ndarray]  # a function from scores to scores, which it may overwrite
+#: From the gradient of the scores after an `Add` to that of the scores before it, and terms of dq and dk.
+AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]
 
 QUERIES = 64  # queries of a block: enough rows for a product, and few enough that most keys after them are left out
 
@@ -159,12 +162,13 @@ def scaled_dot_product_attention_backward(
     k: np.ndarray,
     v: np.ndarray,
     scale: float | None = None,
-    dscores: np.ndarray | None = None,
+    add_backward: AddBackward | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
 
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
-    dscores: an array to write dS to, the gradient of a bias that is added to the scores.
+    add_backward: backward of `add` in `attend`: from the gradient of the scores after it to that before it, with more
+    terms of dq and dk.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     grad = stages.through_edit("context", grad)
@@ -174,11 +178,12 @@ def scaled_dot_product_attention_backward(
     dweights = (v @ grad.mT).mT if keys_are_rows else grad @ v.mT
     ds = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
     ds = stages.through_edit("scores", ds)
-    if dscores is not None:
-        dscores[...] = ds
+    ds, more_q, more_k = (ds, 0.0, 0.0) if add_backward is None else add_backward(ds)
     dq, dk = ds @ k, ds.mT @ q
     dq *= scale
     dk *= scale
+    dq += more_q
+    dk += more_k
     return dq, dk, dv
 
 

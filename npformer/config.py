@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -33,6 +34,9 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
+
+#: dtype -> the bits of a number's fraction.
+ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
@@ -138,8 +142,10 @@ class Config(Answering):
     scale_output : multiply the rows that are projected to the vocabulary by 1 / sqrt(d_model)
     score_scale : factor of the scores q k^T; 0: 1 / sqrt(d_head)
     gated : the feed-forward networks have a gate
+    scale_dtype : dtype that sqrt(d_model) is rounded to, one of ROUNDED; "": not rounded
     activation : activation of the feed-forward network, one of ACTIVATIONS
     head_activation : activation of the layer below a head's norm; "": as in the feed-forward network
+    logit_cap : logits of words lie between -logit_cap and logit_cap; 0: no cap
     eps : eps of the layer norms
     norm_first : norms before the blocks (pre-norm), not after them
     final_norm : an additional norm after the last layer
@@ -194,8 +200,10 @@ class Config(Answering):
     scale_output: bool = False
     score_scale: float = 0.0
     gated: bool = False
+    scale_dtype: str = ""
     activation: str = "gelu"
     head_activation: str = ""
+    logit_cap: float = 0.0
     eps: float = 1e-12
     norm_first: bool = False
     final_norm: bool = False
@@ -239,7 +247,10 @@ class Config(Answering):
             checks.boolean(name, getattr(self, name))
         if self.score_scale:
             checks.positive("score_scale", self.score_scale)
+        checks.one_of("scale_dtype", self.scale_dtype, ("", *ROUNDED) if self.scale_embedding else ("",))
         checks.positive("eps", self.eps)
+        if self.logit_cap:
+            checks.positive("logit_cap", self.logit_cap)
         if self.n_heads % self.kv_heads:
             raise NpformerError(f"n_kv_heads: {self.n_kv_heads} does not divide the {self.n_heads} heads of queries")
         for n_heads in (self.n_heads, self.decoder.n_heads) if not self.head_width else ():
@@ -307,6 +318,17 @@ class Config(Answering):
     def table_width(self) -> int:
         """Width of the tables of tokens, positions and token types."""
         return self.d_embedding or self.d_model
+
+    @property
+    def token_scale(self) -> float:
+        """The factor of token rows."""
+        if not self.scale_embedding:
+            return 1.0
+        root = math.sqrt(self.d_model)
+        if not self.scale_dtype:
+            return root
+        unit = 2.0 ** (math.frexp(root)[1] - 1 - ROUNDED[self.scale_dtype])
+        return round(root / unit) * unit
 
     def group_of(self, layer: int) -> tuple[int, int]:
         """The group of a layer's weights, and the layer's index in it.

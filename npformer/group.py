@@ -17,6 +17,7 @@ class Group(NamedTuple):
     bias: int | None = None  # numbers of the bias; None: no bias
     kind: str = "table"  # "linear", whose weight is (in, out), which is (out, in) in torch's files; "table" or "norm"
     joined: int = 0  # projections of attention that torch initializes as one matrix; 0 outside attention
+    start: float = 1.0  # the weight of a norm before training
 
 
 def linear(inputs: int, outputs: int, bias: bool = True, joined: int = 0) -> Group:

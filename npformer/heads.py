@@ -327,6 +327,14 @@ class Head(ABC):
         found = [] if self.below is None else self.below.stages(x)
         return [*found, *self._stages(found[-1].name if found else x)]
 
+    def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The logits, from the output of the last layer; may be written to out."""
+        return logits
+
+    def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
+        """A logit over the output of the last layer, held at its value."""
+        return 1.0
+
     @abstractmethod
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         """The answers from the input of the last layer."""

@@ -157,7 +157,8 @@ class Stack:
     @property
     def attentions(self) -> list[Attention]:
         """The attention of each layer to the texts themselves."""
-        return [block for layer in self.layers for _, block in layer.blocks if isinstance(block, Attention)]
+        blocks = [block.core for layer in self.layers for _, block in layer.blocks]
+        return [block for block in blocks if isinstance(block, Attention)]
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
         """The last layer, (T, D). first: the number of the layer that reads x; those below it are not computed."""

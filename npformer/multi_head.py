@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,12 +138,12 @@ def packed_attention_backward(
     source_lengths: np.ndarray,
     n_heads: int,
     scale: float = 0.0,
-    add_backward: Callable[..., tuple[Any, Any]] | None = None,
+    add_backward: Callable[..., tuple[np.ndarray, Any, Any]] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `packed_attention`: dq (T, H K), dk and dv (S, G K).
 
-    scale: the factor of q k^T; 0: 1 / sqrt(K). add_backward: the terms of dq and dk from arrays that mechanisms add to
-    the scores.
+    scale: the factor of q k^T; 0: 1 / sqrt(K). add_backward: backward of all that mechanisms do to the
+    scores, as in `scaled_dot_product_attention_backward`.
     """
     names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
     of_source = int(source_lengths.sum()), grad.shape[-1] * n_kv_heads // n_heads
@@ -152,11 +153,9 @@ def packed_attention_backward(
         dcontext = _heads(grad[rows], count, n_heads)
         q, k, v = (repeat_heads(run[name], n_heads) for name in names)
         scale = scale or 1 / math.sqrt(q.shape[-1])
-        dscores = None if add_backward is None else np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
-        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, dscores)
-        if add_backward is not None:
-            more = add_backward(dscores, q, k, scale, rows, source_rows, run)
-            grads = (grads[0] + more[0], grads[1] + more[1], grads[2])
+        own = {"q": q, "k": k, "scale": scale, "rows": rows, "source_rows": source_rows, "stages": run}
+        through = None if add_backward is None else partial(add_backward, **own)
+        grads = scaled_dot_product_attention_backward(dcontext, run, q, k, v, scale, through)
         of_heads = (n_heads, n_kv_heads, n_kv_heads)
         parts = zip((dq, dk, dv), (rows, source_rows, source_rows), names, of_heads, grads, strict=True)
         for whole, part, name, own_heads, dhead in parts:

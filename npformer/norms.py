@@ -43,6 +43,10 @@ class Norm(ABC):
     def group(self, width: int) -> Group:
         """Its weights for rows of this width."""
 
+    def affine(self, z: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """The output, of the normalized rows z."""
+        return z * weight if bias is None else z * weight + bias
+
     def stage(self, name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:
         """The stage of a norm's output: y = Normalize(x), with y and x as formulas name them."""
         formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"

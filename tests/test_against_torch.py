@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated
+from npformer.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated, Normed
+from npformer.capped_logits import CappedLogits
 from npformer.checkpoint import flatten, load_folder
 from npformer.common.mistake import Mistake
 from npformer.families import distinct_encoders, encoders
@@ -22,13 +23,14 @@ from npformer.golden.mistakes import ANYWHERE, of_model
 from npformer.golden.port import Port
 from npformer.interpret import stages
 from npformer.interpret.text_parts import is_input
-from npformer.mechanisms import Causal, Disentangled, RelativeBias, Rotary, Window
+from npformer.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, SoftCap, Window
 from npformer.model import Model
 from npformer.norms import LayerNorm
 from npformer.root_mean_square import RMSNorm
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import unpadded
 from npformer.taps import listen
+from npformer.zero_centred import MISUSED
 from tests.golden.texts import TEXTS
 from tests.support import torch_values
 from tests.support.bits import alike
@@ -141,10 +143,12 @@ OF_GPT2 = {"post-norm for pre-norm", "causal mask left out", "causal mask off by
 GROUPED = "grouped heads with other partners"
 OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]
 OF_FEW = [each for part in (RelativeBias, Rotary, Window, Disentangled, Gated, RMSNorm) for each in part.mistakes]
+OF_FEW += [each for part in (SoftCap, HeadNorm, Normed, CappedLogits) for each in part.mistakes] + [MISUSED]
 OF_FEW = [each for each in OF_FEW if each not in OF_PARTS]
 OF_FEW += [each for each in OF_PARTS if each.name == GROUPED]
 OF_PARTS = [each for each in OF_PARTS if each.name != GROUPED]
-RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base", "llama-base")  # the only cases that show these mistakes
+#: The only cases that show these mistakes.
+RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base", "llama-base", "gemma2-causal-lm", "gemma3_text-base")
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")
 
 
@@ -179,6 +183,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 
 #: The heads that have a case, where the others are compared in tests/oracle/test_heads.py.
 FEW_HEADS = {"albert": {"base", "sequence-classification"}, "nomic_bert": {"base", "masked-lm"}}
+FEW_HEADS["gemma2"] = {"causal-lm"}
 FEW_HEADS["electra"] = set(encoders()["electra"].heads) - {"causal-lm"}
 FEW_HEADS["bart"] = set(BART.architectures.values()) - {"translation", "causal-lm"}
 

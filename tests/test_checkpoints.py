@@ -47,11 +47,7 @@ def test_names_come_once_and_families_are_shown():
         ("Helsinki-NLP/opus-mt-en-de", "with the extra `translate`", "translation"),
         ("google-t5/t5-small", "yes", "text2text-generation, summarization"),
         ("Qwen/Qwen3-Reranker-0.6B", "yes", "text-generation"),
-        (
-            "google/gemma-2-2b-it",
-            "no",
-            "model_type: 'gemma2' needs RMS norms with weights 1 + w before and after each ",
-        ),
+        ("google/gemma-2-2b-it", "yes", "text-generation"),
         ("openai/whisper-small", "no", "model_type: 'whisper' needs speech"),
         ("jinaai/jina-embeddings-v2-base-en", "no", "position_embedding_type: 'alibi' is not supported for a bert; "),
     ],

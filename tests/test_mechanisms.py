@@ -15,7 +15,7 @@ from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows, rms_norm
 from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Causal, Disentangled, HeadNorm, Mechanism, RelativeBias, Rotary, Window
+from npformer.mechanisms import Causal, Disentangled, HeadNorm, Mechanism, RelativeBias, Rotary, SoftCap, Window
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.numbers
 YARN = Yarn(3.0, original=20)
 #: A family, the mechanisms that are added to its own in each layer, and fields.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
+    "bias-capped": ("mpnet", lambda config, i: (SoftCap(0.7),), {}),
     "bias-causal": ("mpnet", lambda config, i: (Causal(),), {}),
     "bias-rotary": ("mpnet", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "bias-window": ("mpnet", lambda config, i: (Window(3),) * i, {}),
@@ -53,6 +54,7 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
         lambda config, i: (),
         {"n_kv_heads": 1, "mechanisms": (Rotary(9.0, scaling=YARN),)},
     ),
+    "grouped-capped-window": ("llama", lambda config, i: (SoftCap(0.7), *(Window(3),) * i), {"n_kv_heads": 2}),
     "grouped-bias": ("llama", lambda config, i: (RelativeBias(8).for_model(config),), {"n_kv_heads": 2}),
     "rotary-causal": ("gpt2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "rotary-window-causal": ("modernbert", lambda config, i: (Causal(),), {}),
@@ -109,6 +111,8 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
             expected = expected + bias[:, bias.shape[-1] // 2 + distance]
         if Disentangled in mechanisms:
             expected = expected + recorded[f"{at}.distance_scores"]
+        if cap := mechanisms.get(SoftCap):
+            expected = cap.cap * np.tanh(expected / cap.cap)
         np.testing.assert_allclose(recorded[f"{at}.scores"], expected, rtol=0, atol=1e-13)
         seen = np.ones((12, 12), bool)
         if Causal in mechanisms:
@@ -216,7 +220,9 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
         assert found[n, h, i, j] == values[h, 3 + min(max(keys[n][j] - queries[n][i], -3), 3)]
 
 
-@pytest.mark.parametrize("name", ["rotary-causal", "window-causal", "grouped-norms-rotary-window-causal"])
+@pytest.mark.parametrize(
+    "name", ["rotary-causal", "window-causal", "grouped-norms-rotary-window-causal", "grouped-capped-window"]
+)
 def test_a_causal_model_writes_the_tokens_of_whole_passes(name: str) -> None:
     model = combined(name, head="causal-lm")
     prompt = np.arange(5, 12)
@@ -249,6 +255,7 @@ def test_layers_with_equal_choices_share_their_tables() -> None:
         ("mpnet", {"local": Local((1,), (Window(3),))}),
         ("deberta-v2", {"causal": True}),
         ("modernbert", {"causal": True}),
+        ("llama", {"mechanisms": (Rotary(100.0), SoftCap(2.0))}),
         ("gpt2", {"n_kv_heads": 2}),
         ("bert", {"head_width": 4}),
     ],

@@ -36,6 +36,7 @@ ORDER = (
         "functions",
         "norms",
         "root_mean_square",
+        "zero_centred",
         "activations",
         "tape",
         "masks",
@@ -47,7 +48,7 @@ ORDER = (
         "embeddings",
         "encoder_layers",
     ),
-    *("decoder_layers", "output_scale", "heads", "parts"),
+    *("decoder_layers", "output_scale", "heads", "capped_logits", "parts"),
     *(
         "config",
         "families",

@@ -321,16 +321,20 @@ class _Applied(NamedTuple):
         rows: slice,
         source_rows: slice,
         stages: Stages,
-    ) -> tuple[np.ndarray | float, np.ndarray | float]:
-        """Backward of all `add`, from the gradient of the scores (N, H, L, S): adds to sums; returns dq and dk."""
+    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
+        """Backward of all `add`, from the gradient of the scores (N, H, L, S) to that before them: adds to sums.
+
+        Also returns their terms of dq and dk.
+        """
         places = self._places_of(rows, source_rows, len(grad))
         dq: np.ndarray | float = 0.0
         dk: np.ndarray | float = 0.0
         for each in reversed(self.mechanisms):
-            more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
+            grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
             dq, dk = dq + more_q, dk + more_k
-            add_up(self.sums.setdefault(each, {}), own)
-        return dq, dk
+            if own:
+                add_up(self.sums.setdefault(each, {}), own)
+        return grad, dq, dk
 
 
 def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Applied:
@@ -351,6 +355,9 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float 
     added = [stage for each in mechanisms for stage in each.added]
     read = {name for each in mechanisms for name in each.read}
     factor = " / sqrt(K)" if not scale else "" if scale == 1 else f" * {scale:.6g}"
+    formula = f"Q_h K_h^T{factor} [+ bias]"
+    for each in mechanisms:
+        formula = each.formula(formula)
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
         Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", made_by, parents=(INPUT,), kept="query" in read),
@@ -362,7 +369,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float 
         Stage("value_heads", "(H, T, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
         *added,
         Stage(
-            *("scores", "(H, T, T)", f"Q_h K_h^T{factor} [+ bias]", attend, "attn.hook_attn_scores"),
+            *("scores", "(H, T, T)", formula, attend, "attn.hook_attn_scores"),
             parents=scored,
             kept=False,
         ),

@@ -12,6 +12,7 @@ from npformer.blocks.activation_mistakes import sigmoid
 from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
+from npformer.mechanisms.window import Window
 from npformer.multi_head import repeat_heads
 
 QKV = ("query", "key", "value")
@@ -56,7 +57,7 @@ def _transposed(x: np.ndarray) -> np.ndarray:
 def _in_products(named: dict[str, str]) -> Rules:
     q, k, v = (f"attention.{named[name]}_heads" for name in QKV)
     return {
-        SCORES: lambda y, at: _repeated(at(q), at) @ _repeated(at(k), at).swapaxes(-1, -2) * at.scale + at.bias(y),
+        SCORES: lambda y, at: at.scored(_repeated(at(q), at) @ _repeated(at(k), at).swapaxes(-1, -2) * at.scale, y),
         CONTEXT: lambda y, at: at("attention.weights") @ _repeated(at(v), at),
     }
 
@@ -138,7 +139,7 @@ def _tiled(port: Any) -> Ways:
 
         def of_partners(y: np.ndarray, at: Any) -> Any:
             keys = chosen(at("attention.key_heads"), at)
-            return at("attention.query_heads") @ keys.swapaxes(-1, -2) * at.scale + at.bias(y)
+            return at.scored(at("attention.query_heads") @ keys.swapaxes(-1, -2) * at.scale, y)
 
         scores: Rules = {SCORES: of_partners}
         context: Rules = {CONTEXT: lambda y, at: at("attention.weights") @ chosen(at("attention.value_heads"), at)}
@@ -153,13 +154,8 @@ def _tiled(port: Any) -> Ways:
 
 
 def _scaled(factor: Callable[[Any], float]) -> Rules:
-    """Gives q k^T another factor, a function of the stage; biases stay."""
-
-    def rule(scores: np.ndarray, at: Any) -> np.ndarray:
-        bias, factor_of_product = at.bias(scores), factor(at) / at.scale
-        return scores * factor_of_product + bias * (1 - factor_of_product)
-
-    return {SCORES: rule}
+    """Gives q k^T another factor, a function of the stage; biases and caps stay."""
+    return {SCORES: lambda scores, at: at.scored(at.products(scores) * (factor(at) / at.scale), scores)}
 
 
 def _unscaled(port: Any) -> Ways:
@@ -248,6 +244,8 @@ def _causal(port: Any) -> Ways:
 
 
 def _window(port: Any) -> Ways:
+    if any(isinstance(each, Window) for kind in port.config.layer_kinds for each in kind):
+        return  # `Window` has its own
     for size in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
         if size < max(port.lengths):
             yield f"{size} to each side", _of_scores(lambda x, n=size: softmax(np.where(_near(x, n), x, -np.inf)))

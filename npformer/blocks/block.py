@@ -38,7 +38,13 @@ class Block(ABC):
 
     around: ClassVar[Around]
     dropped: ClassVar[str] = "output"  # the stage with dropout in training
+    written: ClassVar[str] = "output"  # the last stage, which is added to the layer's rows
     mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+
+    @property
+    def core(self) -> Block:
+        """The block without a norm of its output."""
+        return self
 
     @abstractmethod
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:

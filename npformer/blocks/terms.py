@@ -8,7 +8,6 @@ import numpy as np
 
 from npformer.attention import Add
 from npformer.mechanisms.mechanism import Mechanism
-from npformer.multi_head import repeat_heads
 
 #: Mechanisms that add to scores, with the arrays that their `add` takes.
 Terms = Sequence[tuple[Mechanism, Mapping[str, np.ndarray]]]
@@ -26,9 +25,8 @@ def adding(terms: Terms, some: tuple[slice, slice], q: np.ndarray, k: np.ndarray
     own = [(each, {name: part(array, some) for name, array in arrays.items()}) for each, arrays in terms]
 
     def add(scores: np.ndarray) -> np.ndarray:
-        keys = repeat_heads(k, q.shape[-3])
         for each, arrays in own:
-            scores = each.add(scores, q, keys, scale, **arrays)
+            scores = each.add(scores, q, k, scale, **arrays)
         return scores
 
     return add if own else None

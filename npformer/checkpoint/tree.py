@@ -46,6 +46,7 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     kind: str  # as in `Group`
     joined: int = 0  # as in `Group`
+    start: float = 1.0  # as in `Group`
 
     @property
     def transposed(self) -> bool:
@@ -56,8 +57,8 @@ class Parameter(NamedTuple):
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
     """npformer's flat name of every array of a model -> its `Parameter`, in forward order. head: another head."""
     result = {}
-    for group, (shape, bias, kind, joined) in family_of(config).weights(config, head or config.head).items():
-        result[f"{group}.weight"] = Parameter(group, "weight", shape, kind, joined)
+    for group, (shape, bias, kind, joined, start) in family_of(config).weights(config, head or config.head).items():
+        result[f"{group}.weight"] = Parameter(group, "weight", shape, kind, joined, start)
         if bias is not None:
             result[f"{group}.bias"] = Parameter(group, "bias", (bias,), kind, joined)
     return result

@@ -21,6 +21,7 @@ from npformer.families.bert import BERT
 from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
+from npformer.families.gemma import GEMMA, GEMMA2, GEMMA3
 from npformer.families.gpt2 import GPT2
 from npformer.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from npformer.families.marian import MARIAN
@@ -54,7 +55,7 @@ FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
-        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3),
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MARIAN, BART, T5, MT5, TORCH_MODULES),
     )
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container
 
 from npformer.activations import ACTIVATIONS
+from npformer.capped_logits import CappedLogits
 from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import decoder_layer_of
 from npformer.embeddings import Embeddings
@@ -19,12 +19,10 @@ from npformer.output_scale import OutputScale
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:
     """The embeddings of a stack, which have no tables if the input is vectors, with n_tokens 0."""
-    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     n_positions = config.n_positions if n_tokens and config.positions.table != "none" else 0
     rows = (n_tokens, n_positions, config.n_token_types)
-    return Embeddings(
-        norm, scale, config.positions.first, config.padding_idx, *rows, config.table_width, projected=projected
-    )
+    first, padding = config.positions.first, config.padding_idx
+    return Embeddings(norm, config.token_scale, first, padding, *rows, config.table_width, projected=projected)
 
 
 def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias: bool = True) -> Stack:
@@ -64,6 +62,8 @@ def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias:
         below = Transform(ACTIVATIONS[config.below_head], norm, of_texts, _width(config, head), config.bias)
     if head == "replaced-token":
         return ReplacedTokens(n_outputs=config.n_outputs, activation=ACTIVATIONS[config.below_head])
+    if head == "causal-lm" and config.logit_cap:
+        return CappedLogits(below, n_outputs=config.n_outputs, bias=bias, cap=config.logit_cap)
     kind = Spans if head == "question-answering" else Logits
     return kind(below, of_texts, of_texts and config.pooling == "mean", config.n_outputs, bias)
 

@@ -40,7 +40,7 @@ class Llama(EncoderTable):
         kv_heads = n_heads if kv_heads is None else checks.whole("num_key_value_heads", kv_heads, 1, n_heads)
         width = self.width(data)
         width = data["hidden_size"] // n_heads if width is None else checks.whole("head_dim", width, 1, MOST)
-        pad = data.get("pad_token_id")
+        pad = {**self.ids, **data}.get("pad_token_id")
         return {
             "n_kv_heads": 0 if kv_heads == n_heads else kv_heads,
             "head_width": 0 if width * n_heads == data["hidden_size"] else width,
@@ -95,7 +95,10 @@ class Llama(EncoderTable):
 
     def attention(self, config: Config, layer: int) -> Attention:
         """The attention of a layer."""
-        return Attention(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head)
+        return Attention(
+            *(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head),
+            scale=config.score_scale,
+        )
 
 
 class Mistral(Llama):
@@ -106,13 +109,13 @@ class Mistral(Llama):
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         own, size = super().own_fields(data, head, n_layers), data.get("sliding_window", 4096)
-        return own if size is None else own | {"mechanisms": (*own["mechanisms"], _window(size))}
+        return own if size is None else own | {"mechanisms": (*own["mechanisms"], window_of(size))}
 
     def biased(self, data: Mapping[str, Any]) -> bool:
         return False
 
     def write_config(self, config: Config) -> dict[str, Any]:
-        return super().write_config(config) | {"sliding_window": _size(config.mechanisms)}
+        return super().write_config(config) | {"sliding_window": window_size(config.mechanisms)}
 
 
 class Qwen2(Llama):
@@ -124,7 +127,7 @@ class Qwen2(Llama):
         own, local = super().own_fields(data, head, n_layers), _local_layers(data, n_layers)
         if not local:
             return own
-        return own | {"local": Local(local, (*own["mechanisms"], _window(data.get("sliding_window", 4096))))}
+        return own | {"local": Local(local, (*own["mechanisms"], window_of(data.get("sliding_window", 4096))))}
 
     def biased(self, data: Mapping[str, Any]) -> bool:
         return True
@@ -133,7 +136,7 @@ class Qwen2(Llama):
         layers = config.local.layers if config.local else ()
         return super().write_config(config) | {
             "use_sliding_window": bool(layers),
-            "sliding_window": _size(config.local.mechanisms) if config.local else None,
+            "sliding_window": window_size(config.local.mechanisms) if config.local else None,
             "max_window_layers": min(layers, default=config.n_layers),
             "layer_types": write_layer_types(layers, config.n_layers),
         }
@@ -168,12 +171,12 @@ class Qwen3(Qwen2):
         return Llama.attention(self, config, layer)
 
 
-def _window(size: Any) -> Window:
+def window_of(size: Any) -> Window:
     """A token sees itself and the size - 1 before it; in a causal model it sees none after it."""
     return Window(checks.whole("sliding_window", size, 1, MOST) - 1)
 
 
-def _size(mechanisms: tuple[Any, ...]) -> int | None:
+def window_size(mechanisms: tuple[Any, ...]) -> int | None:
     """The size of the window in config.json."""
     return next((each.reach + 1 for each in mechanisms if isinstance(each, Window)), None)
 
@@ -190,70 +193,78 @@ def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     return read_layer_types(kinds, n_layers)
 
 
-def _family(
+HEADS: dict[str, dict[str, str]] = {
+    "base": {},
+    "causal-lm": {"head.output": "lm_head"},
+    "sequence-classification": {"head.output": "score"},
+    "token-classification": {"head.output": "score"},
+    "question-answering": {"head.output": "qa_outputs"},
+}
+ENCODER = {
+    "embeddings.token": "model.embed_tokens",
+    "layers.*.attention_norm": "model.layers.*.input_layernorm",
+    "layers.*.attention.query": "model.layers.*.self_attn.q_proj",
+    "layers.*.attention.key": "model.layers.*.self_attn.k_proj",
+    "layers.*.attention.value": "model.layers.*.self_attn.v_proj",
+    "layers.*.attention.query_norm": "model.layers.*.self_attn.q_norm",
+    "layers.*.attention.key_norm": "model.layers.*.self_attn.k_norm",
+    "layers.*.attention.output": "model.layers.*.self_attn.o_proj",
+    "layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    "layers.*.ffn.hidden": "model.layers.*.mlp.gate_proj",
+    "layers.*.ffn.gate": "model.layers.*.mlp.up_proj",
+    "layers.*.ffn.output": "model.layers.*.mlp.down_proj",
+    "norm": "model.norm",
+}
+
+
+ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+def classes(name: str) -> dict[str, str]:
+    """A family's classes, which begin with its name -> their heads."""
+    return dict(zip((name + end for end in ENDS), HEADS, strict=True))
+
+
+def kin_of_llama(
     kind: type[Llama],
     model_type: str,
-    name: str,
-    mechanisms: tuple[Mechanism, ...] = (Rotary(10_000.0),),
+    architectures: Mapping[str, str],
+    constants: Mapping[str, Any] | None = None,
+    encoder: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Llama:
-    """A family of Llama's kin. name: the beginning of its classes; mechanisms: those of a config without choices."""
+    """A family of Llama's kin. constants, encoder: those that differ from Llama's."""
+    settings: dict[str, Any] = {
+        "activation": "hidden_act",
+        "usual_activation": "silu",
+        "reads": frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
+    }
     return kind(
         model_type=model_type,
-        reads=frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
         constants={
             "norm_first": True, "final_norm": True, "causal": True, "pooling": "last", "eps": 1e-6, "tied": False,
-            "positions": Positions("none"), "activation": "silu", "mechanisms": mechanisms, "bias": kind is Qwen2,
-            "gated": True,
+            "positions": Positions("none"), "activation": "silu", "mechanisms": (Rotary(10_000.0),), "bias": False,
+            "gated": True, **(constants or {}),
         },
         single="$A",
         pair="$A $B",
         sizes=SIZES,
-        activation="hidden_act",
-        usual_activation="silu",
         eps="rms_norm_eps",
-        architectures={
-            f"{name}Model": "base",
-            f"{name}ForCausalLM": "causal-lm",
-            f"{name}ForSequenceClassification": "sequence-classification",
-            f"{name}ForTokenClassification": "token-classification",
-            f"{name}ForQuestionAnswering": "question-answering",
-        },
+        architectures=architectures,
         prefix="model.",
-        encoder={
-            "embeddings.token": "model.embed_tokens",
-            "layers.*.attention_norm": "model.layers.*.input_layernorm",
-            "layers.*.attention.query": "model.layers.*.self_attn.q_proj",
-            "layers.*.attention.key": "model.layers.*.self_attn.k_proj",
-            "layers.*.attention.value": "model.layers.*.self_attn.v_proj",
-            "layers.*.attention.query_norm": "model.layers.*.self_attn.q_norm",
-            "layers.*.attention.key_norm": "model.layers.*.self_attn.k_norm",
-            "layers.*.attention.output": "model.layers.*.self_attn.o_proj",
-            "layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-            "layers.*.ffn.hidden": "model.layers.*.mlp.gate_proj",
-            "layers.*.ffn.gate": "model.layers.*.mlp.up_proj",
-            "layers.*.ffn.output": "model.layers.*.mlp.down_proj",
-            "norm": "model.norm",
-        },
-        heads={
-            "base": {},
-            "causal-lm": {"head.output": "lm_head"},
-            "sequence-classification": {"head.output": "score"},
-            "token-classification": {"head.output": "score"},
-            "question-answering": {"head.output": "qa_outputs"},
-        },
+        encoder={**ENCODER, **(encoder or {})},
+        heads={head: HEADS[head] for head in architectures.values()},
         unbiased=frozenset({"causal-lm", "sequence-classification"}),
         stages={"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"},
         read={"token-classification": "norm"},
         read_rate={"token-classification": 0.1},
-        **fields,
+        **settings | fields,
     )  # fmt: skip
 
 
 WITHOUT_BIAS = {"mlp_bias": False}
-LLAMA = _family(Llama, "llama", "Llama", ids={"bos_token_id": 1, "eos_token_id": 2}, settings=WITHOUT_BIAS)
-MISTRAL = _family(
-    Mistral, "mistral", "Mistral", ids={"bos_token_id": 1, "eos_token_id": 2}, settings={"attention_bias": False}
-)
-QWEN2 = _family(Qwen2, "qwen2", "Qwen2")
-QWEN3 = _family(Qwen3, "qwen3", "Qwen3", (HeadNorm(), Rotary(10_000.0)))
+IDS = {"bos_token_id": 1, "eos_token_id": 2}
+LLAMA = kin_of_llama(Llama, "llama", classes("Llama"), ids=IDS, settings=WITHOUT_BIAS)
+MISTRAL = kin_of_llama(Mistral, "mistral", classes("Mistral"), ids=IDS, settings={"attention_bias": False})
+QWEN2 = kin_of_llama(Qwen2, "qwen2", classes("Qwen2"), {"bias": True})
+QWEN3 = kin_of_llama(Qwen3, "qwen3", classes("Qwen3"), {"mechanisms": (HeadNorm(), Rotary(10_000.0))})

@@ -19,8 +19,10 @@ from npformer.families import parts_of
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
+from npformer.heads import Head
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
+from npformer.taps import listening
 from npformer.transformer import decode_target, encode, encode_source
 
 NO_TOKEN = -1  # padding on the left of shorter prompts
@@ -179,7 +181,12 @@ class PromptState:
         return self.ancestry.length
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
-        return self.projection(parts_of(self.model.config).head.input(rows, self.model.weights))
+        head = parts_of(self.model.config).head
+        assert isinstance(head, Head)
+        if listening():
+            return head(rows, rows, self.model.weights)["logits"].copy()
+        logits = self.projection(head.input(rows, self.model.weights))
+        return head.finish(logits, out=logits)
 
     def keep(self, texts: np.ndarray) -> None:
         self.ancestry.keep(texts)

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from npformer.activations import soft_cap
+from npformer.blocks.normed import NAME as OUTPUT_NORM
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
-from npformer.families import parts_of
+from npformer.families import family_of, parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
-from npformer.mechanisms import Mechanism
+from npformer.mechanisms import Mechanism, SoftCap
 from npformer.mechanisms.relative_bias import bias_of
+from npformer.mechanisms.soft_cap import UNCAPPED
+from npformer.norms import Norm
 from npformer.runtime.packing import Text
 
 
@@ -89,6 +93,11 @@ class At:
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
         return array[self.row] if pools and array.ndim == 2 else array
 
+    def written(self, block: str) -> np.ndarray:
+        """Returns the output of a block of the layer, as it is added to the layer's rows."""
+        normed = f"{self._led_to(block)}.{OUTPUT_NORM}"
+        return self(normed if self._here + normed in self._run.parents else f"{block}.output")
+
     @property
     def row(self) -> int:
         """The row that a head on texts reads."""
@@ -147,6 +156,22 @@ class At:
         """The relative biases in scores (H, T, T), besides q k^T; 0 without them."""
         return 0.0 if self.crosses else bias_of(self, scores)
 
+    def products(self, scores: np.ndarray) -> np.ndarray:
+        """q k^T * scale, of scores without biases and caps."""
+        before = scores if self.cap is None else self(f"attention.{UNCAPPED}")
+        return np.asarray(before - self.bias(scores))
+
+    def scored(self, products: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """The scores of q k^T * scale, with the biases of `scores` and the cap of the layer."""
+        added = np.asarray(products + self.bias(scores))
+        return added if self.cap is None else soft_cap(added, self.cap)
+
+    @property
+    def cap(self) -> float | None:
+        """The soft cap of the layer's scores."""
+        own = () if self.crosses else self.mechanisms
+        return next((each.cap for each in own if isinstance(each, SoftCap)), None)
+
     @property
     def crosses(self) -> bool:
         """Whether the stage belongs to a decoder's attention to the source."""
@@ -203,9 +228,15 @@ class At:
         return y if bias is None else y + bias
 
     def affine(self, z: np.ndarray, norm: str = "") -> np.ndarray:
-        """z * weight + bias of a norm, by default the norm of the stage itself."""
+        """The output of a norm for normalized rows z, by default of the norm of the stage itself."""
         weight, bias = (self.weight(norm or self.name, part) for part in ("weight", "bias"))
-        return z * weight if bias is None else z * weight + bias
+        assert weight is not None
+        return self.norm.affine(z, weight, bias)
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the model's layers."""
+        return family_of(self.config).norm(self.config)
 
     def layer_weights(self) -> Any:
         """Returns the layer's weights as `encoder_layer` or `decoder_layer` takes them."""

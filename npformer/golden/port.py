@@ -225,5 +225,5 @@ class Port:
 def made_by(group: str) -> tuple[str, ...]:
     """Returns the stages that are the output of a group of weights."""
     if group == "head.output":
-        return ("logits", "start_logits", "end_logits")
+        return ("logits", "start_logits", "end_logits", group)
     return ("convolution.hidden",) if group == "convolution" else (group,)

@@ -121,7 +121,7 @@ def _weights(config: Config, bits: np.random.PCG64) -> dict[str, np.ndarray]:
     flat = {}
     for name, parameter in layout.drawn(config).items():
         spread = 1.5 / math.sqrt(parameter.shape[0]) if parameter.transposed else 0.3
-        center = 1 if name.endswith("norm.weight") else 0
+        center = parameter.start if name.endswith("norm.weight") else 0
         flat[name] = (center + spread * _uniform(bits, parameter.shape)).astype(np.float32)
     return flat
 

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import check_model
+from npformer.blocks.normed import NAME as OUTPUT_NORM
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.direction import Direction
@@ -239,14 +240,21 @@ def least_probable(recorded: Trace) -> tuple[int, int | None]:
 
 
 def head_results(model: Model, recorded: Trace) -> np.ndarray:
-    """Stacks what each head of each layer writes to the stream, context_h W_O_h: (n_layers, H, T, D), without b_O."""
+    """Stacks what each head of each layer writes to the stream, context_h W_O_h: (n_layers, H, T, D), without b_O.
+
+    A norm of attention's output (RMSNorm) is held at its scale.
+    """
     if model.config.decoder:
         raise NpformerError("head_results: expected a model with one stack; this one has an encoder and a decoder")
     stacked = []
     for i, layer in enumerate(model.weights["layers"]):
         context = recorded[f"layers.{i}.attention.context"]
         output = layer["attention"]["output"]["weight"]
-        stacked.append(context @ output.reshape(len(context), -1, output.shape[-1]))
+        written = context @ output.reshape(len(context), -1, output.shape[-1])
+        if OUTPUT_NORM in layer["attention"]:  # with the norm's scale held
+            before, after = (recorded[f"layers.{i}.attention.{name}"] for name in ("output", OUTPUT_NORM))
+            written *= np.divide(after, before, out=np.zeros_like(after), where=before != 0)
+        stacked.append(written)
     return np.stack(stacked)
 
 
@@ -316,14 +324,15 @@ class _Walk:
         config, weights = self.model.config, self.model.weights
         output = weights["head"]["output"]
         columns = {"start_logits": 0, "end_logits": 1}
+        head = parts_of(config).head
+        assert isinstance(head, Head)
         direction = Direction(np.zeros(len(output["weight"])), self.row, self.stages, self.streams[0], self.places)
         bias = 0.0
         for each, sign in [(self.logit, 1), *((each, -1) for each in self.against)]:
             column = columns.get(each.answer, each.place[-1] if output["weight"].shape[1] > 1 else 0)
-            direction.u += sign * output["weight"][:, column].astype(np.float64)
-            bias += sign * float(output["bias"][column]) if "bias" in output else 0.0
+            gain = sign * head.gain(self.stages, each.place)
+            direction.u += gain * output["weight"][:, column].astype(np.float64)
+            bias += gain * float(output["bias"][column]) if "bias" in output else 0.0
         direction.biases["logits"] = bias
-        head = parts_of(config).head
-        assert isinstance(head, Head)
         head.pull(direction, weights)
         return direction

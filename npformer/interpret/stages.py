@@ -137,7 +137,10 @@ def module(config: Config, name: str) -> str:
 
 def _group(config: Config, name: str) -> str:
     """Returns the name of the group of weights that outputs a stage: mostly the name of the stage."""
-    return "head.output" if name == "logits" and config.head not in COLUMNS else name
+    is_output = (
+        name == "logits" and config.head not in COLUMNS and not (config.head == "causal-lm" and config.logit_cap)
+    )
+    return "head.output" if is_output else name
 
 
 def modules(config: Config) -> dict[str, str]:

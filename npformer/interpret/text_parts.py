@@ -11,7 +11,7 @@ from npformer.runtime.packing import split_rows
 
 INPUTS = ("ids", "lengths", "read")  # taps of a forward's inputs, which are not stages
 # fire once per run of equal lengths
-RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "scores", "weights", "context")
+RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of a decoder's source texts
 PER_TEXT = ("pooler", "pooled")  # one row per text, as in the logits that follow
 #: One row per text, or per token.

@@ -1,16 +1,27 @@
 """How attention uses the places of tokens, one mechanism per file. A list of mechanisms combines them.
 
 `mechanism.py` defines the steps of a mechanism; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
-GPT-2 (Causal,), Llama (Rotary, Causal), Qwen3 (HeadNorm, Rotary, Causal), MPNet (RelativeBias,), DeBERTa
-(Disentangled,). `blocks/attention.py` applies them.
+GPT-2 (Causal,), Llama (Rotary, Causal), Qwen3 (HeadNorm, Rotary, Causal), Gemma 2 (Rotary, SoftCap, Window, Causal),
+MPNet (RelativeBias,), DeBERTa (Disentangled,). `blocks/attention.py` applies them.
 """
 
 from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.disentangled import Disentangled
-from npformer.mechanisms.head_norm import HeadNorm
+from npformer.mechanisms.head_norm import HeadNorm, ZeroCentredHeadNorm
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.mechanisms.relative_bias import RelativeBias
 from npformer.mechanisms.rotary import Rotary
+from npformer.mechanisms.soft_cap import SoftCap
 from npformer.mechanisms.window import Window
 
-__all__ = ["Causal", "Disentangled", "HeadNorm", "Mechanism", "RelativeBias", "Rotary", "Window"]
+__all__ = [
+    "Causal",
+    "Disentangled",
+    "HeadNorm",
+    "Mechanism",
+    "RelativeBias",
+    "Rotary",
+    "SoftCap",
+    "Window",
+    "ZeroCentredHeadNorm",
+]

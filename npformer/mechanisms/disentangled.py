@@ -157,13 +157,13 @@ class Disentangled(Mechanism):
         queries: np.ndarray,
         keys: np.ndarray,
         stages: Stages,
-    ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
+    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
         if not self.forms:
             return super().add_backward(grad, q, k, scale, queries, keys, stages)
-        grad = stages.through_edit("distance_scores", grad) * scale
+        of_terms = stages.through_edit("distance_scores", grad) * scale
         tables = {f"distance_{name}": each for name, each in self._heads(q.shape[-3]).items()}
-        dq, dk, sums = distance_scores_backward(grad, q, k, self._rows(queries, keys), **tables)
-        return dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
+        dq, dk, sums = distance_scores_backward(of_terms, q, k, self._rows(queries, keys), **tables)
+        return grad, dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
 
     @property
     def added(self) -> tuple[Stage, ...]:

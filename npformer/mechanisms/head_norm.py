@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.group import Group
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
-from npformer.root_mean_square import RMSNorm
+from npformer.mechanisms.rotary import ROTATED, angles_in, rotate
+from npformer.root_mean_square import RMSNorm, over_root_mean_square
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
+from npformer.zero_centred import ZeroCentredRMSNorm
 
 NAMES = ("query", "key")
 
@@ -84,3 +87,73 @@ class HeadNorm(Mechanism):
             Stage(f"{name}_normed", "(T, D)", f"each head of {letter}, normalized", self.norm.function, kept=False)
             for name, letter in zip(NAMES, ("Q", "K"), strict=True)
         )
+
+
+class ZeroCentredHeadNorm(HeadNorm):
+    """`HeadNorm` whose weights are added to 1, as in Gemma 3."""
+
+    @property
+    def norm(self) -> RMSNorm:
+        return ZeroCentredRMSNorm(self.eps)
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
+
+
+def _normed(x: np.ndarray, at: Any, affine: Any = None) -> np.ndarray:
+    """The normalized heads of rows x, with the weight of the stage's query or key; affine: another use of it."""
+    norms = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, HeadNorm)).for_model(at.config)
+    name = at.name.rpartition(".")[2].partition("_")[0]
+    z = over_root_mean_square(norms._heads(x), norms.eps)
+    return (affine or norms.norm.affine)(z, at.weight(f"attention.{name}_norm"), None).reshape(x.shape)
+
+
+def _of_rows(x: np.ndarray, at: Any) -> np.ndarray:
+    """Normalized over all heads of a row."""
+    return _normed(x, at) * (_root(x.reshape(len(x), -1, at.d_head)) / _root(x)[..., None]).repeat(
+        at.d_head, axis=-1
+    ).reshape(x.shape)
+
+
+def _root(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.square(x).mean(-1, keepdims=True))
+
+
+def _after_rotation(y: np.ndarray, at: Any) -> np.ndarray:
+    rows = at(f"attention.{at.name.rpartition('.')[2].partition('_')[0]}")
+    return _normed(rotate(rows, *angles_in(rows, at)), at)
+
+
+def _other_affine(port: Any) -> Ways:
+    yield "without weights", _both(lambda x, at: _normed(x, at, lambda z, weight, bias: z))
+    yield "weight for 1 + weight, or 1 + weight for weight", _both(_other_one)
+
+
+def _other_one(x: np.ndarray, at: Any) -> np.ndarray:
+    own = any(isinstance(each, ZeroCentredHeadNorm) for each in at.config.mechanisms_of(at.layer))
+    return _normed(x, at, lambda z, weight, bias: z * (weight if own else 1 + weight))
+
+
+def _both(formula: Any) -> Rules:
+    return dict.fromkeys(NORMED, lambda y, at: formula(at.source, at))
+
+
+HeadNorm.mistakes = (
+    Mistake(
+        "norms of heads left out",
+        "each head of queries and keys is normalized",
+        {
+            "of queries and keys": _both(lambda x, at: x),
+            **{f"of {name}": {pattern: lambda y, at: at.source} for name, pattern in zip(NAMES, NORMED, strict=True)},
+        },
+    ),
+    Mistake(
+        "norms of heads after the rotation",
+        "heads are normalized first and then rotated",
+        {"": dict.fromkeys(ROTATED, _after_rotation)},
+    ),
+    Mistake("norms of rows for norms of heads", "each head is normalized on its own", {"": _both(_of_rows)}),
+    Mistake("weights of the norms of heads misused", "the heads of a layer share a weight of d_head", _other_affine),
+)

@@ -102,7 +102,7 @@ class Mechanism:
         return None
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
-        """Adds to the scores (N, H, L, S), which it may overwrite."""
+        """Adds to the scores (N, H, L, S), which it may overwrite. Several heads of q may share a head of k."""
         return scores
 
     def add_backward(
@@ -114,9 +114,13 @@ class Mechanism:
         queries: np.ndarray,
         keys: np.ndarray,
         stages: Stages,
-    ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
-        """Backward of `add`: its terms of dq and dk, and the gradients of its own arrays."""
-        return 0.0, 0.0, {}
+    ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
+        """Backward of `add`: the gradient of the scores before it, its terms of dq and dk, and those of its arrays."""
+        return grad, 0.0, 0.0, {}
+
+    def formula(self, scores: str) -> str:
+        """The formula of the scores after `add`, from that of the scores before it."""
+        return scores
 
     @property
     def added(self) -> tuple[Stage, ...]:

@@ -84,8 +84,8 @@ class RelativeBias(Mechanism):
         queries: np.ndarray,
         keys: np.ndarray,
         stages: Stages,
-    ) -> tuple[float, float, Sums]:
-        return 0.0, 0.0, {"bias": at_distances_backward(grad, queries, keys, self.bias.shape[-1])}
+    ) -> tuple[np.ndarray, float, float, Sums]:
+        return grad, 0.0, 0.0, {"bias": at_distances_backward(grad, queries, keys, self.bias.shape[-1])}
 
 
 def relative_buckets(

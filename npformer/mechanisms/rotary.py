@@ -143,7 +143,7 @@ def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.nd
 ROTATED = ("*.attention.query_rotated", "*.attention.key_rotated")
 
 
-def _angles(x: np.ndarray, at: Any, first: int = 0, power: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def angles_in(x: np.ndarray, at: Any, first: int = 0, power: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """The layer's angles for rows x, from another first position or with other frequencies, theta^(-2 i power / K)."""
     rotary = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, Rotary))
     rotary = replace(rotary.for_model(at.config), theta=rotary.theta**power)
@@ -152,11 +152,11 @@ def _angles(x: np.ndarray, at: Any, first: int = 0, power: float = 1.0) -> tuple
 
 def _rotated(formula: Callable[..., np.ndarray], first: int = 0) -> Rules:
     """Rotates queries and keys in another way, a function of (x, cos, sin)."""
-    return dict.fromkeys(ROTATED, lambda y, at: formula(at.source, *_angles(at.source, at, first)))
+    return dict.fromkeys(ROTATED, lambda y, at: formula(at.source, *angles_in(at.source, at, first)))
 
 
 def _with_d_model(y: np.ndarray, at: Any) -> np.ndarray:
-    return rotate(at.source, *_angles(at.source, at, power=at.config.d_head / at.config.d_model))
+    return rotate(at.source, *angles_in(at.source, at, power=at.config.d_head / at.config.d_model))
 
 
 def _turned(port: Any) -> Ways:
@@ -164,7 +164,7 @@ def _turned(port: Any) -> Ways:
     yield "the other way", _rotated(lambda x, cos, sin: rotate(x, cos, -sin))
     yield "from position 1", _rotated(rotate, first=1)
     yield "with d_model for d_head in the frequencies", dict.fromkeys(ROTATED, _with_d_model)
-    values: Rules = {"*.attention.value": lambda x, at: rotate(x, *_angles(x, at))}
+    values: Rules = {"*.attention.value": lambda x, at: rotate(x, *angles_in(x, at))}
     yield "of the values too", port.rereading(values, "*.attention.value_heads")
 
 

@@ -50,12 +50,15 @@ def _other_windows(port: Any) -> Ways:
     for way, other in reaches.items():
         if other > 0:
             yield way, port.with_mechanism(Window, "*.attention.weights", reach=other)
+    if port.config.local:
+        everywhere = (*port.config.mechanisms, Window(reach))
+        yield "in all layers", port.with_config("*.attention.weights", mechanisms=everywhere)
 
 
 Window.mistakes = (
     Mistake(
         "another local window",
-        "in a local layer a query sees keys at most local_attention // 2 places away",
+        "in a local layer a query sees only near keys: sliding_window with itself, or half of it to either side",
         _other_windows,
     ),
 )

@@ -61,7 +61,7 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
 
 def _drawn(each: layout.Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:
     if each.kind == "norm":
-        return np.full(each.shape, 1.0 if each.name == "weight" else 0.0)
+        return np.full(each.shape, each.start if each.name == "weight" else 0.0)
     if scheme == "normal":
         return np.zeros(each.shape) if each.name == "bias" else random.normal(0, 0.02, each.shape)
     if each.kind == "table":

@@ -11,13 +11,13 @@ import pytest
 
 from npformer import Config, Model, Text
 from npformer.common.errors import NpformerError
-from npformer.config import Positions
+from npformer.config import Local, Positions
 from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import Stream, generate, stream
 from npformer.generation.processors import ban_repeated_ngrams
 from npformer.generation.state import Continued
-from npformer.mechanisms import Rotary, Window
+from npformer.mechanisms import Rotary, SoftCap, Window
 from npformer.taps import listen
 from tests.support import tiny
 
@@ -25,15 +25,19 @@ pytestmark = pytest.mark.numbers
 
 START, END = 1, 0
 DTYPES = ("float32", "float64")
+CAPPED = (Rotary(100.0), SoftCap(0.5))
 #: Families that write beside GPT-2: BERT's layers, tables narrower than the layers, positions after padding's, a decoder.
-OF_FAMILY: dict[str, dict[str, int]] = {
+OF_FAMILY: dict[str, dict[str, Any]] = {
     "bert": {"n_token_types": 2},
     "electra": {"d_embedding": 48, "n_token_types": 2},
     "roberta": {"n_token_types": 1},
     "bart": {},
     "llama": {"n_heads": 4, "n_kv_heads": 2},
-    "mistral": {"n_heads": 6, "n_kv_heads": 2, "head_width": 64, "mechanisms": (Rotary(100.0), Window(40))},
-}
+    "gemma2": {
+        "n_heads": 6, "n_kv_heads": 2, "head_width": 64, "mechanisms": CAPPED, "logit_cap": 1.5, "score_scale": 0.2,
+        "local": Local((0,), (*CAPPED, Window(40))),
+    },
+}  # fmt: skip
 
 
 @cache
@@ -201,7 +205,7 @@ def test_a_model_that_writes_no_texts() -> None:
         Model(config, tiny.weights(config)).generate([3, 4])
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mistral", "roberta"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "roberta"])
 def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(family: str) -> None:
     """With the bits of the whole prompt, in its keys and values too, after any number of rows."""
     writer, random = model(family=family), np.random.default_rng(3)

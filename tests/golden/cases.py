@@ -36,7 +36,7 @@ SPELLINGS = {
 SPELLINGS |= dict.fromkeys(
     (
         *("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"),
-        *("llama", "mistral", "qwen2", "qwen3"),
+        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"),
     ),
     SPELLINGS["bert"],
 )
@@ -56,6 +56,8 @@ CONFIGS = {
     "mistral": "MistralConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "gemma2": "Gemma2Config",
+    "gemma3_text": "Gemma3TextConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -70,13 +72,15 @@ VARIANT_MASK = {
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
     "gpt2": ["111111", "001101", "110000"],
-    **{name: ["111111", "001101", "110000"] for name in ("llama", "mistral", "qwen2", "qwen3")},
+    **{
+        name: ["111111", "001101", "110000"] for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+    },
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
     "roberta-causal-lm": ["1111", "0110"],
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
 FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", *DECODERS)  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
@@ -190,6 +194,19 @@ LLAMA = {
     "intermediate_size": 12, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
     "rms_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
 }  # fmt: skip
+#: Every score and logit is near its cap; the first layer has a window, of EmbeddingGemma's in both directions.
+GEMMA2 = {
+    **LLAMA, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 7,
+    "sliding_window": 3,
+}  # fmt: skip
+GEMMA3 = {
+    **LLAMA, "use_bidirectional_attention": True, "query_pre_attn_scalar": 7, "sliding_window": 3,
+    "sliding_window_pattern": 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 30.0, "factor": 3.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+    },
+}  # fmt: skip
 SCALED = {
     "llama3": {
         "rope_type": "llama3", "rope_theta": 30.0, "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 1.5,
@@ -302,6 +319,8 @@ CASES = {
         },
     ),
     "qwen3-causal-lm": Case("qwen3", "Qwen3ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
+    "gemma2-causal-lm": Case("gemma2", "Gemma2ForCausalLM", GEMMA2),
+    "gemma3_text-base": Case("gemma3_text", "Gemma3TextModel", GEMMA3),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 

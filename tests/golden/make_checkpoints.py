@@ -62,6 +62,7 @@ SIZES["Llama"] = SIZES["Bert"] | {"num_attention_heads": 3, "num_key_value_heads
 SIZES["Llama"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES |= dict.fromkeys(("Mistral", "Qwen2"), SIZES["Llama"])
 SIZES["Qwen3"] = SIZES["Llama"] | {"head_dim": 4}
+SIZES |= dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), SIZES["Qwen3"])
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -75,7 +76,8 @@ HEADS = (
     "LMHeadModel",
     "DoubleHeadsModel",
 )
-DECODERS = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3")  # always causal
+DECODERS = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")  # always causal
+OTHER_NAMES = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -136,7 +138,7 @@ def architectures() -> dict[str, dict]:
     for family, sizes in SIZES.items():
         config_class = getattr(transformers, f"{family}Config")
         for head in HEADS:
-            name = family + head
+            name = OTHER_NAMES.get(family + head, family + head)
             if not hasattr(transformers, name):
                 continue
             causal = {"is_decoder": True} if head in ("ForCausalLM", "LMHeadModel") and family not in DECODERS else {}

@@ -177,6 +177,12 @@ LLAMA = {
     "lm_head": ("", "logits"),
     "qa_outputs": ("", "spans"),
 }
+GEMMA = LLAMA | {
+    "layers.*.post_attention_layernorm": ("", "layers.*.attention.output_norm"),
+    "layers.*.pre_feedforward_layernorm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
+    "layers.*.post_feedforward_layernorm": ("", "layers.*.ffn.output_norm"),
+    "lm_head": ("", "head.output"),
+}
 STACK = {
     "embed_tokens": ("", "embeddings.token"),
     "embed_positions": ("", "embeddings.position"),

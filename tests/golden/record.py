@@ -22,6 +22,8 @@ from transformers.models.bert import modeling_bert
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
@@ -51,8 +53,13 @@ TABLES = {
     "mistral": (modules.LLAMA, modeling_mistral),
     "qwen2": (modules.LLAMA, modeling_qwen2),
     "qwen3": (modules.LLAMA, modeling_qwen3),
+    "gemma2": (modules.GEMMA, modeling_gemma2),
+    "gemma3_text": (modules.GEMMA, modeling_gemma3),
 }
-ROTATED = {modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3}
+ROTATED = {
+    *(modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3),
+    *(modeling_gemma2, modeling_gemma3),
+}
 
 
 modeling_deberta_v2.scaled_size_sqrt = root  # for float32 too, whose results it rounds once
@@ -114,14 +121,20 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         if path == "encoder.conv.dropout":
             activated = partial(_activated, hear, ACT2FN[model.config.conv_act])
             handles.append(module.register_forward_hook(activated))
-        if path == "score":  # of every token's row; the answer has the one that is read
+        if path == "score" or after == "head.output":  # of every token's row, and not capped; the answer is
             handles.append(model.register_forward_hook(lambda _, args, out: hear("logits", out.logits.numpy())))
         if before:
             run = _in_turn(before)
             handles.append(module.register_forward_pre_hook(lambda _, args, run=run: hear(next(run), args[0].numpy())))
         if after:
             run = _in_turn(after)
-            handles.append(module.register_forward_hook(lambda _, args, out, run=run: hear(next(run), out.numpy())))
+            heads_first = module_of_family is modeling_gemma3 and after.endswith("_normed")
+            turned = partial(torch.transpose, dim0=1, dim1=2) if heads_first else torch.nn.Identity()
+            handles.append(
+                module.register_forward_hook(
+                    lambda _, args, out, run=run, turned=turned: hear(next(run), turned(out).numpy())
+                )
+            )
 
     if module_of_family in OWN_ATTENTION:
         attention, projections = OWN_ATTENTION[module_of_family]
@@ -147,6 +160,9 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
                 f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
             }
             arrays |= rows
+        if (cap := kwargs.get("softcap")) is not None:
+            arrays["uncapped_scores"] = scores
+            scores = torch.tanh(scores / cap) * cap
         arrays |= {"scores": scores, "weights": weights, "context": context.transpose(1, 2)}
         scope = scope_of.get(module) or f"layers.{next(layers)}.attention"
         for name, array in arrays.items():

@@ -21,7 +21,7 @@ from npformer.checkpoint.safetensors import read_tensors
 from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
-from npformer.mechanisms import HeadNorm, Rotary, Window
+from npformer.mechanisms import HeadNorm, Rotary, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 from npformer.model import Model
 from npformer.runtime.padding import unpadded
@@ -70,6 +70,21 @@ OF_LLAMA = {
         "bias": True,
     },
 }
+#: Caps and windows that scores, logits and texts of the random models exceed.
+CAPPED = (Rotary(30.0), SoftCap(1.5))
+OF_LLAMA |= {
+    "caps, windows and a scale": {
+        "mechanisms": CAPPED, "local": Local((1,), (*CAPPED, Window(4))), "logit_cap": 1.5, "score_scale": 6**-0.5,
+        "head_width": 10,
+    },
+    "both directions": {
+        "causal": False, "mechanisms": (ZeroCentredHeadNorm(), Rotary(30.0, scaling=Linear(3.0))),
+        "local": Local((0,), (ZeroCentredHeadNorm(), Rotary(10.0), Window(3))), "score_scale": 10**-0.5,
+    },
+    "no caps": {"mechanisms": (Rotary(30.0),), "local": Local((0,), (Rotary(30.0), Window(4))), "logit_cap": 0.0},
+}  # fmt: skip
+HEADS += [("gemma2+caps, windows and a scale", "causal-lm"), ("gemma2+no caps", "base")]
+HEADS += [("gemma3_text+both directions", "base")]
 HEADS += [(f"llama+{name}", "causal-lm") for name in ("wide heads", "every head its own keys", "linear")]
 HEADS += [(f"llama+{name}", "base") for name in ("biases", "llama3", "yarn", "yarn, untruncated")]
 HEADS += [("mistral+window", "base"), ("qwen2+windows", "causal-lm"), ("qwen3+norms and windows", "causal-lm")]
@@ -129,6 +144,9 @@ def theirs(folder: Path) -> Any:
     model = getattr(transformers, config.architectures[0]).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
+    for each in model.modules():
+        if hasattr(each, "embed_scale"):  # as where the model computes in the dtype of its files
+            each.embed_scale = each.embed_scale.to(config.dtype)
     return model.double().eval()  # the frequencies of its rotation too
 
 

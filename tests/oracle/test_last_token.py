@@ -1,7 +1,8 @@
 """Vectors of decoders, such as Qwen3-Embedding's, compared with sentence-transformers in float64.
 
 The folders have its form: a Qwen3 model whose tensors have a prefix or none, last-token pooling, a prompt with an
-instruction, and a tokenizer that ends each text with a special token.
+instruction, and a tokenizer that ends each text with a special token. One has EmbeddingGemma's form: attention in both
+directions, the mean of all tokens, and two Dense modules.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as m
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+from transformers import (
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
 
 from npformer import pipeline
 from tests.support.byte_level import END, N_TOKENS, STOP, tokenizer
@@ -26,6 +34,11 @@ CONFIG = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True,
     "initializer_range": 0.3,
 }  # fmt: skip
+#: Texts are longer than the window of two of its three layers.
+GEMMA = Gemma3TextConfig(
+    **{**CONFIG, "rope_parameters": None, "num_hidden_layers": 3},
+    use_bidirectional_attention=True, sliding_window=7, sliding_window_pattern=3, query_pre_attn_scalar=10,
+)  # fmt: skip
 PROMPTS = {"query": "Instruct: Given a query, retrieve passages that answer it\nQuery:", "document": ""}
 TEXTS = ["I love ice cream", "", "not my MUSIC", f"what  the{END} news 我爱 😀", "ice " * 90]
 CALLS = [{}, {"prompt_name": "query"}, {"prompt": "ice: "}, {"normalize_embeddings": True, "truncate_dim": 4}]
@@ -37,21 +50,35 @@ CASES = {
     "right padding": {"side": "right"},
     "older flags": {"flags": True},
     "matryoshka": {"truncate_dim": 8},
-    "dense after dense": {"poolings": "mean", "after": (m.Dense(32, 48, **LINEAR), m.Dense(48, 32, **LINEAR))},
-}
+    "EmbeddingGemma": {
+        "kind": Gemma3TextModel, "config": GEMMA, "bare": True, "side": "right", "poolings": "mean",
+        "after": (m.Dense(32, 48, **LINEAR), m.Dense(48, 32, **LINEAR)),
+    },
+}  # fmt: skip
 
 
-def save(path, kind=Qwen3Model, bare=False, side="left", flags=False, poolings="lasttoken", after=(), **described):
+def save(
+    path,
+    kind=Qwen3Model,
+    config=None,
+    bare=False,
+    side="left",
+    flags=False,
+    poolings="lasttoken",
+    after=(),
+    **described,
+):
     """A folder as sentence-transformers writes it, and then with the class and the names that the hub's files have."""
     torch.manual_seed(0)
-    kind(Qwen3Config(**CONFIG)).save_pretrained(path / "model")
+    kind(config or Qwen3Config(**CONFIG)).save_pretrained(path / "model")
     tokens = {"eos_token": STOP, "pad_token": END, "padding_side": side, "model_max_length": 200}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer(), **tokens).save_pretrained(path / "model")
     modules = [m.Transformer(str(path / "model")), m.Pooling(32, poolings), *after, m.Normalize()]
     made = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS, **described)
     made.save(str(path / "saved"))
-    config = path / "saved" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["Qwen3ForCausalLM"]}))
+    written = path / "saved" / "config.json"
+    architecture = "Qwen3ForCausalLM" if config is None else kind.__name__
+    written.write_text(json.dumps({**json.loads(written.read_text()), "architectures": [architecture]}))
     weights = path / "saved" / "model.safetensors"
     tensors = {name.removeprefix("model."): each for name, each in load_file(weights).items()}
     prefix = "" if bare else "model."

@@ -1,8 +1,8 @@
 """Runs transformers' models in float64 throughout: some steps of these compute in float32 in any model.
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
-Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin RMSNorm, the
-angles and the softmax. Needs torch.
+Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin and Gemma
+RMSNorm, the angles and the softmax. Needs torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.models import llama, mistral, qwen2, qwen3
+from transformers.models import gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
@@ -21,7 +21,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 _LLAMAS = {
     "Llama": llama.modeling_llama, "Mistral": mistral.modeling_mistral, "Qwen2": qwen2.modeling_qwen2,
-    "Qwen3": qwen3.modeling_qwen3,
+    "Qwen3": qwen3.modeling_qwen3, "Gemma": gemma.modeling_gemma, "Gemma2": gemma2.modeling_gemma2,
+    "Gemma3": gemma3.modeling_gemma3,
 }  # fmt: skip
 
 
@@ -47,7 +48,9 @@ def _norms_in_double() -> Iterator[None]:
     for name, module in _LLAMAS.items():
         norm, rotary = getattr(module, f"{name}RMSNorm"), getattr(module, f"{name}RotaryEmbedding")
         before.append((module, norm, rotary, norm.forward, rotary.forward, module.eager_attention_forward))
-        norm.forward, rotary.forward = _rms_norm, _scaled_angles
+        is_gemma = name.startswith("Gemma")
+        norm.forward = _zero_centred_norm if is_gemma else _rms_norm
+        rotary.forward = _angles_of_kinds if name == "Gemma3" else _scaled_angles
         module.eager_attention_forward = _grouped_attention
     of_t5 = [(norm, norm.forward) for norm in (T5LayerNorm, MT5LayerNorm)]
     for norm, _ in of_t5:
@@ -65,14 +68,26 @@ def _rms_norm(self: Any, x: Any) -> Any:
     return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
 
+def _zero_centred_norm(self: Any, x: Any) -> Any:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight)
+
+
 def _scaled_angles(self: Any, x: Any, position_ids: Any) -> tuple[Any, Any]:
     cos, sin = _nomic_angles(self, x, position_ids)
     return cos * self.attention_scaling, sin * self.attention_scaling
 
 
-def _grouped_attention(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **_: Any) -> tuple[Any, Any]:
+def _angles_of_kinds(self: Any, x: Any, position_ids: Any, layer_type: str) -> tuple[Any, Any]:
+    cos, sin = _angles(self, x, position_ids, layer_type)
+    magnitude = getattr(self, f"{layer_type}_attention_scaling")
+    return cos * magnitude, sin * magnitude
+
+
+def _grouped_attention(
+    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, softcap: float | None = None, **_: Any
+) -> tuple[Any, Any]:
     k, v = (each.repeat_interleave(module.num_key_value_groups, dim=1) for each in (k, v))
-    return _attention(module, q, k, v, mask, scaling)
+    return _attention(module, q, k, v, mask, scaling, softcap)
 
 
 def root(query: Any, parts: int) -> Any:
@@ -99,8 +114,10 @@ def _rotated(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> tupl
 
 
 def _attention(
-    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, dropout: float = 0.0, **_: Any
+    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, softcap: float | None = None, **_: Any
 ) -> tuple[Any, Any]:
     scores = q @ k.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
     return (weights @ v).transpose(1, 2).contiguous(), weights

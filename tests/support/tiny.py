@@ -96,7 +96,7 @@ def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tr
     flat = {}
     for name, parameter in layout.parameters(config).items():
         is_norm = parameter.group.endswith("norm") and parameter.name == "weight"
-        array = random.standard_normal(parameter.shape) * 0.2 + is_norm
+        array = random.standard_normal(parameter.shape) * 0.2 + is_norm * parameter.start
         flat[name] = array.astype(dtype)
         flat[name].flags.writeable = False
     for name, table in layout.ties(config).items():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from npformer.common.mistake import Mistake, Ways
+from npformer.config import ROUNDED
 from npformer.embeddings import sinusoidal_positions
 from npformer.golden.at import At
 from npformer.golden.port import Port
@@ -95,7 +96,13 @@ def twice(port: Port) -> Ways:
 def scaled(port: Port) -> Ways:
     root = port.config.table_width**0.5
     if port.config.scale_embedding:
-        yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / root}
+        own = port.config.token_scale
+        yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
+        for dtype in ROUNDED:  # float32 is as good as not rounded
+            number = replace(port.config, scale_dtype=dtype).token_scale
+            if abs(number / own - 1) > 1e-5:
+                said = f"by sqrt(D) rounded to {dtype}"
+                yield said, {"embeddings.token": lambda y, at, number=number: y * (number / own)}
     else:
         yield "the tokens", {"embeddings.token": lambda y, at: y * root}
         yield "the sum", {"embeddings.sum": lambda y, at: y * root}

@@ -21,11 +21,11 @@ RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
 def dropout(port: Port) -> Ways:
     """Some numbers are 0 and all others 1 / (1 - rate) times the correct ones."""
     last = port.stage.rpartition(".")[2].removeprefix("cross_")
-    block = {"attention_residual": "attention.output", "ffn_residual": "ffn.output"}.get(last)
+    block = {"attention_residual": "attention", "ffn_residual": "ffn"}.get(last)
     for rate in RATES:
 
         def rule(y: np.ndarray, at: At, rate: float = rate) -> np.ndarray:
-            dropped = at(block) if block else y
+            dropped = at.written(block) if block else y
             theirs = port.theirs[at.text]
             whole = (slice(None),) * y.ndim if y.shape == theirs.shape else tuple(slice(size) for size in theirs.shape)
             rest, scaled = y - dropped, dropped / (1 - rate)
@@ -48,7 +48,7 @@ def other_stage(port: Port) -> Ways:
         yield f"it is {name}", {port.stage: lambda y, at, name=name: at(name)}
     for name in names_of(port):
         yield f"it is {name}", {port.stage: lambda y, at, name=name: port.truth[name][at.text]}
-    group = {"logits": "head.output"}.get(port.stage, port.stage)
+    group = "head.output" if port.stage == "logits" and "head.output" not in port.known else port.stage
     if (
         f"{group}.weight" in port.weights
         and port.weights[f"{group}.weight"].ndim == 2

@@ -104,7 +104,7 @@ def other_ids(port: Port) -> Ways:
     texts = texts_of(port)
     unpadded = list(map(len, texts)) == list(map(len, port.theirs))
     if parted(port.stage)[2] == "embeddings.token" and unpadded:
-        scale = np.sqrt(port.config.d_model) if port.config.scale_embedding else 1.0
+        scale = port.config.token_scale
         rows = port.weights[f"{port.stage}.weight"].astype(np.float64) * scale
         sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row is
         ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
@@ -162,7 +162,7 @@ def start_token(port: Port) -> Ways:
 def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Port:
     """Returns the port whose decoder reads other ids, a function of the correct ids and the labels after them."""
     decoder = port.config.decoder
-    scale = np.sqrt(port.config.d_model) if port.config.scale_embedding else 1.0
+    scale = port.config.token_scale
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         ids, table = port.texts[at.text].ids, at.weight("embeddings.token")

@@ -17,7 +17,7 @@ from npformer.golden.port import Port
 from npformer.norms import standard
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
-BLOCKS = ((ATTENTION, "attention.output"), (FFN, "ffn.output"))
+BLOCKS = ((ATTENTION, "attention"), (FFN, "ffn"))
 
 
 def other_norm_order(first: bool) -> Callable[[Port], Ways]:
@@ -47,8 +47,8 @@ def norm_of_block(port: Port) -> Ways:
         yield f"{way}, after both blocks", rules
 
 
-AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at("attention.output")}
-AFTER_FFN: Rules = {FFN: lambda y, at: at("ffn.output")}
+AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at.written("attention")}
+AFTER_FFN: Rules = {FFN: lambda y, at: at.written("ffn")}
 
 
 def other_residual(port: Port) -> Ways:
@@ -69,26 +69,25 @@ def other_residual(port: Port) -> Ways:
         "attention's output": "attention.output",
         "the embeddings": "layers.0.input",
     }
-    for (pattern, output), stages in zip(BLOCKS, (for_attention, for_ffn), strict=True):
+    for (pattern, block), stages in zip(BLOCKS, (for_attention, for_ffn), strict=True):
         for said, stage in stages.items():
             if stage:
-                way = f"{said}, after {output.removesuffix('.output')}"
-                yield way, {pattern: lambda y, at, stage=stage, output=output: at(stage) + at(output)}
+                way = f"{said}, after {block}"
+                yield way, {pattern: lambda y, at, stage=stage, block=block: at(stage) + at.written(block)}
 
 
 def residual_scaled(port: Port) -> Ways:
-    for pattern, output in BLOCKS:
-        block = output.removesuffix(".output")
+    for pattern, block in BLOCKS:
         sizes = {factor(0) for said, factor in port.factors.items() if "n_layers" in said}
         for c in sorted({2.0, 0.5, 0.5**0.5, 2**0.5, 0.9, 0.8, 0.1, *sizes} - {1.0}):
             rules: dict[str, Rules] = {
-                "the input of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * (y - at(out))},
-                "the output of {}": {pattern: lambda y, at, c=c, out=output: y + (c - 1) * at(out)},
+                "the input of {}": {pattern: lambda y, at, c=c, block=block: y + (c - 1) * (y - at.written(block))},
+                "the output of {}": {pattern: lambda y, at, c=c, block=block: y + (c - 1) * at.written(block)},
                 "the sum after {}": {pattern: lambda y, at, c=c: c * y},
             }
             for said, rule in rules.items():
                 yield f"{c:.4g} times {said.format(block)}", rule
-        yield f"{block} subtracted", {pattern: lambda y, at, out=output: y - 2 * at(out)}
+        yield f"{block} subtracted", {pattern: lambda y, at, block=block: y - 2 * at.written(block)}
 
 
 def left_out(port: Port) -> Ways:
@@ -96,7 +95,7 @@ def left_out(port: Port) -> Ways:
     for block, x in (("attention", "input"), ("ffn", "attention_norm")):
         if not port.config.norm_first:
             yield f"{block} and its norm", {f"*.{block}_norm": lambda y, at, x=x: at(x)}
-        yield block, {f"*.{block}_residual": lambda y, at, out=f"{block}.output": y - at(out)}
+        yield block, {f"*.{block}_residual": lambda y, at, block=block: y - at.written(block)}
     if port.config.decoder:
         yield "attention to the source", {"*.cross_attention_residual": lambda y, at: at("input")}
         if not port.config.norm_first:
@@ -115,7 +114,7 @@ def other_ffn_input(port: Port) -> Ways:
         "parallel to attention, both added to the layer's input",
         {
             "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
-            FFN: lambda y, at: at("input") + at("attention.output") + at("ffn.output"),
+            FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
         },
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
 from npformer.golden.port import Port
+from npformer.multi_head import repeat_heads
 
 Round = Callable[[np.ndarray], np.ndarray]
 HALVES = ("bfloat16", "float16")  # numbers exact in bfloat16 are mostly exact in float16
@@ -157,6 +158,8 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
         return last[1]
 
     def linear(y: np.ndarray, at: At) -> np.ndarray:
+        if at.name == "logits" and at.config.logit_cap:
+            return y
         group = "head.output" if at.name == "logits" else at.name
         weight, bias = at.weight(group), at.weight(group, "bias")
         assert weight is not None
@@ -165,13 +168,14 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
 
     def scores(y: np.ndarray, at: At) -> np.ndarray:
         q, k = of_x(at("attention.query_heads")), of_x(at("attention.key_heads"))
-        return of_product(q @ k.swapaxes(-1, -2)) * q.shape[-1] ** -0.5
+        return at.scored(of_product(q @ repeat_heads(k, len(q)).swapaxes(-1, -2)) * at.scale, y)
 
     def context(y: np.ndarray, at: At) -> np.ndarray:
-        return of_product(of_x(at("attention.weights")) @ of_x(at("attention.value_heads")))
+        weights, v = of_x(at("attention.weights")), of_x(at("attention.value_heads"))
+        return of_product(weights @ repeat_heads(v, len(weights)))
 
     linears = ("query", "key", "value", "output")
-    others = ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "logits")
+    others = ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "head.output", "logits")
     return {
         **dict.fromkeys((*(f"*.attention.{name}" for name in linears), *others), linear),
         "*.attention.scores": scores,

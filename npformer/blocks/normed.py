@@ -1,0 +1,126 @@
+"""A block with a norm of its output, before the output is added to the layer's rows, as in Gemma 2 and 3.
+
+Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npformer.blocks.block import Around, Backward, Block
+from npformer.blocks.rows import Rows
+from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.direction import Direction
+from npformer.group import Group
+from npformer.norms import Norm
+from npformer.stage import Stage
+from npformer.tape import Stages
+from npformer.taps import spare, tap
+
+NAME = "output_norm"  # of the stage and of the weights
+
+
+@dataclass(frozen=True)
+class Normed(Block):
+    """Normalize(Block(X)). Gemma Team, 2024, Gemma 2, section 2.
+
+    Parameters
+    ----------
+    block : Block
+    norm : Norm of its output
+    """
+
+    block: Block
+    norm: Norm
+
+    written = NAME
+
+    @property
+    def around(self) -> Around:  # type: ignore[override]
+        return self.block.around
+
+    @property
+    def dropped(self) -> str:  # type: ignore[override]
+        return self.block.dropped
+
+    @property
+    def core(self) -> Block:
+        return self.block.core
+
+    def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
+        norm = weights.pop(NAME)
+        y = self.block(x, rows, **weights)
+        return tap(NAME, self.norm(y, out=spare(y), **norm))
+
+    def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
+        norm = weights.pop(NAME)
+        grad, d_norm = self.norm.backward(stages.through_edit(NAME, grad), stages[self.block.written], **norm)
+        dx, grads, shared = self.block.backward(grad, stages, x, rows, **weights)
+        return dx, {**grads, NAME: d_norm}, shared
+
+    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
+        """The norm's scale is held; the direction in the layer's rows stays as it is."""
+        norm, u = weights.pop(NAME), direction.u
+        self.norm.pull(direction, f"{at}{NAME}", f"{at}{self.block.written}", **norm)
+        found = self.block.pull(direction, at, **weights)
+        direction.u = u
+        return found
+
+    def groups(self, d_model: int) -> dict[str, Group]:
+        return {**self.block.groups(d_model), NAME: self.norm.group(d_model)}
+
+    @property
+    def stages(self) -> list[Stage]:
+        *others, output = self.block.stages
+        letter = self.around.output
+        read = output._replace(formula=output.formula.replace(f"{letter} =", f"{letter}' ="), hook="", kept=True)
+        normed = self.norm.stage(NAME, f"{letter}'", output.name, letter, hook=output.hook)
+        return [*others, read, normed]
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def _in_other_places(port: Any) -> Ways:
+    """Takes the names of Llama, whose post_attention_layernorm comes before the feed-forward network."""
+    pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
+    both = [*pairs, *(pair[::-1] for pair in pairs)]
+    yield "attention's output and the FFN's input exchanged", port.regrouping(dict(both))
+    named = (("attention's", "attention_norm", f"attention.{NAME}"), ("the FFN's", "ffn_norm", f"ffn.{NAME}"))
+    for said, before, after in named:
+        pairs = [(layer + before, layer + after) for layer in port.layers]
+        yield f"before and after {said} exchanged", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+
+
+def _of_the_sum(y: np.ndarray, at: Any) -> Any:
+    """Normalize(X + Block(X)), with the norm of the block's output."""
+    block = at.name.rpartition(".")[2].removesuffix("_residual")
+    norm = at.norm
+    total = at.source + at(f"{block}.output")
+    return norm(total, weight=at.weight(f"{block}.{NAME}"))
+
+
+def _left_out(*blocks: str) -> Rules:
+    return {f"*.{block}.{NAME}": lambda y, at: at.source for block in blocks}
+
+
+Normed.mistakes = (
+    Mistake(
+        "norm after a block left out",
+        "each block's output is normalized before it is added",
+        {"after attention": _left_out("attention"), "after the FFN": _left_out("ffn"), "both": _left_out("*")},
+    ),
+    Mistake(
+        "norms in other places",
+        "post_attention_layernorm is of attention's output, pre_feedforward_layernorm of the FFN's input",
+        _in_other_places,
+    ),
+    Mistake(
+        "norm of the sum for norm of a block's output",
+        "a block's output is normalized before the residual is added",
+        {"": {"*_residual": _of_the_sum}},
+    ),
+)

@@ -1,0 +1,237 @@
+"""Gemma and Gemma 2 (Gemma Team, 2024): Llama's layers with other norms and scaled embeddings.
+
+RMSNorm multiplies by 1 + weight. The rows of tokens are multiplied by sqrt(D), rounded to the dtype in config.json, in
+which the checkpoint was trained: for 3072 columns 55.5 in bfloat16, not 55.43. Gemma 2 also normalizes the output of
+each block, caps scores and logits, and has a window in every other layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from npformer.blocks import Normed
+from npformer.common import checks
+from npformer.common.errors import NpformerError
+from npformer.config import MOST, ROUNDED, Config, Local
+from npformer.families.base import write_text_ids
+from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
+from npformer.families.llama import Llama, classes, kin_of_llama, window_of, window_size
+from npformer.families.rope import read_rotary, write_rotary
+from npformer.layers import Stack
+from npformer.mechanisms import Mechanism, Rotary, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.norms import Norm
+from npformer.zero_centred import ZeroCentredRMSNorm
+
+
+class Gemma(Llama):
+    """Gemma's config.json and layers."""
+
+    bidirectional = False  # attention in both directions is computed
+
+    def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
+        """Reads config.json. Its "gelu" means the approximation by tanh, with which Gemma was trained."""
+        if data.get(self.activation) == "gelu" and self.activation == "hidden_act":
+            data = {**data, self.activation: self.usual_activation}
+        return super().read_config(data, head)
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        if data.get("use_bidirectional_attention") and not self.bidirectional:
+            raise NpformerError(f"use_bidirectional_attention: True is not supported for a {self.model_type}")
+        dtype = data.get("dtype", data.get("torch_dtype"))
+        scale_dtype = dtype if isinstance(dtype, str) and dtype in ROUNDED else "float32"
+        return super().own_fields(data, head, n_layers) | {"scale_dtype": scale_dtype}
+
+    def width(self, data: Mapping[str, Any]) -> Any:
+        return data.get("head_dim", 256)
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        return super().write_config(config) | {"dtype": config.scale_dtype}
+
+    def norm(self, config: Config) -> Norm:
+        return ZeroCentredRMSNorm(config.eps)
+
+
+class Gemma2(Gemma):
+    """Gemma 2's config.json and layers."""
+
+    kinds: tuple[type[Mechanism], ...] = (Rotary, SoftCap, Window)
+
+    def config(self, head: str, **fields: Any) -> Config:
+        """The last layer of each period has no window by default."""
+        local = replace(self.constants["local"], layers=self.local_layers({}, fields["n_layers"]))
+        return super().config(head, **{"local": local, **fields})
+
+    def local_layers(self, data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+        """The layers with a window."""
+        kinds = data.get("layer_types")
+        if kinds is not None:
+            return read_layer_types(kinds, n_layers)
+        return between(2, n_layers)
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        own = super().own_fields(data, head, n_layers)
+        scalar = checks.whole("query_pre_attn_scalar", data.get("query_pre_attn_scalar", 256), 1, MOST)
+        d_head = own["head_width"] or data["hidden_size"] // data["num_attention_heads"]
+        wide, near = (self.mechanisms_with(each, data) for each in self.rotations(data))
+        return own | {
+            "score_scale": 0.0 if scalar == d_head else scalar**-0.5,
+            "mechanisms": wide,
+            "local": Local(self.local_layers(data, n_layers), (*near, self.window(data))),
+            "logit_cap": _cap("final_logit_softcapping", data, self.constants.get("logit_cap")),
+        }
+
+    def rotations(self, data: Mapping[str, Any]) -> tuple[Rotary, Rotary]:
+        """Those of global and of local layers."""
+        return (read_rotary(data),) * 2
+
+    def mechanisms_with(self, rotary: Rotary, data: Mapping[str, Any]) -> tuple[Mechanism, ...]:
+        """The mechanisms of a layer with this rotation, without a window."""
+        cap = _cap("attn_logit_softcapping", data, 50.0)
+        return (rotary, SoftCap(cap)) if cap else (rotary,)
+
+    def window(self, data: Mapping[str, Any]) -> Window:
+        return window_of(data.get("sliding_window", 4096))
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        local: Local = config.local or self.constants["local"]
+        caps = [each.cap for each in config.mechanisms if isinstance(each, SoftCap)]
+        return super().write_config(config) | {
+            "query_pre_attn_scalar": round(config.score_scale**-2) if config.score_scale else config.d_head,
+            "sliding_window": window_size(local.mechanisms),
+            "layer_types": write_layer_types(local.layers, config.n_layers),
+            "attn_logit_softcapping": caps[0] if caps else None,
+            "final_logit_softcapping": config.logit_cap or None,
+        }
+
+    def stack(self, config: Config) -> Stack:
+        """With a norm of each block's output."""
+        stack, norm = super().stack(config), self.norm(config)
+        layers = [
+            replace(layer, blocks=tuple((name, Normed(block, norm)) for name, block in layer.blocks))
+            for layer in stack.layers
+        ]
+        return replace(stack, layers=tuple(layers))
+
+
+class Gemma3(Gemma2):
+    """Gemma 3's config.json and layers for text: norms of heads for soft caps, and a rotary base for local layers.
+
+    EmbeddingGemma's attention is not causal: `use_bidirectional_attention`. A token then sees half the window on either
+    side.
+    """
+
+    kinds = (ZeroCentredHeadNorm, Rotary, Window)
+    bidirectional = True
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        return super().own_fields(data, head, n_layers) | {"causal": not _bidirectional(data)}
+
+    def local_layers(self, data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+        kinds, named = data.get("layer_types"), ("sliding_window_pattern", "_sliding_window_pattern")
+        if kinds is not None:
+            return read_layer_types(kinds, n_layers)
+        period = next((data[name] for name in named if data.get(name) is not None), 6)
+        return between(checks.whole(named[0], period, 1, MOST), n_layers)
+
+    def rotations(self, data: Mapping[str, Any]) -> tuple[Rotary, Rotary]:
+        """The scaling of older files, `rope_scaling`, is that of global layers."""
+        given = data.get("rope_parameters") or {}
+        kinds = [given.get(kind) or {} if isinstance(given, Mapping) else given for kind in (FULL, SLIDING)]
+        scaling = data.get("rope_scaling") or {}
+        if not all(isinstance(each, Mapping) for each in (*kinds, scaling)) or (given and not any(kinds)):
+            raise NpformerError(f"rope_parameters: expected an object for each layer type, got {checks.shown(given)}")
+        wide = {"rope_theta": data.get("rope_theta", 1e6), **kinds[0], **scaling}
+        near = {"rope_theta": data.get("rope_local_base_freq", 1e4), **kinds[1]}
+        wide, near = ({**data, "rope_scaling": None, "rope_parameters": each} for each in (wide, near))
+        return read_rotary(wide), read_rotary(near)
+
+    def mechanisms_with(self, rotary: Rotary, data: Mapping[str, Any]) -> tuple[Mechanism, ...]:
+        return ZeroCentredHeadNorm(), rotary
+
+    def window(self, data: Mapping[str, Any]) -> Window:
+        size = data.get("sliding_window", 4096)
+        return Window(checks.whole("sliding_window", size, 1, MOST) // 2) if _bidirectional(data) else window_of(size)
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        local: Local = config.local or self.constants["local"]
+        wide, near = (
+            next(each for each in of if isinstance(each, Rotary)) for of in (config.mechanisms, local.mechanisms)
+        )
+        data = super().write_config(config) | write_text_ids(config)
+        if not config.causal:
+            reach = next(each.reach for each in local.mechanisms if isinstance(each, Window))
+            data |= {"use_bidirectional_attention": True, "sliding_window": 2 * reach}
+        kinds = {kind: write_rotary(each)["rope_parameters"] for kind, each in ((FULL, wide), (SLIDING, near))}
+        return data | {"rope_local_base_freq": near.theta, "rope_parameters": kinds}
+
+
+def _bidirectional(data: Mapping[str, Any]) -> bool:
+    name = "use_bidirectional_attention"
+    return checks.boolean(name, data.get(name) or False)
+
+
+def between(period: int, n_layers: int) -> tuple[int, ...]:
+    """All layers except the last of each period."""
+    return tuple(i for i in range(n_layers) if (i + 1) % period)
+
+
+def _cap(name: str, data: Mapping[str, Any], default: float | None) -> float:
+    """A soft cap of config.json; 0 for null."""
+    cap = data.get(name, default)
+    return 0.0 if cap is None else float(checks.positive(name, cap))
+
+
+IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+TANH = "gelu_pytorch_tanh"
+CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype": "float32", "activation": "gelu_tanh"}
+
+
+def without_answers(name: str) -> dict[str, str]:
+    """A family's classes -> their heads, which transformers has without that of questions."""
+    return {each: head for each, head in classes(name).items() if head != "question-answering"}
+
+
+GEMMA = kin_of_llama(Gemma, "gemma", without_answers("Gemma"), CONSTANTS, ids=IDS, usual_activation=TANH)
+ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
+#: Names of Llama for norms in other places, and a name of its own.
+NORMS = {
+    "layers.*.attention.output_norm": "model.layers.*.post_attention_layernorm",
+    "layers.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
+    "layers.*.ffn.output_norm": "model.layers.*.post_feedforward_layernorm",
+}
+GEMMA2 = kin_of_llama(
+    Gemma2,
+    "gemma2",
+    without_answers("Gemma2"),
+    {
+        **CONSTANTS,
+        "mechanisms": (ROTARY, CAP),
+        "local": Local((), (ROTARY, CAP, Window(4095))),
+        "logit_cap": 30.0,
+    },
+    NORMS,
+    activation="hidden_activation",
+    usual_activation=TANH,
+    ids=IDS,
+)
+GEMMA3 = kin_of_llama(
+    Gemma3,
+    "gemma3_text",
+    {
+        "Gemma3TextModel": "base",
+        "Gemma3ForCausalLM": "causal-lm",
+        "Gemma3TextForSequenceClassification": "sequence-classification",
+    },
+    {
+        **CONSTANTS,
+        "mechanisms": (ZeroCentredHeadNorm(), Rotary(1e6)),
+        "local": Local((), (ZeroCentredHeadNorm(), ROTARY, Window(4095))),
+    },
+    NORMS,
+    activation="hidden_activation",
+    usual_activation=TANH,
+    ids=IDS,
+    settings={"attn_logit_softcapping": None},
+)

@@ -1,0 +1,207 @@
+"""Gemma 1 to 3 and EmbeddingGemma: their config.json, their mechanisms, and a port whose mistakes are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError, golden
+from npformer.blocks import Normed
+from npformer.checkpoint import flatten, unflatten
+from npformer.config import Config, Local
+from npformer.families import parts_of, read_config, write_config
+from npformer.interpret.direct_attribution import head_results, logit_attribution
+from npformer.interpret.traces import trace
+from npformer.mechanisms import Rotary, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.mechanisms.rotary_scaling import Linear
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from npformer.tape import Recording
+from npformer.taps import listen
+from npformer.training import initialise
+from npformer.transformer import backward, forward, packed
+from tests.support import tiny
+from tests.support.plain_gemma import PLANTED, PlainGemma
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 12, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 8, "intermediate_size": 16, "max_position_embeddings": 32, "query_pre_attn_scalar": 8,
+}  # fmt: skip
+CAPPED = (Rotary(30.0), SoftCap(1.5))
+HEAD_NORM = ZeroCentredHeadNorm()
+#: Caps and windows that scores, logits and texts of the tiny models exceed.
+CHOICES: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "mechanisms": CAPPED, "local": Local((0,), (*CAPPED, Window(2))), "logit_cap": 1.5, "score_scale": 5**-0.5,
+    },
+    "gemma3_text": {
+        "mechanisms": (HEAD_NORM, Rotary(100.0)), "local": Local((0,), (HEAD_NORM, Rotary(10.0), Window(2))),
+        "score_scale": 5**-0.5,
+    },
+}  # fmt: skip
+
+
+def read(model_type: str, **fields: Any) -> Config:
+    return read_config({"model_type": model_type, **SIZES, **fields})
+
+
+def model(name: str, head: str = "causal-lm", **more: Any) -> Model:
+    return tiny.model(name, head, **CHOICES[name], **more)
+
+
+# --- config.json ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", 55.5), ("float16", 55.4375), ("float32", 55.42562484741211)])
+def test_embeddings_are_scaled_by_a_root_of_the_files_dtype(dtype: str, scale: float) -> None:
+    wide = {"hidden_size": 3072, "num_attention_heads": 16}
+    assert read("gemma", dtype=dtype, **wide).token_scale == scale
+    assert read("gemma", torch_dtype=dtype, **wide).token_scale == scale
+    assert parts_of(read("gemma2", dtype=dtype, **wide)).embeddings.scale == scale
+
+
+def test_gelu_of_gemma_is_the_approximation_by_tanh() -> None:
+    assert read("gemma", hidden_act="gelu").activation == "gelu_tanh"
+    assert read("gemma2", hidden_activation="gelu").activation == "gelu"
+
+
+def test_layers_with_windows() -> None:
+    two, three = read("gemma2"), read("gemma3_text", num_hidden_layers=7)
+    assert two.local is not None
+    assert three.local is not None
+    assert two.local.layers == (0, 2)
+    assert two.local.mechanisms[-1] == Window(4095)  # a token sees itself and the 4,095 before it
+    assert three.local.layers == (0, 1, 2, 3, 4, 6)
+    given = read("gemma3_text", sliding_window_pattern=2, sliding_window=5).local
+    assert given == Local((0, 2), (HEAD_NORM, Rotary(10_000.0), Window(4)))
+
+
+def test_half_the_window_is_on_either_side_in_both_directions() -> None:
+    config = read("gemma3_text", sliding_window=512, use_bidirectional_attention=True)
+    assert not config.causal
+    assert config.local is not None
+    assert config.local.mechanisms[-1] == Window(256)
+    written = write_config(config)
+    assert (written["sliding_window"], written["use_bidirectional_attention"]) == (512, True)
+    assert read_config(written) == config
+
+
+def test_rotations_of_each_kind_of_layer_in_older_and_newer_files() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    older = {"rope_theta": 5e5, "rope_local_base_freq": 300.0, "rope_scaling": scaling}
+    newer = {"full_attention": {"rope_theta": 5e5, **scaling}, "sliding_attention": {"rope_theta": 300.0}}
+    config = read("gemma3_text", **older)
+    assert config.mechanisms == (HEAD_NORM, Rotary(5e5, scaling=Linear(8.0)))
+    assert config.local is not None
+    assert config.local.mechanisms[:2] == (HEAD_NORM, Rotary(300.0))
+    assert read("gemma3_text", rope_parameters=newer) == config
+    assert read_config(write_config(config)) == config
+    assert read("gemma3_text").mechanisms[1] == Rotary(1e6)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported for a gemma2"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters: expected an object for each layer"),
+        ("gemma3_text", {"rope_parameters": 3}, "rope_parameters: expected an object"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping: "),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: "),
+    ],
+)  # fmt: skip
+def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        read(model_type, **fields)
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def test_norms_begin_as_the_normalized_row() -> None:
+    flat = flatten(initialise(tiny.config("gemma3_text", "base")))
+    norms = [array for name, array in flat.items() if "norm" in name]
+    assert len(norms) == 13  # four and the two of heads in each layer, and the last
+    assert not np.concatenate(norms).any()
+
+
+def test_scores_and_logits_are_capped() -> None:
+    found = trace(model("gemma2"), np.arange(5, 14))
+    for name in ("layers.0.attention.scores", "layers.1.attention.scores", "logits"):
+        before = "head.output" if name == "logits" else name.replace("scores", "uncapped_scores")
+        assert np.abs(found[before]).max() > 1.5
+        np.testing.assert_allclose(found[name], 1.5 * np.tanh(found[before] / 1.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_gradients_are_finite_differences(name: str) -> None:
+    """Central differences of 1e-6 in float64 are good to about 1e-8 of the gradient."""
+    of = model(name, dtype=np.float64)
+    batch, recording = packed(of.config, [Text(np.arange(5, 14)), Text(np.arange(20, 24))]), Recording()
+    with listen(recording):
+        logits = forward(of.weights, of.config, batch)["logits"]
+    random = np.random.default_rng(0)
+    grad, flat = random.standard_normal(logits.shape), flatten(dict(of.weights))
+    found = flatten(backward({"logits": grad.copy()}, recording.stages, of.weights, of.config, batch))
+    tables = ("attention_norm", "attention.output_norm", "ffn.output_norm", "attention.query", "attention.query_norm")
+    for each in (f"layers.0.{table}.weight" for table in tables if f"layers.0.{table}.weight" in flat):
+        direction = random.standard_normal(flat[each].shape)
+        moved = [unflatten({**flat, each: flat[each] + step * direction}) for step in (1e-6, -1e-6)]
+        ahead, behind = (float((forward(tree, of.config, batch)["logits"] * grad).sum()) for tree in moved)
+        assert (ahead - behind) / 2e-6 == pytest.approx(float((found[each] * direction).sum()), rel=1e-6), each
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
+    of, ids = model(name, dtype=np.float64), np.arange(5, 14)
+    found = logit_attribution(of, ids, label=7)
+    assert found.total == pytest.approx(found.logit, rel=1e-12)
+    recorded = trace(of, ids)
+    written = head_results(of, recorded).sum(axis=1)
+    for i, rows in enumerate(written):
+        np.testing.assert_allclose(rows, recorded[f"layers.{i}.attention.output_norm"], rtol=1e-9, atol=1e-12)
+    assert all(isinstance(block, Normed) for _, block in parts_of(of.config).stack.layers[0].blocks)
+
+
+# --- the diagnosis --------------------------------------------------------------------------------------------------
+
+ONLY = {"gemma2": ("cap",), "gemma3_text": ("heads", "rotated", "theta", "window everywhere")}
+CASES = [
+    (name, planted)
+    for name in CHOICES
+    for planted in PLANTED
+    if not any(word in planted for other, words in ONLY.items() if other != name for word in words)
+    and (name == "gemma2" or any(word in planted for word in ONLY[name]))
+]  # mistakes in parts that both have are planted in one
+QUICK = ("w for 1 + w", "Llama's places", "no cap of scores", "rotated first")
+
+
+@pytest.mark.parametrize(
+    ("name", "planted", "full"),
+    [
+        pytest.param(*case, full, marks=() if full and case[1] in QUICK else pytest.mark.slow)
+        for full in (True, False)
+        for case in CASES
+    ],
+)
+def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> None:
+    of = model(name, "causal-lm" if name == "gemma2" else "base")
+    weights, texts = flatten(dict(of.weights)), [np.arange(5, 14), np.arange(20, 26)]
+    recorded = golden.record(of, [Text(ids) for ids in texts])
+    shown = [PlainGemma(of.config, weights, {planted}).run(ids) for ids in texts]
+    right = [PlainGemma(of.config, weights).run(ids) for ids in texts]
+    answers = ("embeddings.token", "norm", "logits")
+    theirs, correct = (
+        {
+            f"{i}/{stage}": array
+            for i, stages in enumerate(each)
+            for stage, array in stages.items()
+            if full or stage in answers or stage.endswith("_residual")
+        }
+        for each in (shown, right)
+    )
+    assert golden.compare(recorded, correct).ok
+    found = str(golden.diagnose(recorded, theirs, of))
+    assert PLANTED[planted] in found.partition("then")[0], found
