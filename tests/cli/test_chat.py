@@ -8,7 +8,7 @@ import pty
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from tests.support.cli_runner import ENVIRONMENT, command, run
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 GREEDY = ("--greedy", "--max-new-tokens", "9")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rendering_once() -> Iterator[None]:
+    with chatters.rendering_once():
+        yield
 
 
 @pytest.fixture(scope="module")

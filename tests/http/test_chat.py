@@ -28,6 +28,12 @@ ASKED: list[Any] = [{"role": "user", "content": "Hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def rendering_once() -> Iterator[None]:
+    with chatters.rendering_once():
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chatters.folder(tmp_path_factory.mktemp("m") / "chatter", generation={"temperature": 0.6, "top_k": 20})

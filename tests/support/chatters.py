@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import processors
 
+from npformer.text.chat_template import render
 from tests.support import byte_level, tiny
 
 END, START, STOP = 256 + 3, 256 + 4, 256 + 5  # ids of `byte_level`
@@ -19,6 +23,23 @@ You help.<|im_end|>
 {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+@contextmanager
+def rendering_once() -> Iterator[None]:
+    """Remembers what has been rendered: a process for each rendering takes a fifth of a second."""
+    found: dict[str, list[str]] = {}
+
+    def remembered(*given: Any) -> list[str]:
+        key = json.dumps(given)
+        if key not in found:
+            found[key] = render(*given)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("npformer.text.chat.render", remembered)
+        patch.setattr("npformer.text.chat.secrets.token_hex", lambda n: "7d1" * n)  # for equal marks
+        yield
 
 
 def folder(path: Path, family: str = "qwen2", template: str = TEMPLATE, generation: Any = None, **sizes: Any) -> Path:

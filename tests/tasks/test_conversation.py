@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ from tests.support import chatters, writers
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 ASKED = [{"role": "user", "content": "Hi"}]
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rendering_once() -> Iterator[None]:
+    with chatters.rendering_once():
+        yield
 
 
 @pytest.fixture(scope="module")
