@@ -181,7 +181,14 @@ def shape(line: str) -> str:
     return " ".join(re.sub(r"(?<!exit code )-?\d[\d.]*(e[-+]\d+)?", "N", line).split())
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != COURSE])
+#: Each takes several seconds; the other pages run with the quick tests.
+LONGER = ("dask", "datasets", "fine-tune", "long-texts", "look-inside", "memory", "port-questions")
+LONG = {f"docs/howto/{name}.md" for name in LONGER}
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(each, marks=[pytest.mark.slow] * (each in LONG)) for each in PAGES if each != COURSE]
+)
 def test_the_blocks_of_a_page_run(page, environment, tmp_path):
     needed = NEEDS.get(page)
     if needed and importlib.util.find_spec(needed) is None:

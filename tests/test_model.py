@@ -52,7 +52,7 @@ def models(family: str, head: str, size: str = "36", dtype: str = "float32", n_l
 # --- the same bits ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     model=st.sampled_from(HEADS),
     size=st.sampled_from(["8", "36", "96"]),

@@ -48,6 +48,13 @@ def usual_head(name: str) -> str:
     return CLASSIFIER if CLASSIFIER in heads(name) else heads(name)[0]
 
 
+def two_heads(name: str) -> list[str]:
+    """The usual head and, by turns over the families, another one: heads are the same code in every family."""
+    others = [head for head in heads(name) if head != usual_head(name)]
+    turn = list(FAMILIES).index(name)
+    return [usual_head(name), *others[turn % max(len(others), 1) :][:1]]
+
+
 def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> list[Any]:
     """Random texts: with token types where the family has them, with gaps in some positions, in pairs for a translator."""
     random, config = np.random.default_rng(seed), model.config
@@ -93,8 +100,8 @@ def same_bits(name: str, head: str, dtype: str = "float32", **fields: Any) -> No
 
 
 def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> None:
-    """With every head, in the two dtypes by turns."""
-    for i, head in enumerate(heads(name), list(FAMILIES).index(name)):
+    """In the two dtypes by turns."""
+    for i, head in enumerate(two_heads(name), list(FAMILIES).index(name)):
         same_bits(name, head, DTYPES[i % 2])
 
 
@@ -129,7 +136,7 @@ def check_dropout_stands_at_stages_of_the_model(name: str, folder: Path) -> None
 
 def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> None:
     """A trace is within the budgets, and a change of the last stage is found there."""
-    for head in heads(name):
+    for head in two_heads(name):
         model = tiny.model(name, head)
         given = inputs(model, (9, 4))
         recorded = golden.record(model, given)
