@@ -1,4 +1,4 @@
-"""The conformance suite, written once for all tests of it."""
+"""The conformance suite: all of it, for slow tests, and the few cases that the others read. Each is written once."""
 
 from pathlib import Path
 
@@ -6,7 +6,20 @@ import pytest
 
 from npformer import golden
 
+#: Cases that quick tests name.
+READ = ["bert-sequence-classification", "bert-lengths", "bert-masked-lm", "bert-bfloat16", "bert-float16"]
+READ += ["electra-untied", "electra-bfloat16", "transformer-base", "marian-two-vocabularies", "marian-relu"]
+#: One case of each feature, the families by turns.
+SHOWN = ["distilbert-gelu-tanh", "bert-relu", "electra-silu", "gpt2-gelu", "modernbert-eps", "roberta-padding"]
+SHOWN += ["llama-ends-in-padding", "albert-multi-label", "bart-scaled", "transformer-pre-norm"]
+SHOWN += ["transformer-translation-tied", "transformer-translation-pre-norm"]
+
+
+@pytest.fixture(scope="session")
+def whole_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden.suite(tmp_path_factory.mktemp("suite") / "suite")
+
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return golden.suite(tmp_path_factory.mktemp("suite") / "suite")
+    return golden.suite(tmp_path_factory.mktemp("suite") / "suite", [*READ, *SHOWN])

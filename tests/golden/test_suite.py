@@ -21,6 +21,7 @@ from npformer.families import FAMILIES, distinct_encoders
 from npformer.golden.budget import run
 from npformer.golden.suite import SIZES, cases
 from npformer.model import Model, Seq2Seq
+from tests.golden.conftest import SHOWN
 from tests.support import kernels
 
 pytestmark = pytest.mark.numbers
@@ -66,15 +67,15 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, suite: Path) -> None:
-    model, recorded = loaded(suite / name), golden.load(suite / name / "golden.safetensors")
+def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, whole_suite: Path) -> None:
+    model, recorded = loaded(whole_suite / name), golden.load(whole_suite / name / "golden.safetensors")
     assert model.config == recorded.config == CASES[name].config
     stages = run(model, recorded.inputs)
     golden.assert_close(recorded, {f"{i}/{each}": a for each in stages for i, a in enumerate(stages.texts(each))})
-    arrays, _ = read_tensors(suite / name / "inputs.safetensors")
+    arrays, _ = read_tensors(whole_suite / name / "inputs.safetensors")
     assert arrays.keys() == recorded.input_arrays().keys()
     assert all(np.array_equal(arrays[each], array) for each, array in recorded.input_arrays().items())
-    (entry,) = golden.read_suite(suite, [name])
+    (entry,) = golden.read_suite(whole_suite, [name])
     assert (entry["stages"], entry["lengths"]) == (len(recorded.stages), [len(each) for each in lengths(recorded)])
     assert set(entry["answers"]) <= set(recorded.stages)
 
@@ -83,8 +84,22 @@ def lengths(recorded: golden.Golden) -> list:
     return recorded.sources or recorded.texts
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.partition("-")[2] in WITHOUT])
+def test_each_feature_is_shown_by_a_quick_case() -> None:
+    assert {name.partition("-")[2] for name in SHOWN} == set(WITHOUT) & {name.partition("-")[2] for name in CASES}
+
+
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_port_without_a_feature_fails_its_case(name: str, suite: Path) -> None:
+    fails_without_its_feature(name, suite)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [each for each in CASES if each.partition("-")[2] in WITHOUT and each not in SHOWN])
+def test_so_it_does_in_every_family(name: str, whole_suite: Path) -> None:
+    fails_without_its_feature(name, whole_suite)
+
+
+def fails_without_its_feature(name: str, suite: Path) -> None:
     recorded = golden.load(suite / name / "golden.safetensors")
     stages = run(loaded(suite / name, **WITHOUT[name.partition("-")[2]]), recorded.inputs)
     arrays = {f"{i}/{each}": a for each in stages for i, a in enumerate(stages.texts(each))}
@@ -93,9 +108,10 @@ def test_a_port_without_a_feature_fails_its_case(name: str, suite: Path) -> None
     assert first.budgets > 10
 
 
-def test_the_suite_is_small_and_describes_each_case(suite: Path) -> None:
-    assert sum(path.stat().st_size for path in suite.rglob("*") if path.is_file()) < 120e3 * len(CASES)
-    manifest = json.loads((suite / "suite.json").read_text())
+@pytest.mark.slow
+def test_the_suite_is_small_and_describes_each_case(whole_suite: Path) -> None:
+    assert sum(path.stat().st_size for path in whole_suite.rglob("*") if path.is_file()) < 120e3 * len(CASES)
+    manifest = json.loads((whole_suite / "suite.json").read_text())
     assert [entry["name"] for entry in manifest["cases"]] == list(CASES)
     assert all(entry["tests"] for entry in manifest["cases"])
     assert len({entry["tests"] + entry["family"] for entry in manifest["cases"]}) == len(CASES)
