@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,14 @@ def test_logits_of_models_that_generate(case: str) -> None:
     assert np.abs(answers["float64"] - truth).max() < 1e-12 * np.abs(truth).max()
 
 
-@pytest.mark.parametrize("name", cases.SETTINGS)
-@pytest.mark.parametrize("case", cases.GENERATORS)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        pytest.param(case, name, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, case in enumerate(cases.GENERATORS)
+        for j, name in enumerate(cases.SETTINGS)
+    ],
+)
 def test_all_sources_token_for_token(case: str, name: str) -> None:
     """A tie is a source for which Transformers itself has another answer in float64: there either may be right.
 
@@ -97,8 +104,7 @@ RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1, 70, 5)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(("search", "dtype"), [*zip(SEARCHES, cycle(["float32", "float64"]))])
 def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
     """The tokens' log probabilities, from the steps and from one pass over each target; past all of a BLAS's cuts."""
     model = random_model(dtype)

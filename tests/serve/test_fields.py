@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.serve import fields as f
@@ -120,6 +120,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("path", ROUTES)
+@settings(max_examples=30)
 @given(st.data())
 def test_any_json_is_read_or_refused_and_no_text_is_repeated(path, data):
     fields = ROUTES[path].fields
