@@ -178,9 +178,9 @@ def _scaled_otherwise(port: Any) -> Ways:
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
     yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
     yield "with the wrong sign", _scaled(lambda at: -at.scale)
-    yield "by 1 / 8", _scaled(lambda at: 1 / 8)
-    for said, factor in port.factors.items():
-        yield f"by {said}", _scaled(lambda at, factor=factor: factor(at.text))
+    for said, factor in {"1 / 8": lambda text: 1 / 8, **port.factors}.items():
+        if not np.isclose(factor(0), port.scale**2):  # scaled twice, a mistake with a name
+            yield f"by {said}", _scaled(lambda at, factor=factor: factor(at.text))
 
 
 def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:
