@@ -5,7 +5,7 @@ features the others need.
     python examples/checkpoints.py --check    # fails if it is out of date
 
 `checkpoints.json` has the relevant fields of each checkpoint's config.json; each line of the table follows from the
-results of `npformer info` and of loading with these fields.
+results of `npformer info` and of loading with these fields. `modules` is a task that the folder's modules add.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def page() -> str:
     lines, counts = [], {"yes": 0, "with an extra": 0, "no": 0}
     for each in json.loads(DATA.read_text(encoding="utf-8")):
         runs, what = verdict(each["config"])
+        what = f"{each['modules']}, {what}" if "modules" in each and runs == "yes" else what
         counts[runs if runs in counts else "with an extra"] += 1
         link = f"[{each['name']}](https://huggingface.co/{each['name']})"
         lines.append(f"| {link} | {each['use']} | {each['config']['model_type']} | {runs} | {what} |\n")

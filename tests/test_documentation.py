@@ -21,7 +21,7 @@ import pytest
 
 import npformer
 from npformer.cli.main import COMMANDS, find
-from tests.support import chatters, hub_server, seq2seq_models, tiny, writers
+from tests.support import chatters, hub_server, sentence_folders, seq2seq_models, tiny, writers
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -58,6 +58,7 @@ MODELS = {
 }
 WRITER = "openai-community/gpt2"
 CHATTER = "Qwen/Qwen2.5-0.5B-Instruct"
+EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
 BARTS = ("facebook/bart-large-cnn", "eugenesiow/bart-paraphrase")
 TRANSLATORS = ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-ROMANCE")
 TEXTS = ("I love ice cream", "not my music")
@@ -93,6 +94,7 @@ def environment(tmp_path_factory):
         for name in BARTS:
             hub.add(name, seq2seq_models.bart_folder(tmp_path_factory.mktemp("bart")))
         hub.add(CHATTER, chatters.folder(tmp_path_factory.mktemp("chatter")))
+        hub.add(EMBEDDER, sentence_folders.decoder(tmp_path_factory.mktemp("embedder") / "model", "Query:"))
         hub.add(WRITER, writers.folder(tmp_path_factory.mktemp("writer")))
         given = hub_server.environment(hub, tmp_path_factory.mktemp("home"))
         del given["PYTHONPATH"]

@@ -32,7 +32,8 @@ def parameters(made: Any) -> dict[str, tuple[str, str]]:
 
 def literal(text: str) -> str:
     """A docstring's text as Markdown, in which its backticks are code."""
-    return re.sub(r"([<*_\[\]])", r"\\\1", text)
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
 
 
 def rows(made: Any, skip: Iterable[str] = ()) -> Iterable[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.safetensors import write_tensors
+from tests.support import byte_level, tiny
 
 #: What transformers' tokenizer needs beside tokenizer.json of the tiny models, for comparisons with it.
 TOKENIZER = {
@@ -48,6 +49,16 @@ def write_modules(
     if described:
         (folder / "config_sentence_transformers.json").write_text(json.dumps(described))
     return folder
+
+
+def decoder(folder: Path, prompt: str, family: str = "qwen3", **sizes: Any) -> Path:
+    """A folder of Qwen3-Embedding's form: last-token pooling, and a prompt for queries that counts among the tokens."""
+    made = tiny.folder(folder, family, "causal-lm", vocab_size=byte_level.N_TOKENS, max_length=200, **sizes)
+    byte_level.tokenizer().save(str(made / "tokenizer.json"))
+    (made / "tokenizer_config.json").write_text(json.dumps({"eos_token": byte_level.STOP, "padding_side": "left"}))
+    modules = [("sentence_transformers.models.Pooling", {"pooling_mode_lasttoken": True}, {})]
+    modules += [("sentence_transformers.models.Normalize", {}, {})]
+    return write_modules(made, modules, prompts={"query": prompt})
 
 
 def write_splade(folder: Path, config: Mapping[str, Any], **described: Any) -> Path:

@@ -17,7 +17,7 @@ from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_folder import EmbeddingRecipe, read_recipe
 from npformer.tasks.task import without_head
 from tests.golden.make_tasks import write_sentence_folder
-from tests.support import byte_level, tiny
+from tests.support import byte_level, sentence_folders, tiny
 from tests.support.bits import alike
 from tests.support.sentence_folders import write_modules
 
@@ -320,14 +320,8 @@ def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, h
 
 
 def test_a_decoder_gives_the_last_hidden_state_of_the_token_that_ends_a_text(tmp_path):
-    """A folder of Qwen3-Embedding's form: last-token pooling, and a prompt for queries that counts among the tokens."""
-    folder = tiny.folder(tmp_path / "model", "qwen3", "causal-lm", vocab_size=byte_level.N_TOKENS, max_length=200)
-    byte_level.tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": byte_level.STOP, "padding_side": "left"}))
-    modules = [("sentence_transformers.models.Pooling", {"pooling_mode_lasttoken": True}, {})]
-    modules += [("sentence_transformers.models.Normalize", {}, {})]
     prompt = "Instruct: Find passages\nQuery:"
-    embed = pipeline(None, write_modules(folder, modules, prompts={"query": prompt}))
+    embed = pipeline(None, sentence_folders.decoder(tmp_path / "model", prompt))
     texts = ["", "ice cream", f"the {byte_level.END} news 我爱"]
     ids = [embed.model.tokenizer.encode(prompt + each).ids for each in texts]
     assert all(each[-1] == 256 + 3 for each in ids)  # END
