@@ -180,6 +180,6 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "weights": weights,
         "memory": f"{numbers * np.dtype(args.dtype).itemsize / 1e6:.1f} MB as {args.dtype}",
         "tasks": ", ".join(tasks_of(config, data)),
-        **({"ignored": ", ".join(ignored(data))} if ignored(data) else {}),
+        **({"ignored": ", ".join(unread)} if (unread := ignored(data, family_of(config))) else {}),
         **({"labels": list(config.labels)} if config.labels else {}),
     }

@@ -17,7 +17,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, ROUNDED, Config, Local
 from npformer.families.base import write_text_ids
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
-from npformer.families.llama import Llama, classes, kin_of_llama, window_of, window_size
+from npformer.families.llama import READS, Llama, classes, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary, write_rotary
 from npformer.layers import Stack
 from npformer.mechanisms import Mechanism, Rotary, SoftCap, Window, ZeroCentredHeadNorm
@@ -185,6 +185,7 @@ def _cap(name: str, data: Mapping[str, Any], default: float | None) -> float:
 
 IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 TANH = "gelu_pytorch_tanh"
+SHARED: dict[str, Any] = {"ids": IDS, "usual_activation": TANH, "reads": READS | {"dtype", "torch_dtype"}}
 CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype": "float32", "activation": "gelu_tanh"}
 
 
@@ -193,7 +194,7 @@ def without_answers(name: str) -> dict[str, str]:
     return {each: head for each, head in classes(name).items() if head != "question-answering"}
 
 
-GEMMA = kin_of_llama(Gemma, "gemma", without_answers("Gemma"), CONSTANTS, ids=IDS, usual_activation=TANH)
+GEMMA = kin_of_llama(Gemma, "gemma", without_answers("Gemma"), CONSTANTS, **SHARED)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
 #: Names of Llama for norms in other places, and a name of its own.
 NORMS = {
@@ -213,8 +214,7 @@ GEMMA2 = kin_of_llama(
     },
     NORMS,
     activation="hidden_activation",
-    usual_activation=TANH,
-    ids=IDS,
+    **SHARED,
 )
 GEMMA3 = kin_of_llama(
     Gemma3,
@@ -231,7 +231,6 @@ GEMMA3 = kin_of_llama(
     },
     NORMS,
     activation="hidden_activation",
-    usual_activation=TANH,
-    ids=IDS,
+    **SHARED,
     settings={"attn_logit_softcapping": None},
 )

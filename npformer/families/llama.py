@@ -225,6 +225,9 @@ def classes(name: str) -> dict[str, str]:
     return dict(zip((name + end for end in ENDS), HEADS, strict=True))
 
 
+READS = frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"})
+
+
 def kin_of_llama(
     kind: type[Llama],
     model_type: str,
@@ -234,11 +237,7 @@ def kin_of_llama(
     **fields: Any,
 ) -> Llama:
     """A family of Llama's kin. constants, encoder: those that differ from Llama's."""
-    settings: dict[str, Any] = {
-        "activation": "hidden_act",
-        "usual_activation": "silu",
-        "reads": frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"}),
-    }
+    settings: dict[str, Any] = {"activation": "hidden_act", "usual_activation": "silu", "reads": READS}
     return kind(
         model_type=model_type,
         constants={

@@ -88,9 +88,9 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
     return family
 
 
-def ignored(data: Mapping[str, Any]) -> list[str]:
-    """The fields of a config.json without effect."""
-    return [name for name in IGNORED if name in data]
+def ignored(data: Mapping[str, Any], family: Family) -> list[str]:
+    """The fields of a config.json without effect in a family."""
+    return [name for name in IGNORED if name in data and name not in family.reads]
 
 
 def _own_code(data: Mapping[str, Any]) -> str:

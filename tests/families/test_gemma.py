@@ -11,7 +11,7 @@ from npformer import NpformerError, golden
 from npformer.blocks import Normed
 from npformer.checkpoint import flatten, unflatten
 from npformer.config import Config, Local
-from npformer.families import parts_of, read_config, write_config
+from npformer.families import FAMILIES, ignored, parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import head_results, logit_attribution
 from npformer.interpret.traces import trace
 from npformer.mechanisms import Rotary, SoftCap, Window, ZeroCentredHeadNorm
@@ -60,6 +60,12 @@ def test_embeddings_are_scaled_by_a_root_of_the_files_dtype(dtype: str, scale: f
     assert read("gemma", dtype=dtype, **wide).token_scale == scale
     assert read("gemma", torch_dtype=dtype, **wide).token_scale == scale
     assert parts_of(read("gemma2", dtype=dtype, **wide)).embeddings.scale == scale
+
+
+def test_the_dtype_is_no_ignored_field() -> None:
+    data = {"dtype": "bfloat16", "use_cache": True}
+    assert ignored(data, FAMILIES["gemma"]) == ["use_cache"]
+    assert ignored(data, FAMILIES["llama"]) == ["dtype", "use_cache"]
 
 
 def test_gelu_of_gemma_is_the_approximation_by_tanh() -> None:
