@@ -57,7 +57,8 @@ DECODER = {
 }  # fmt: skip
 ENCODER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 GROUPED = {**ENCODER, "num_key_value_heads": 2, "max_position_embeddings": 96}
-DECODERS = ("gpt2", "bart", "llama", "mistral", "qwen3")  # always causal
+GEMMA = {**GROUPED, "head_dim": 20, "query_pre_attn_scalar": 12, "sliding_window": 20}
+DECODERS = ("gpt2", "bart", "llama", "mistral", "qwen3", "gemma2", "gemma3_text")  # always causal
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", SIZES),
@@ -67,6 +68,8 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", GROUPED),
     "mistral": ("MistralForCausalLM", {**GROUPED, "sliding_window": 20}),
     "qwen3": ("Qwen3ForCausalLM", {**GROUPED, "head_dim": 20, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2ForCausalLM", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}),
+    "gemma3_text": ("Gemma3ForCausalLM", {**GEMMA, "sliding_window_pattern": 2}),
     **{
         name: (f"{title}ForCausalLM", {**ENCODER, "max_position_embeddings": PAD + 97, "type_vocab_size": 1})
         for name, title in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
@@ -93,7 +96,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
             if family == "bart" and "norm" in name:  # its last one would make one token the likeliest everywhere
                 continue
             # A table so small that a token is not the likeliest after itself; what an encoder adds to it is as small.
-            small = re.search(r"wte" if family in ("gpt2", "bart") else r"_embeddings\.weight|bias", name)
+            tables = {"gpt2": "wte", "bart": "wte", "gemma2": "embed_tokens", "gemma3_text": "embed_tokens"}
+            small = re.search(tables.get(family, r"_embeddings\.weight|bias"), name)
             torch.nn.init.normal_(parameter, std=0.08 if small else 0.3 if "embed_tokens" in name else 0.6)
         folder: Path = tmp_path_factory.mktemp(family)
         theirs.save_pretrained(folder)
