@@ -63,6 +63,7 @@ CHAT = {
     "stream_options": COMPLETIONS["stream_options"],
     "logprobs": Field(f.BOOLEAN, False, "Return the log probabilities of the answer's tokens."),
     "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: of this many most likely tokens, too."),
+    "chat_template_kwargs": Field(f.JSON_OBJECT, None, "Further variables of the chat template."),
     "response_format": Field(f.an_object({"type": Field(f.nothing_else("answers are texts", "text"))}), None),
     "tools": Field(f.nothing_else(NO_TOOLS, []), None),
     "tool_choice": Field(f.nothing_else(NO_TOOLS, "none", "auto"), None),
@@ -119,6 +120,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
         raise f.wrong("top_logprobs", "expected logprobs=true with it")
     if given["stop"] is not None:
         settings["stop_strings"] = given["stop"]
+    settings["chat_template_kwargs"] = given["chat_template_kwargs"]
     fixed = {"num_beams": 1, "num_return_sequences": 1, "chat": True, "return_full_text": False}
     return settled(task, {**fixed, **settings}, "body", "max_completion_tokens")
 

@@ -213,6 +213,12 @@ def number(low: float, high: float) -> Kind:
     return Kind({"type": "number", "minimum": low, "maximum": high}, read)
 
 
+def _json_object(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise expected(where, "an object", value)
+    return value
+
+
 def one_of(*names: str) -> Kind:
     def read(where: str, value: Any) -> str:
         if not isinstance(value, str):
@@ -265,6 +271,7 @@ _PAIR = {"type": "array", "items": _ONE, "minItems": 1, "maxItems": 2}
 PAIRS = Kind({"oneOf": [_ONE, _PAIR, {"type": "array", "items": _PAIR, "minItems": 1}]}, _pairs)
 _DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": _ONE}}
 DOCUMENTS = Kind({"type": "array", "items": {"oneOf": [_ONE, _DOCUMENT]}, "minItems": 1}, _documents)
+JSON_OBJECT = Kind({"type": "object", "properties": {}}, _json_object)
 BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 

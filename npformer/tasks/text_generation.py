@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.common.checks import boolean, one_of
+from npformer.common.checks import boolean, one_of, shown
 from npformer.common.errors import NpformerError, warn
 from npformer.generation import Stream, generate, joined
 from npformer.generation.logits import Best
@@ -27,7 +27,9 @@ from npformer.text.stop_strings import StopStrings
 NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default number of new tokens, if the model has room for them
 
 #: Aliases of options: transformers.pipeline's and OpenAI's.
-ALIASES = {"stop_sequence": "stop_strings", "stop": "stop_strings"}
+ALIASES = {
+    "stop_sequence": "stop_strings", "stop": "stop_strings", "tokenizer_encode_kwargs": "chat_template_kwargs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class TextGenerationOptions(WritingOptions):
     stop_strings: Sequence[str] | str = ()
     chat: bool = False
     system: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     windows = "prompts are not read in windows; long='truncate' keeps the last tokens"
 
     def __post_init__(self) -> None:
@@ -47,6 +50,9 @@ class TextGenerationOptions(WritingOptions):
         if not all(strings):
             raise NpformerError("stop_strings: expected non-empty texts")
         object.__setattr__(self, "stop_strings", tuple(strings))
+        if not isinstance(self.chat_template_kwargs, Mapping):
+            got = shown(self.chat_template_kwargs)
+            raise NpformerError(f"chat_template_kwargs: expected a dict of the template's variables, got {got}")
         if self.system is not None and not boolean("chat", self.chat):
             raise NpformerError("system: needs chat=True (--chat); among messages, give one with the role system")
 
@@ -75,6 +81,8 @@ class TextGeneration(Writing):
         1024 new tokens by default.
     system : str
         The system message before each text, with chat=True.
+    chat_template_kwargs : dict, also under the name tokenizer_encode_kwargs
+        Further variables of the chat template: {"enable_thinking": False} of Qwen3.
     stop_strings : str or list of str, also under the names stop_sequence and stop
         Generation stops after one of these, which stays in the text; it may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
@@ -94,7 +102,9 @@ class TextGeneration(Writing):
 
     name = "text-generation"
     options_type = TextGenerationOptions
-    other_names = dict.fromkeys(ALIASES, "Sequence[str] | str") | {"handle_long_generation": "str | None"}
+    other_names = dict.fromkeys(("stop_sequence", "stop"), "Sequence[str] | str") | {
+        "tokenizer_encode_kwargs": "Mapping[str, Any]", "handle_long_generation": "str | None",
+    }  # fmt: skip
     key = column = "generated_text"
     form = Form(several="generated_texts", layout="whole")
     usual: ClassVar[Mapping[str, Any]] = {"do_sample": True, "temperature": 0.7}  # as in transformers.pipeline
@@ -181,7 +191,7 @@ class TextGeneration(Writing):
         """The tokens of each prompt; conversations are rendered together."""
         items = [_asked(item, options) for item in window]
         chats = [item for item in items if is_chat(item)]
-        of_chats = iter(self.chat.encoded(chats) if chats else [])
+        of_chats = iter(self.chat.encoded(chats, options.chat_template_kwargs) if chats else [])
         prepared: list[Request | InputError] = []
         for index, item in enumerate(items, first):
             try:

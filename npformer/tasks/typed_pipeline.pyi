@@ -4,7 +4,7 @@ A stub of `npformer.tasks.pipelines.pipeline` for type checkers and editors, mad
 `python -m tests.support.pipeline_types`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -256,8 +256,10 @@ class TextGenerationKeywords(Loading, total=False):
     stop_strings: Sequence[str] | str
     chat: bool
     system: str | None
+    chat_template_kwargs: Mapping[str, Any]
     stop_sequence: Sequence[str] | str
     stop: Sequence[str] | str
+    tokenizer_encode_kwargs: Mapping[str, Any]
     handle_long_generation: str | None
 
 class AnyKeywords(Loading, total=False):
@@ -322,8 +324,10 @@ class AnyKeywords(Loading, total=False):
     stop_strings: Sequence[str] | str
     chat: bool
     system: str | None
+    chat_template_kwargs: Mapping[str, Any]
     stop_sequence: Sequence[str] | str
     stop: Sequence[str] | str
+    tokenizer_encode_kwargs: Mapping[str, Any]
     handle_long_generation: str | None
 
 @overload

@@ -6,7 +6,6 @@ template is rendered with a mark for each one that a message spells, so its own 
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -76,31 +75,28 @@ class Chat:
         self._control = _any_of(self.control.values())
         self._in_answers = _any_of(set(self.control.values()) - tags)
 
-    def encoded(self, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray | NpformerError]:
+    def encoded(
+        self, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any] | None = None
+    ) -> list[np.ndarray | NpformerError]:
         """The tokens of each conversation up to the assistant's answer, (L,), or its error.
 
-        A conversation that ends with a message of the assistant is continued within that message.
+        A conversation that ends with a message of the assistant is continued within that message. variables: further
+        variables of the template, such as enable_thinking.
         """
-        if len(conversations) == 1:
-            return [self._attempt(conversations[0])]
         try:
-            return list(self._all(conversations))
-        except NpformerError:
-            return [self._attempt(each) for each in conversations]
-
-    def _attempt(self, conversation: Sequence[Message]) -> np.ndarray | NpformerError:
-        try:
-            return self._all([conversation])[0]
+            return list(self._all(conversations, variables or {}))
         except NpformerError as error:
-            return error
+            if len(conversations) == 1:
+                return [error]
+            return [self.encoded([each], variables)[0] for each in conversations]
 
-    def _all(self, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray]:
+    def _all(self, conversations: Sequence[Sequence[Message]], more: Mapping[str, Any]) -> list[np.ndarray]:
         marked = [_Marked(as_messages(each), self._control, self._in_answers) for each in conversations]
         texts: dict[int, str] = {}
         for generates in (True, False):  # whether the template begins the assistant's message
             some = [i for i, each in enumerate(marked) if each.generates == generates]
             given = [marked[i].messages for i in some]
-            variables = {**self.variables, "add_generation_prompt": generates}
+            variables = {**self.variables, **more, "add_generation_prompt": generates}
             texts |= zip(some, render(self.where, self.template, given, variables) if some else [], strict=True)
         return [self._ids(*each.restored(texts[i], self._control)) for i, each in enumerate(marked)]
 
@@ -145,10 +141,6 @@ class _Marked:
             return {str(name): self._replaced(each, pattern) for name, each in value.items()}
         if isinstance(value, list | tuple):
             return [self._replaced(each, pattern) for each in value]
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise NpformerError(f"messages: {error}") from None
         return value
 
     def _mark(self, found: re.Match[str]) -> str:

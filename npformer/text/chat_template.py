@@ -111,7 +111,10 @@ def render(
     """Renders a template for each conversation, in a process with limits. where: for errors."""
     if find_spec("jinja2") is None:
         raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
-    given = json.dumps({"template": template, "conversations": conversations, "variables": variables})
+    try:
+        given = json.dumps({"template": template, "conversations": conversations, "variables": variables})
+    except (TypeError, ValueError) as error:
+        raise NpformerError(f"{where}: messages and variables: {error}") from None
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", PROGRAM], input=given, capture_output=True, timeout=SECONDS, encoding="utf-8"

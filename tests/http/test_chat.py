@@ -93,6 +93,16 @@ def test_openai_chat(client: openai.OpenAI, task: TextGeneration) -> None:
     assert drawn.usage.completion_tokens == 24
 
 
+def test_a_request_sets_variables_of_the_template(client: openai.OpenAI) -> None:
+    plain, told = (
+        client.chat.completions.create(model="chatter", messages=ASKED, max_tokens=1, extra_body=each).usage
+        for each in ({}, {"chat_template_kwargs": {"enable_thinking": False}})
+    )
+    assert plain is not None
+    assert told is not None
+    assert told.prompt_tokens == plain.prompt_tokens + 10  # "no" is one token
+
+
 def test_openai_chat_as_a_stream(client: openai.OpenAI, task: TextGeneration) -> None:
     settings: dict[str, Any] = {"model": "chatter", "messages": ASKED, "seed": 3, "max_tokens": 12, "n": 2}
     whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)

@@ -22,7 +22,8 @@ You help.<|im_end|>
 {%- if message.role not in ('system', 'user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+{%- if enable_thinking is defined and not enable_thinking %}{{ 'no thought\\n' }}{% endif %}"""
 
 
 @contextmanager

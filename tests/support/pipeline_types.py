@@ -25,7 +25,7 @@ A stub of `npformer.tasks.pipelines.pipeline` for type checkers and editors, mad
 `python -m tests.support.pipeline_types`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 

@@ -55,6 +55,11 @@ def test_messages_are_answered_as_transformers_pipeline_does(task: TextGeneratio
     assert continued["generated_text"] == [*ASKED, {"role": "assistant", "content": "Well" + text(task, begun)}]
     system = [{"role": "system", "content": "Be brief."}, *ASKED]
     assert text(task, "Hi", chat=True, system="Be brief.") == text(task, system)
+    plain, told = (
+        task.prepare([ASKED], 0, task.settle(task.options, given))[0].encoded[0].texts[0].ids
+        for given in ({}, {"tokenizer_encode_kwargs": {"enable_thinking": False}})
+    )
+    assert task.tokenizer.decode(told[len(plain) :].tolist()) == "no thought\n"
     assert len(task(ASKED, num_beams=2, num_return_sequences=2, **GREEDY)) == 2
 
 
@@ -63,6 +68,10 @@ def test_messages_that_are_refused(task: TextGeneration, folder: Path) -> None:
         task(ASKED[0])
     with pytest.raises(NpformerError, match=r"input 1: messages\[0\]\.content: expected a text, got None"):
         task([ASKED, [{"role": "user"}]], **GREEDY)
+    with pytest.raises(
+        NpformerError, match=r"chat_template_kwargs: expected a dict of the template's variables, got 3"
+    ):
+        task(ASKED, chat_template_kwargs=3)
     with pytest.raises(NpformerError, match="system: needs chat=True"):
         task("Hi", system="Be brief.")
     with pytest.raises(

@@ -19,7 +19,7 @@ from tests.support.pipeline_types import FILE, own_keywords, shared_keywords, st
 #: Task -> other names of its options, which `settle` translates.
 OTHER_NAMES = {
     "text-ranking": {"activation_fn"},
-    "text-generation": {"stop", "stop_sequence", "handle_long_generation"},
+    "text-generation": {"stop", "stop_sequence", "handle_long_generation", "tokenizer_encode_kwargs"},
 }
 
 

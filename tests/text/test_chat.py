@@ -80,7 +80,10 @@ def test_conversations_that_are_refused_leave_the_others(chat: Chat) -> None:
         ([{"role": "user", "content": b"Hi"}], "messages[0].content: expected a text, got bytes"),
         ([*ASKED, {"content": "Hi"}], 'messages[1]: expected {"role": ..., "content": ...}'),
         ([{"role": "user", "content": [{"type": "image"}]}], "messages[0].content: expected a text or parts"),
-        ([{"role": "user", "content": "Hi", "name": object()}], "messages: Object of type object is not JSON"),
+        (
+            [{"role": "user", "content": "Hi", "name": object()}],
+            "messages and variables: Object of type object is not JSON",
+        ),
         ([{"role": "judge", "content": "Hi"}], "unknown role"),
     ]
     found = chat.encoded([ASKED, *(each for each, _ in bad), ASKED])
