@@ -190,6 +190,7 @@ def test_golden_compare_shows_and_diagnoses_a_divergence_with_exit_code_3(
     assert "cause: tanh GELU for erf" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_golden_compare_has_another_exit_code_for_bad_input_than_for_a_divergence(
     recorded: Path, tmp_path: Path, capsys
 ) -> None:

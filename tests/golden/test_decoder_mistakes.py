@@ -208,6 +208,7 @@ def test_a_mistake_that_is_not_known_gets_no_wrong_cause(key: str) -> None:
     assert [each.causes for each in (diagnosis, *diagnosis.then)] == [[]]
 
 
+@pytest.mark.slow
 def test_each_stack_has_its_own_number_of_heads() -> None:
     """Unscaled scores are sqrt(4) times too large in the encoder and sqrt(8) in the decoder; only the logits show it."""
     model, recorded = reference(CLASSIFIER)

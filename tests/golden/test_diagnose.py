@@ -293,6 +293,7 @@ def test_the_exact_gelu_in_a_model_of_the_tanh_one_is_named() -> None:
     assert (diagnosis.stage, diagnosis.mistake) == ("layers.0.ffn.activation", "erf GELU for tanh")
 
 
+@pytest.mark.slow
 def test_another_gelu_is_one_mistake_in_the_layers_and_in_the_pooler() -> None:
     model = tiny.model("bert", pooler="gelu")
     recorded = golden.record(model, texts_for(model))

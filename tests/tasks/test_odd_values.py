@@ -105,6 +105,7 @@ def test_odd_texts(folders: dict[str, Path]) -> None:
         bounded(lambda text=text: npformer.trace(task.model, text, "logits"))
 
 
+@pytest.mark.slow
 def test_odd_options(folders: dict[str, Path]) -> None:
     values = [*map(json.loads, JSON), np.array([1, 2]), np.array("x"), b"x", object(), 10**5000, type]
     for name, task in tasks(folders):
