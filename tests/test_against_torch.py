@@ -18,6 +18,7 @@ from npformer.checkpoint import flatten, load_folder
 from npformer.common.mistake import Mistake
 from npformer.families import distinct_encoders, encoders
 from npformer.families.bart import BART
+from npformer.families.t5 import T5
 from npformer.golden.forward import Forward
 from npformer.golden.mistakes import ANYWHERE, of_model
 from npformer.golden.port import Port
@@ -185,13 +186,13 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
 FEW_HEADS = {"albert": {"base", "sequence-classification"}, "nomic_bert": {"base", "masked-lm"}}
 FEW_HEADS["gemma2"] = {"causal-lm"}
 FEW_HEADS["electra"] = set(encoders()["electra"].heads) - {"causal-lm"}
-FEW_HEADS["bart"] = set(BART.architectures.values()) - {"translation", "causal-lm"}
+FEW_HEADS |= {"bart": set(BART.architectures.values()) - {"translation", "causal-lm"}, "t5": {"question-answering"}}
 
 
 def test_every_family_head_and_option_has_a_case() -> None:
-    """BART's head that generates is compared in tests/generation, its decoder alone in tests/oracle."""
+    """BART's head that generates is compared in tests/generation, its decoder alone and T5's heads in tests/oracle."""
     configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
-    for name, family in {**distinct_encoders(), "bart": BART}.items():
+    for name, family in {**distinct_encoders(), "bart": BART, "t5": T5}.items():
         heads = {config.head for config in configs if config.model_type == name}
         assert heads == (FEW_HEADS.get(name) or set(family.architectures.values()))
     assert {config.convolution and config.convolution.width for config in configs} == {None, 3}

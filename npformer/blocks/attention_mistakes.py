@@ -345,7 +345,7 @@ MISTAKES = (
     ),
     Mistake(
         "scores scaled otherwise",
-        "q k^T is divided by sqrt(d_head)",
+        "q k^T has one factor: 1 / sqrt(d_head), or that of the model's config; T5 has none",
         _scaled_otherwise,
     ),
     Mistake(

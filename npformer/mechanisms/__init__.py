@@ -2,7 +2,8 @@
 
 `mechanism.py` defines the steps of a mechanism; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
 GPT-2 (Causal,), Llama (Rotary, Causal), Qwen3 (HeadNorm, Rotary, Causal), Gemma 2 (Rotary, SoftCap, Window, Causal),
-MPNet (RelativeBias,), DeBERTa (Disentangled,). `blocks/attention.py` applies them.
+MPNet and T5's encoder (RelativeBias,), T5's decoder (RelativeBias, Causal), DeBERTa (Disentangled,).
+`blocks/attention.py` applies them.
 """
 
 from npformer.mechanisms.causal import Causal

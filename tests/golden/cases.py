@@ -32,6 +32,7 @@ SPELLINGS = {
         "n_layers": "encoder_layers",
         "d_ffn": "encoder_ffn_dim",
     },
+    "t5": {"d_model": "d_model", "n_heads": "num_heads", "n_layers": "num_layers", "d_ffn": "d_ff"},
 }
 SPELLINGS |= dict.fromkeys(
     (
@@ -52,6 +53,7 @@ CONFIGS = {
     "nomic_bert": "NomicBertConfig",
     "gpt2": "GPT2Config",
     "bart": "BartConfig",
+    "t5": "T5Config",
     "llama": "LlamaConfig",
     "mistral": "MistralConfig",
     "qwen2": "Qwen2Config",
@@ -78,11 +80,20 @@ VARIANT_MASK = {
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
     "roberta-causal-lm": ["1111", "0110"],
+    "t5": ["111111111", "111000000", "100000000"],  # some distances are beyond all buckets but the last
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
-FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", *DECODERS)  # families whose cases are small and few
+FEW = (
+    "mpnet",
+    "modernbert",
+    "deberta-v2",
+    "nomic_bert",
+    "bart",
+    "t5",
+    *DECODERS,
+)  # families whose cases are small and few
 N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
 
 
@@ -220,6 +231,12 @@ BART = {
     "vocab_size": 13, "d_model": 6, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_layers": 2,
     "decoder_attention_heads": 3, "decoder_ffn_dim": 10, "eos_token_id": END, "decoder_start_token_id": 4,
 }  # fmt: skip
+#: T5 1.1, with heads that are not d_model / n_heads wide.
+T5 = {
+    "vocab_size": 13, "d_model": 6, "num_heads": 2, "d_kv": 4, "d_ff": 8, "num_decoder_layers": 2, "eos_token_id": END,
+    "decoder_start_token_id": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6,
+    "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+}  # fmt: skip
 NARROW = {"embedding_size": 14}
 SHARED_LAYERS = {"embedding_size": 6, "hidden_size": 10, "num_attention_heads": 2, "intermediate_size": 14}
 CASES = {
@@ -289,6 +306,7 @@ CASES = {
     "bart-sequence-classification": Case(
         "bart", "BartForSequenceClassification", {**BART, "num_labels": 5}, encoder="bart-question-answering", layers=1
     ),
+    "t5-question-answering": Case("t5", "T5ForQuestionAnswering", T5, layers=1),
     "gpt2-base": Case("gpt2", "GPT2Model", GPT2),
     **{
         f"gpt2-{head}": Case("gpt2", architecture, {**GPT2, **options}, encoder="gpt2-base")

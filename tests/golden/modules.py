@@ -203,3 +203,20 @@ BART = {
 }
 for side in ("encoder", "decoder"):
     BART |= {f"{side}.{path}": tuple(each and f"{side}.{each}" for each in pair) for path, pair in STACK.items()}
+#: T5's layer.0 and so on of a block are part0 here; `record.py` renames them.
+T5_FFN = {"wi_0": ("", "hidden"), "wi_1": ("", "gate"), "act": ("", "activation"), "wo": ("gated", "output")}
+T5 = {"qa_outputs": ("", "spans")}
+for side, blocks in (("encoder", ("attention", "ffn")), ("decoder", ("attention", "cross_attention", "ffn"))):
+    T5 |= {f"{side}.embed_tokens": ("", f"{side}.embeddings.token"), f"{side}.final_layer_norm": ("", f"{side}.norm")}
+    T5[f"{side}.layers.*"] = (f"{side}.embeddings.sum", "")  # which the first layer reads
+    for number, block in enumerate(blocks):
+        at, ours = f"{side}.layers.*.part{number}", f"{side}.layers.*"
+        before = f"{ours}.{blocks[number - 1]}_residual" if number else ""
+        T5[f"{at}.layer_norm"] = (before, f"{ours}.{block}_norm")
+        inner = "EncDecAttention" if block == "cross_attention" else "SelfAttention"
+        for part in ("query", "key", "value"):
+            T5[f"{at}.{inner}.{part[0]}"] = ("", f"{ours}.{block}.{part}")
+        T5[f"{at}.{inner}.o"] = (f"{ours}.{block}.combined", f"{ours}.{block}.output")
+    T5[at] = ("", f"{ours}.ffn_residual")  # the last part
+    for name, pair in T5_FFN.items():
+        T5[f"{at}.DenseReluDense.{name}"] = tuple(each and f"{ours}.ffn.{each}" for each in pair)

@@ -33,6 +33,7 @@ from transformers.models.nomic_bert import modeling_nomic_bert
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.roberta import modeling_roberta
+from transformers.models.t5 import modeling_t5
 
 from tests.golden import modules
 from tests.support.in_double import in_double, root
@@ -49,6 +50,7 @@ TABLES = {
     "nomic_bert": (modules.NOMIC_BERT, modeling_nomic_bert),
     "gpt2": (modules.GPT2, modeling_gpt2),
     "bart": (modules.BART, modeling_bart),
+    "t5": (modules.T5, modeling_t5),
     "llama": (modules.LLAMA, modeling_llama),
     "mistral": (modules.LLAMA, modeling_mistral),
     "qwen2": (modules.LLAMA, modeling_qwen2),
@@ -109,6 +111,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         if isinstance(module, torch.nn.Identity):  # where a layer has no norm
             continue
         path = path.removeprefix(model.base_model_prefix + ".")
+        path = re.sub(r"\bblock\.(\d+)(?:\.layer\.(\d+))?", _of_block, path)  # of T5
         number = re.search(r"\b(?:layers?|h)\.(\d+)\.", path + ".")  # not ALBERT's albert_layers
         before, after = table.get(re.sub(r"\b(layers?|h)\.\d+", r"\1.*", path), ("", ""))
         if number:
@@ -154,6 +157,8 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scores = torch.matmul(query, keys.transpose(2, 3)) * scaling  # eager_attention_forward's first line
+        if kwargs.get("position_bias") is not None:  # of T5
+            scores = scores + kwargs["position_bias"]
         arrays = {"query_heads": query, "key_heads": key, "value_heads": value}
         if module_of_family in ROTATED:
             rows = {
@@ -178,10 +183,15 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             handle.remove()
 
 
+def _of_block(found: re.Match[str]) -> str:
+    """layers.N, or layers.N.partM of a part of a T5's block."""
+    return f"layers.{found[1]}" + (f".part{found[2]}" if found[2] else "")
+
+
 def _scope(path: str, layer: str) -> str:
     """The name of an attention that a module in a layer is, or is in; BART's two stacks have theirs before it."""
     stack = re.match(r"(encoder\.|decoder\.)layers\.", path)
-    name = "cross_attention" if path.endswith(".encoder_attn") else "attention"
+    name = "cross_attention" if path.endswith((".encoder_attn", ".EncDecAttention")) else "attention"
     return f"{stack[1] if stack else ''}layers.{layer}.{name}"
 
 
