@@ -12,6 +12,7 @@ from npformer.learn import right
 from npformer.learn.answers import call, in_form_of, mapped, truth
 from npformer.learn.causes import Case, _in_some_values, cause
 from npformer.learn.chapters import EXERCISES
+from npformer.learn.chapters.more_gradients import _backward
 from npformer.learn.chapters.whole_gradient import _gradients, _of_rows
 from npformer.learn.right import (
     causal_mask,
@@ -83,6 +84,10 @@ def two_wrong_gradients(grad: Any, x: Any, weight: Any) -> Any:
     return grad @ weight.T, grad.T @ x, grad.mean(0)
 
 
+def divided_too_often(grad: Any, q: Any, k: Any, v: Any) -> Any:
+    return _backward(grad, q, k, v, forward=-1, scale=-2)
+
+
 @pytest.mark.parametrize(
     ("name", "function", "expected"),
     [
@@ -126,6 +131,13 @@ def two_wrong_gradients(grad: Any, x: Any, weight: Any) -> Any:
             two_wrong_gradients,
             "dweight is grad^T x. It should be x^T grad. Another mistake is in dbias.",
             id="values",
+        ),
+        pytest.param(
+            "attention_backward",
+            divided_too_often,
+            "The scores are divided by K before the softmax. They should be divided by its square root. Another mistake "
+            "is in dq, dk.",
+            id="one value",
         ),
     ],
 )

@@ -304,6 +304,11 @@ ATTENTION_BACKWARD = Exercise(
             partial(_backward, dscores=lambda dw, w: softmax_backward(w, dw)),
         ),
         Slip(
+            "scores divided by K",
+            "The scores are divided by K before the softmax. They should be divided by its square root.",
+            partial(_backward, forward=-1),
+        ),
+        Slip(
             "divided by K everywhere",
             "The scores, dq and dk are divided by K. They should be divided by its square root.",
             partial(_backward, forward=-1, scale=-1),
