@@ -23,7 +23,7 @@ def tanh_gelu(x: np.ndarray, c: float = 0.044715, root: float = (2 / np.pi) ** 0
 
 
 OTHERS: dict[str, Formula] = {
-    **{name: ACTIVATIONS[name] for name in ("relu", "silu", "gelu", "tanh")},
+    **{name: ACTIVATIONS[name] for name in ("relu", "silu", "gelu", "gelu_tanh", "tanh")},
     "sigmoid": sigmoid,
     "softplus": lambda x: np.logaddexp(x, 0),
     "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
@@ -95,7 +95,7 @@ def _other_constant(port: Any) -> Ways:
 def _other_activation(port: Any) -> Ways:
     own = port.config.activation
     for name, formula in OTHERS.items():
-        if name not in (own, own.removesuffix("_tanh")):
+        if name.removesuffix("_tanh") != own.removesuffix("_tanh"):  # GELU's two forms have mistakes of their own
             yield f"{name} for {own}", _replaced(port, own, formula)
     if port.config.below_head != own:
         yield "the layers' activation in the head", {"head.activation": from_source(ACTIVATIONS[own])}

@@ -109,6 +109,8 @@ def _split_otherwise(split: Rule, combine: Rule) -> Callable[[Any], Ways]:
         yield "when splitting", splitting
         yield "when combining", {COMBINED: combine}
         yield "when splitting and combining", splitting.ruling({COMBINED: combine})
+        if any(name.endswith("_rotated") for name in port.known):
+            yield "when splitting rotated rows", port.rereading({"*.attention.*_rotated": split}, HEADS)
 
     return ways
 

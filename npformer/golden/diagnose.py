@@ -23,6 +23,7 @@ from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import parents, span
 from npformer.golden.mistakes import GENERAL, of_model
+from npformer.golden.mistakes.elsewhere import elsewhere
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
 from npformer.golden.mistakes.precision import ALIKE_IN_A_BATCH, HALVES, half, held
 from npformer.golden.port import Port
@@ -345,6 +346,7 @@ class _Case:
             if unpadded:
                 yield self.mistakes, port, unpadded
         yield GENERAL, port, self.texts
+        yield elsewhere(self.mistakes), port, self.texts
 
     def unpadded(self, port: Port) -> list[int]:
         """The texts compared that the port does not pad; all of them if it masks its padding."""

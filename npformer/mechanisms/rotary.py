@@ -15,7 +15,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Mechanism, Sums
-from npformer.mechanisms.rotary_scaling import Scaling
+from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -192,8 +192,28 @@ def _other_thetas(port: Any) -> Ways:
         yield "those of global and local layers exchanged", based(near, wide)
         yield "the global layers' in all", based(wide, wide)
         yield "the local layers' in all", based(near, near)
-    if wide != 10_000:
-        yield "10000", based(10_000.0, 10_000.0)
+    for theta in (10_000.0, 500_000.0, 1_000_000.0):
+        if wide != theta:
+            yield f"{theta:.0f}", based(theta, theta)
+
+
+def _other_scaling(port: Any) -> Ways:
+    """Other scalings of the same factor, if the model has one: none, linear, or Llama 3's with other borders."""
+    scaling = next((each.scaling for each in port.config.mechanisms if isinstance(each, Rotary)), None)
+    if scaling is None:
+        return
+    others: dict[str, Scaling | None] = {"left out": None}
+    if isinstance(scaling, Llama3):
+        others["linear"] = Linear(scaling.factor)
+        low, high, step = scaling.low, scaling.high, 1 + 1e-6
+        others["not blended, cut at the low border"] = replace(scaling, high=low * step)
+        others["not blended, cut at the high border"] = replace(scaling, low=high, high=high * step)
+        others["original length for another"] = replace(scaling, original=port.config.max_length)
+        for one, two in ((1.0, 2.0), (1.0, 4.0), (1.0, 8.0), (2.0, 4.0), (1.0, 32.0)):
+            others[f"borders {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
+    for way, other in others.items():
+        if other != scaling:
+            yield way, port.with_mechanism(Rotary, *ROTATED, scaling=other)
 
 
 Rotary.mistakes = (
@@ -208,4 +228,5 @@ Rotary.mistakes = (
         _turned,
     ),
     Mistake("rotation with another base", "theta is rope_theta of the layer's kind in config.json", _other_thetas),
+    Mistake("rotation scaled otherwise", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
 )

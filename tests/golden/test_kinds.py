@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.golden.test_mistakes import diagnosed, stages
+from npformer import golden, load, trace
+from npformer.mechanisms.rotary import Rotary
+from npformer.model import Model
+from tests.golden.test_mistakes import diagnosed, reference, stages
+from tests.support.plain_port import PlainPort
+from tests.support.planted import put
 from tests.support.planted_kinds import KINDS
 
 pytestmark = pytest.mark.numbers
 
-QUICK = ("a head missing", "another bias", "sum and output")
+QUICK = ("another bias", "columns of a weight")
 #: Few stages show neither sums nor names of the others, and have no numbers exact in 16 bits.
-UNSEEN = ("residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added")
+UNSEEN = (
+    "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
+    "columns of a weight",
+)  # fmt: skip
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
@@ -47,6 +58,41 @@ def test_a_constant_says_which_sizes_give_it() -> None:
     _, _, plant = KINDS["1 / sqrt(T)"]
     text = str(diagnosed("bert", stages("bert", plant)))
     assert "cause: scores scaled otherwise (by 1 / sqrt(T with padding))" in text, text
+
+
+def test_a_causal_mask_that_is_too_weak_is_named_with_its_number() -> None:
+    def lowered(port: PlainPort, scores: np.ndarray) -> np.ndarray:
+        return PlainPort.masked(port, scores) - np.float32(7) * ~np.tri(scores.shape[-1], dtype=bool)
+
+    diagnosis = diagnosed("gpt2", stages("gpt2", put("masked", lowered)))
+    assert diagnosis.mistake == "masked scores not low enough", str(diagnosis)
+
+
+def test_rows_of_the_next_token_are_named() -> None:
+    model, recorded = reference("bert")
+    t = trace(model, recorded.texts)
+    arrays = {f"{i}/{name}": array for name in t for i, array in enumerate(t.texts(name))}
+    arrays |= {name: np.roll(array, -1, axis=0) for name, array in arrays.items() if name.endswith("1.ffn.output")}
+    [fit, *_] = golden.diagnose(recorded, arrays, model).fits
+    assert (fit.mistake.name, fit.way) == ("in another order", "each row is the next one")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("rotation scaled otherwise", {"scaling": None}),
+        ("rotation with other frequencies", {"theta": 77.0, "scaling": None}),
+    ],
+)
+def test_a_rotation_of_other_frequencies_is_named(name: str, changes: dict[str, Any]) -> None:
+    model = load(Path(__file__).parent / "data" / "llama-llama3")
+    recorded = golden.record(model, [[3, 5, 7, 2, 9, 4]])
+    mechanisms = tuple(
+        replace(each, **changes) if isinstance(each, Rotary) else each for each in model.config.mechanisms
+    )
+    port = Model(replace(model.config, mechanisms=mechanisms), model.weights)
+    diagnosis = golden.diagnose(recorded, trace(port, recorded.texts), model)
+    assert diagnosis.mistake == name, str(diagnosis)
 
 
 def test_a_stage_with_infinite_parents_is_diagnosed() -> None:

@@ -63,6 +63,36 @@ def off_by_one(out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"layers.0.ffn_norm": out["embeddings.norm"], "layers.1.ffn_norm": out["layers.0.ffn_norm"]}
 
 
+def pre_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    """Norms before the blocks; the layer's output has the name that it has in the model."""
+    y = x + port.attention(port.norm(x, f"{at}.attention_norm"), f"{at}.attention")
+    z = y + port.ffn(port.norm(y, f"{at}.ffn_norm"), f"{at}.ffn")
+    return port.note(f"{at}.ffn_norm", z)
+
+
+def without_second(port: PlainPort, scores: np.ndarray) -> np.ndarray:
+    return PlainPort.masked(port, np.where(np.arange(scores.shape[-1]) == 1, np.float32(-1e9), scores))
+
+
+def unread_units(port: PlainPort) -> dict[str, np.ndarray]:
+    name = "layers.0.ffn.hidden.weight"
+    return {name: port.w[name] * (np.arange(port.w[name].shape[1]) < 50).astype(np.float32)}
+
+
+def half_weight(port: PlainPort) -> dict[str, np.ndarray]:
+    name = "layers.0.ffn.output.weight"
+    return {name: port.w[name].astype(np.float16).astype(np.float32)}
+
+
+def moved_heads(port: PlainPort) -> dict[str, np.ndarray]:
+    name = "layers.0.attention.output.weight"
+    return {name: np.roll(port.w[name], len(port.w[name]) // port.heads, axis=0)}
+
+
+def plain_norms(port: PlainPort) -> dict[str, np.ndarray]:
+    return {name: np.ones_like(w) for name, w in port.w.items() if name.endswith(".attention_norm.weight")}
+
+
 def query_bias(other: str) -> Plant:
     return weights(lambda port: {"layers.0.attention.query.bias": port.w[f"{other}.bias"]})
 
@@ -85,6 +115,14 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "norm of the block": ("norm before the residual sum", "X is added", put("layer", norm_of_block)),
     "weight first": ("weight and bias of the norm mixed up", "multiplied before", put("norm", first_weight)),
     "texts exchanged": ("texts in another order", "1, 0, 2", exchanged_texts),
+    "a key hidden": ("another mask", "no query sees the keys [1]", put("masked", without_second)),
+    "queries as keys": ("products of other heads", "of query and query", put("scores", lambda p, q, k: PlainPort.scores(p, q, q))),
+    "log probabilities": ("a function too many", "log softmax", put("classify", lambda p, x: np.log(softmax(PlainPort.classify(p, x))))),
+    "a weight in float16": ("one weight rounded", "layers.0.ffn.output.weight in float16", weights(half_weight)),
+    "columns of a weight": (MISSING, "columns 50 to 63 of the weight", weights(unread_units)),
+    "heads of a weight moved": ("weight in another order", "rows of layers.0.attention.output.weight", weights(moved_heads)),
+    "norms without weight": ("norm without weight or bias", "no weight", weights(plain_norms)),
+    "outputs of pre-norm": ("pre-norm for post-norm", "", put("layer", pre_norm)),
     "sum and output": (NAMES, "layers.1.ffn.output is layers.1.ffn_residual", exported(sum_and_output)),
     "off by one": (NAMES, "off by 1: layers.0.ffn_norm is embeddings.norm", exported(off_by_one)),
 }  # fmt: skip

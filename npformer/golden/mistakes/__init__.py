@@ -13,7 +13,7 @@ from typing import Any
 from npformer.common.mistake import Mistake
 from npformer.config import Config
 from npformer.families import parts_of
-from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, weights
+from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, sought, weights
 
 #: Possible in any model; if several fit equally well, the first is named.
 ANYWHERE = (
@@ -25,7 +25,7 @@ ANYWHERE = (
     *precision.MISTAKES,
 )
 #: Tried when no other mistake fits.
-GENERAL = (*kinds.MISTAKES, *general.MISTAKES)
+GENERAL = (*sought.MISTAKES, *kinds.MISTAKES, *general.MISTAKES)
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:

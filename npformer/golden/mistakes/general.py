@@ -5,11 +5,13 @@ They are tried last. Each is checked like a mistake: its numbers must be within 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from npformer.common.mistake import Mistake, Ways
+from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
 from npformer.golden.graph import parted
@@ -81,8 +83,17 @@ def said_of(found: Mapping[str, list[str]]) -> str:
     return f"the layers' numbers are off by {abs(steps.pop())}: {said}" if steps in ({1}, {-1}) else said
 
 
+SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "each row is the next one": lambda y: np.roll(y, -1, axis=0),
+    "each row is the one before": lambda y: np.roll(y, 1, axis=0),
+    "rows from the last to the first": lambda y: y[::-1],
+}
+
+
 def permuted(port: Port) -> Ways:
     """Columns, rows or heads of the stage are in another order."""
+    for said, moved in SHIFTS.items() if port.theirs[0].ndim == 2 else ():
+        yield said, {port.stage: lambda y, at, moved=moved: moved(y)}
     axes = {"rows": 0, "columns": -1} if port.theirs[0].ndim == 2 else {"heads": 0} if port.theirs[0].ndim == 3 else {}
     if port.theirs[0].ndim == 1 and len({len(array) for array in port.theirs}) == 1:
         axes = {"columns": -1}
@@ -111,6 +122,35 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
     return order if moved and len(set(order.tolist())) == len(order) else None
 
 
+#: Functions of a row or number that a stage may pass through by mistake.
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "softmax": softmax,
+    "log softmax": lambda y: np.log(softmax(y)),
+    "tanh": np.tanh,
+    "sigmoid": lambda y: 1 / (1 + np.exp(-y)),
+    "exp": np.exp,
+    "log": np.log,
+    "the absolute value": np.abs,
+    "ReLU": lambda y: np.maximum(y, 0),
+    "the square": np.square,
+    "the row over its length": lambda y: y / np.linalg.norm(y, axis=-1, keepdims=True),
+    "the row without its mean": lambda y: y - y.mean(-1, keepdims=True),
+    "the row over its deviation, without its mean": lambda y: (
+        (y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True)
+    ),
+    **{f"{c} tanh(x / {c})": partial(lambda y, c: c * np.tanh(y / c), c=c) for c in (5, 10, 15, 20, 30, 50, 100)},
+}
+
+
+def function_of(port: Port) -> Ways:
+    """The stage is a function of the correct one; inside of several stages, the scores or the last are."""
+    scores = any(name.endswith("attention.scores") for name in port.span)
+    for said, function in FUNCTIONS.items():
+        yield said, {port.stage: lambda y, at, f=function: f(y)}
+        if scores and "tanh" in said and not port.stage.endswith("attention.scores"):
+            yield f"{said}, of the scores", {"*.attention.scores": lambda y, at, f=function: f(y)}
+
+
 def flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
 
@@ -119,5 +159,6 @@ RENAMED = Mistake("stages under other names", "every number is correct, but some
 MISTAKES = (
     Mistake("dropout left on", "some numbers are 0 and the others larger, as in training; call eval()", dropout),
     Mistake("another stage in its place", "the formula reads or returns another stage", other_stage),
+    Mistake("a function too many", "the stage is as its formula gives it, without another function", function_of),
     Mistake("in another order", "the numbers are correct but in another order", permuted),
 )

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from functools import partial
+from itertools import combinations, product
 
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
 from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
-from npformer.golden.graph import parents, parted
+from npformer.golden.graph import QKV, parents, parted
 from npformer.golden.mistakes.general import flat
+from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
 from npformer.golden.port import Port, made_by
 
 NEAR = 2e-3  # the most that a fitted factor may be off, relative to it; the budget decides afterwards
@@ -202,6 +204,10 @@ def some_columns(port: Port) -> Ways:
         zero = np.flatnonzero(~theirs.any(0) & right.any(0))
         if 0 < len(zero) < theirs.shape[1]:
             yield f"columns {_numbers(zero)} are 0", {port.stage: lambda y, at: _without(y, zero)}
+        if (empty := _without_product(port)) is not None:
+            bias = port.weights[f"{port.stage}.bias"].astype(np.float64)
+            alone = np.isin(np.arange(len(bias)), empty)
+            yield f"columns {_numbers(empty)} of the weight are 0", {port.stage: lambda y, at: np.where(alone, bias, y)}
         if (unread := _unread(port)) is not None:
             name, columns = unread
             yield f"{_said(port, name, columns)} are 0", changing(port, name, lambda y, at: _without(y, columns))
@@ -215,6 +221,15 @@ def some_columns(port: Port) -> Ways:
                 return _without(y, np.arange(int(begin * y.shape[-1]), int(end * y.shape[-1])))
 
             yield f"columns of {name} are 0 from {begin:.0%} to {end:.0%} of them", changing(port, name, rule)
+
+
+def _without_product(port: Port) -> np.ndarray | None:
+    """The columns of theirs that are the bias alone; None without any."""
+    bias, theirs = port.weights.get(f"{port.stage}.bias"), rows(port.theirs)
+    if bias is None or theirs.shape[1:] != bias.shape:
+        return None
+    columns = np.flatnonzero((theirs == bias).all(0))
+    return columns if 0 < len(columns) < len(bias) else None
 
 
 def rows(arrays: list[np.ndarray]) -> np.ndarray:
@@ -285,6 +300,9 @@ def other_weights(port: Port) -> Ways:
         alike = sorted((other for other in of_shape[port.weights[name].shape] if other != name), key=_distance(name))
         for other in alike if single else (each for each in alike[:MOST] if _related(name, each)):
             yield f"{name} is {other}", port.weighing({name: port.weights[other]})
+        for other in of_shape.get(port.weights[name].shape[::-1], ()) if single and name.endswith(".weight") else ():
+            if port.weights[name].ndim == 2 and other != name:
+                yield f"{name} is {other}, transposed", port.weighing({name: port.weights[other].T})
     for group in port.groups:
         for name in of_shape.get(port.weights.get(f"{group}.weight", np.zeros(0)).shape, ()) if single else ():
             other = name.rpartition(".")[0]
@@ -295,6 +313,52 @@ def other_weights(port: Port) -> Ways:
             if port.weights[one].shape == port.weights[two].shape and one[-4:] == two[-4:] and _related(one, two):
                 exchanged = {one: port.weights[two], two: port.weights[one]}
                 yield f"{one} and {two} are exchanged", port.weighing(exchanged)
+        yield from _projections_mixed(port)
+
+
+def _projections_mixed(port: Port) -> Ways:
+    """Query, key and value have the weights of one another, with the biases or without."""
+    for block in (group.removesuffix("query") for group in port.groups if group.endswith(".query")):
+        for parts in (("weight", "bias"), ("weight",)) if f"{block}query.bias" in port.weights else (("weight",),):
+            for order in product(QKV, repeat=3):
+                names = {
+                    f"{block}{own}.{part}": f"{block}{other}.{part}"
+                    for own, other in zip(QKV, order, strict=True)
+                    for part in parts
+                }
+                changes = {own: port.weights[other] for own, other in names.items() if own != other}
+                if len(changes) > 1 and all(port.weights[own].shape == new.shape for own, new in changes.items()):
+                    said = f"{' and '.join(parts)} of {', '.join(QKV)} are those of {', '.join(order)}"
+                    yield said, port.weighing(changes)
+
+
+def one_rounded(port: Port) -> Ways:
+    """One weight is rounded, and its bias is not."""
+    for group in port.groups:
+        name = f"{group}.weight"
+        if port.weights.get(name, np.zeros(0)).ndim == 2 and not parted(name)[2].startswith("embeddings."):
+            for kind in HALVES:
+                yield f"{name} in {kind}", port.rounding(partial(half, kind), [name])
+            for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a row"):
+                yield f"{name} in {way}", port.rounding(SCHEMES[way], [name])
+
+
+def reordered(port: Port) -> Ways:
+    """The rows or columns of a weight are joined in another order, such as parts of several files."""
+    for group in port.groups:
+        name = f"{group}.weight"
+        if port.weights.get(name, np.zeros(0)).ndim != 2 or parted(name)[2].startswith("embeddings."):
+            continue
+        for axis, kind in enumerate(("rows", "columns")):
+            size, width = port.weights[name].shape[axis], port.d_head
+            numbers = np.arange(size)
+            orders = {"halves exchanged": np.roll(numbers, size // 2), "reversed": numbers[::-1]}
+            orders |= {f"moved by {n}": np.roll(numbers, n) for n in (1, -1, width, -width) if abs(n) < size}
+            if size % 2 == 0:
+                orders["even ones before odd ones"] = numbers.reshape(-1, 2).T.ravel()
+                orders["halves interleaved"] = numbers.reshape(2, -1).T.ravel()
+            for said, order in orders.items():
+                yield f"{kind} of {name} {said}", port.weighing({name: port.weights[name].take(order, axis)})
 
 
 def _related(one: str, other: str) -> bool:
@@ -316,4 +380,6 @@ MISTAKES = (
     Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),
     Mistake("clipped", "numbers are cut off at a bound; the model has none", clipped),
     Mistake("weights of another place", "a weight or bias has the numbers of another one", other_weights),
+    Mistake("weight in another order", "its rows and columns are in the order of the checkpoint", reordered),
+    Mistake("one weight rounded", "all weights have the precision of the checkpoint", one_rounded),
 )

@@ -12,7 +12,7 @@ from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.decoder_layers import decoder_layer
 from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
-from npformer.golden.graph import stacks
+from npformer.golden.graph import QKV, stacks
 from npformer.golden.port import Port
 from npformer.norms import standard
 
@@ -26,8 +26,27 @@ def other_norm_order(first: bool) -> Callable[[Port], Ways]:
     def ways(port: Port) -> Ways:
         if port.config.norm_first is not first:
             yield "", port.with_config("layers.*", norm_first=first)
+            if first:
+                yield "the layers' outputs", _PRE_NORM
 
     return ways
+
+
+def _normed_first(x: np.ndarray, at: At, norm: str) -> np.ndarray:
+    return at.linear(at.affine(standard(x, at.config.eps), norm), at.name.partition(f"{at.layer}.")[2])
+
+
+def _of_normed(y: np.ndarray, at: At) -> np.ndarray:
+    return _normed_first(at("input"), at, "attention_norm")
+
+
+#: A pre-norm layer under the names of a post-norm one, so that the last stage is the layer's output.
+_PRE_NORM: Rules = {
+    **dict.fromkeys((f"*.attention.{name}" for name in QKV), _of_normed),
+    "*.attention_norm": lambda y, at: at("attention_residual"),
+    "*.ffn.hidden": lambda y, at: _normed_first(at("attention_norm"), at, "ffn_norm"),
+    "*.ffn_norm": lambda y, at: at("ffn_residual"),
+}
 
 
 def norm_of_block(port: Port) -> Ways:

@@ -1,0 +1,60 @@
+"""Known mistakes in other places than their own: in one stage of several, or after a stage and before it is read.
+
+A rule for "*norm" changes all norms between the other program's stages; a port may have the mistake in one of them.
+And a port may export a stage before it makes the mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from npformer.common.errors import NpformerError
+from npformer.common.mistake import Mistake, Ways
+from npformer.golden.graph import matches
+from npformer.golden.mistakes.kinds import in_all_layers, is_single, parents_of
+from npformer.golden.port import Port
+
+
+def elsewhere(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
+    """Returns the mistakes, with ways to make each in one place only and ways to make it where a stage is read."""
+    return tuple(each._replace(changes=lambda port, each=each: _ways(each, port)) for each in mistakes)
+
+
+def _ways(mistake: Mistake, port: Port) -> Ways:
+    if not is_single(port):
+        yield from _in_one_place(mistake, port)
+    else:
+        yield from _where_read(mistake, port)
+
+
+def _said(way: str, place: str) -> str:
+    return f"{way}, {place}".removeprefix(", ")
+
+
+def _in_one_place(mistake: Mistake, port: Port) -> Ways:
+    """Keeps one change of several: one rule of them, or a rule for one of several kinds of stages."""
+    kinds = dict.fromkeys(map(in_all_layers, (name for name in port.known if name in port.span)))
+    for way, changed in mistake.ways(port):
+        added = changed.rules[len(port.rules) :]
+        if not added or changed.weights is not port.weights or changed.config is not port.config:
+            continue
+        places = [(kind, rule) for pattern, rule in added for kind in kinds if matches(kind.replace("*", "0"), pattern)]
+        for kind, rule in places if len(places) > 1 else ():
+            yield _said(way, f"only in {kind.removeprefix('layers.*.')}"), port.ruling({kind: rule})
+
+
+def _where_read(mistake: Mistake, port: Port) -> Ways:
+    """Changes what the stage reads, as the mistake changes the stage that is read."""
+    for name in parents_of(port):
+        if name not in port.given:
+            continue
+        there = replace(port, stage=name, theirs=port.given[name], span=frozenset({name}))
+        try:
+            ways = list(mistake.ways(there))
+        except NpformerError:
+            continue
+        for way, changed in ways:
+            rules = dict(changed.rules[len(port.rules) :])
+            if rules and changed.weights is port.weights and any(matches(name, pattern) for pattern in rules):
+                yield _said(way, f"where {name} is read"), port.rereading(rules, port.stage)

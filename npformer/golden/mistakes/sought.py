@@ -1,0 +1,163 @@
+"""Kinds of mistakes in attention that are solved for, or tried for all stages of a kind: masks and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+
+from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.functions import softmax
+from npformer.golden.at import At
+from npformer.golden.mistakes.kinds import in_all_layers, parents_of
+from npformer.golden.port import Port
+from npformer.multi_head import repeat_heads
+
+WEIGHTS = "*.attention.weights"
+LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
+HIDDEN = -1e8  # below it, a score is hidden by the model's mask
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+def lowered(port: Port) -> Ways:
+    """The mask adds a number that is not low enough, or puts it in place of the scores."""
+    if not any(name.endswith("attention.weights") for name in port.span):
+        return
+    for c in (*_solved(port), *LOWERED):
+        yield f"{-c:g} added", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: scores - c)}
+        yield f"{-c:g} for the scores", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: 0 * scores - c)}
+
+
+def _solved(port: Port) -> list[float]:
+    """The number by which hidden scores are lowered, from their scores and weights: a softmax keeps differences."""
+    scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
+    found = list[np.ndarray]()
+    for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
+        hidden = (ours == 0) & (theirs > 0)
+        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a key that both see
+        with np.errstate(all="ignore"):
+            lost = s - np.log(theirs)
+            found.append((lost - np.take_along_axis(lost, own, axis=-1))[hidden])
+    numbers = np.concatenate(found) if found else np.zeros(0)
+    return [float(f"{np.median(numbers):.6g}")] if numbers.size else []
+
+
+def _hiding(at: At, hide: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The softmax of scores of which the model's hidden ones are changed."""
+    scores = at("attention.scores")
+    return softmax(np.where(at.scores < HIDDEN, hide(scores), scores))
+
+
+def other_mask(port: Port) -> Ways:
+    """Other keys are hidden: those with a weight of 0 in every head."""
+    if not port.stage.endswith("attention.weights") or any(array.ndim != 3 for array in port.theirs):
+        return
+    seen, ours = ([np.any(array, axis=0) for array in arrays] for arrays in (port.theirs, port.rightly))
+    if all(map(np.array_equal, seen, ours)) or sum(int(a.sum()) for a in seen) < 1.5 * sum(len(a) for a in seen):
+        return  # rows with one key are 1, whatever the scores are
+
+    def rule(y: np.ndarray, at: At) -> np.ndarray:
+        picture = np.zeros(y.shape[-2:], bool)
+        own = seen[at.text]
+        picture[tuple(map(slice, own.shape))] = own
+        return np.where(picture, softmax(np.where(picture, at("attention.scores"), -1e9)), 0)
+
+    yield _said(seen, ours), {in_all_layers(port.stage): rule}
+    yield _said(seen, ours), {port.stage: rule}
+
+
+def _said(seen: list[np.ndarray], ours: list[np.ndarray]) -> str:
+    """Describes pictures (queries, keys) of what is seen: by keys that nothing sees, by distances, or by an example."""
+    unseen = [[j for j in np.flatnonzero(b.any(0)) if not a[:, j].any()] for a, b in zip(seen, ours, strict=True)]
+    if any(unseen) and all(
+        np.array_equal(a | ~b, np.isin(np.arange(a.shape[1]), keys, invert=True) | ~b)
+        for a, b, keys in zip(seen, ours, unseen, strict=True)
+    ):
+        return f"no query sees the keys {', '.join(str([int(j) for j in keys]) for keys in unseen[:3])}"
+    shown = [np.subtract.outer(np.arange(len(a)), np.arange(a.shape[1])) for a in seen]
+    low = min(int(distance[a].min()) for distance, a in zip(shown, seen, strict=True))
+    high = max(int(distance[a].max()) for distance, a in zip(shown, seen, strict=True))
+    inside = [(distance >= low) & (distance <= high) for distance in shown]
+    if all(map(np.array_equal, seen, inside)):
+        return f"a query sees keys from {high} before it to {-low} after it"
+    row = next(i for i in reversed(range(len(seen[0]))) if not np.array_equal(seen[0][i], ours[0][i]))
+    keys, right = (np.flatnonzero(picture[0][row]).tolist() for picture in (seen, ours))
+    return f"query {row} sees the keys {keys}, not {right}"
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+HEADS = ("query", "key", "value")
+
+
+def other_products(port: Port) -> Ways:
+    """The scores or the context are products of other heads."""
+    for rule in (_scores_of(port), _context_of(port)):
+        yield from rule
+
+
+def _scores_of(port: Port) -> Iterator[tuple[str, Rules]]:
+    for one, other in product(HEADS, HEADS):
+        if (one, other) != ("query", "key"):
+
+            def scores(y: np.ndarray, at: At, one: str = one, other: str = other) -> np.ndarray:
+                q, k, a, b = (_heads(at, name) for name in ("query", "key", one, other))
+                products, wrong = q @ k.swapaxes(-1, -2), a @ b.swapaxes(-1, -2)
+                scale = float((products * y).sum() / np.square(products).sum())  # the model's own
+                return y + scale * (wrong - products)
+
+            yield f"the scores are those of {one} and {other}", {"*.attention.scores": scores}
+
+
+def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
+    for name in HEADS[:2]:
+
+        def context(y: np.ndarray, at: At, name: str = name) -> np.ndarray:
+            return at("attention.weights") @ _heads(at, name)
+
+        yield f"the {name} is added up, not the value", {"*.attention.context": context}
+
+
+def _heads(at: At, name: str) -> np.ndarray:
+    return repeat_heads(at(f"attention.{name}_heads"), at.n_heads)
+
+
+# --- rotation --------------------------------------------------------------------------------------------------------
+
+
+def other_frequencies(port: Port) -> Ways:
+    """Solves for the frequency of each pair of columns: row p is turned by p of it, more than the first row."""
+    names = parents_of(port)
+    if not port.stage.endswith("_rotated") or len(names) != 1 or names[0] not in port.given:
+        return
+    pairs = [(_complex(port, x), _complex(port, y)) for x, y in zip(port.given[names[0]], port.theirs, strict=True)]
+    turned = max((np.sum(y * x.conj(), axis=1) for x, y in pairs), key=len)  # (T, K / 2)
+    if len(turned) < 3:
+        return
+    first, found = np.angle(turned[0]), np.angle(turned[1] / turned[0])
+    for start in (0 * first, first):
+
+        def rule(y: np.ndarray, at: At, start: np.ndarray = start) -> np.ndarray:
+            angle = start + found * np.arange(len(y))[:, None]
+            z = _complex(port, at.source) * np.exp(1j * angle)[:, None]
+            return np.concatenate([z.real, z.imag], axis=-1).reshape(y.shape)
+
+        yield f"frequencies {', '.join(f'{f:.4g}' for f in found[:6])}", {port.stage: rule}
+
+
+def _complex(port: Port, x: np.ndarray) -> np.ndarray:
+    """The pairs of columns that are turned together, as complex numbers (T, H, K / 2)."""
+    first, second = np.split(x.astype(np.float64).reshape(len(x), -1, port.d_head), 2, axis=-1)
+    made: np.ndarray = first + 1j * second
+    return made
+
+
+MISTAKES = (
+    Mistake("masked scores not low enough", "hidden keys have weights of 0: their scores are -inf", lowered),
+    Mistake("another mask", "a query sees the keys that the model's mask lets it see, and no others", other_mask),
+    Mistake("rotation with other frequencies", "they are those of rope_parameters in config.json", other_frequencies),
+    Mistake("products of other heads", "queries are compared with keys, and the values are added up", other_products),
+)
