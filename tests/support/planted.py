@@ -343,6 +343,7 @@ def cosine(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 SCALE, ORDER = "scaled by a constant", "in another order"
 
 #: Not in the list: by which names each may be called, as what they say is true of it.
+WEIGHT_ORDER = "weight in another order"
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), instead("gelu", lambda x: x * sigmoid(np.float32(1.3) * x))),
     "elu 0.5": ((), instead("gelu", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)).astype(np.float32))),
@@ -372,14 +373,14 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
         ("another stage in its place",),
         put("project", lambda p, x, at: p.linear(p.linear(x, f"{at}.output"), f"{at}.output")),
     ),
-    "tanh after W_O": ((), put("project", lambda p, x, at: np.tanh(p.linear(x, f"{at}.output")))),
+    "tanh after W_O": (("a function too many",), put("project", lambda p, x, at: np.tanh(p.linear(x, f"{at}.output")))),
     "residual of 0.9": (("residual scaled",), layer_with(attention=lambda p, x, a, at: np.float32(0.9) * x + a)),
     "highway": ((), layer_with(ffn=lambda p, x, y, f, at: sigmoid(y) * y + f)),
     "ffn output times 1.2": (("sum with other factors",), layer_with(ffn=lambda p, x, y, f, at: y + np.float32(1.2) * f)),
     "residual of both": ((), layer_with(ffn=lambda p, x, y, f, at: x + y + f)),
     "noise in layer 1": ((), weights(noisy)),
-    "rows of W_1 reversed": ((), weights(lambda p: {n: w[::-1] for n, w in p.w.items() if "hidden.weight" in n})),
-    "columns of W_V reversed": ((ORDER,), weights(lambda p: {n: w[:, ::-1] for n, w in p.w.items() if "value.weight" in n})),
+    "rows of W_1 reversed": ((WEIGHT_ORDER,), weights(lambda p: {n: w[::-1] for n, w in p.w.items() if "hidden.weight" in n})),
+    "columns of W_V reversed": ((ORDER, WEIGHT_ORDER), weights(lambda p: {n: w[:, ::-1] for n, w in p.w.items() if "value.weight" in n})),
     "biases halved": ((), weights(lambda port: times(port, ".ffn.hidden.bias", 0.5))),
     "int6": ((), weights(lambda p: {n: (np.rint(w * 40) / 40) for n, w in p.w.items() if "ffn" in n and w.ndim == 2})),
     "mean and first": ((), put("first", lambda port, x: (x[:, 0] + x.mean(1)) / 2)),
