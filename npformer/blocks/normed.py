@@ -78,7 +78,7 @@ class Normed(Block):
         letter = self.around.output
         read = output._replace(formula=output.formula.replace(f"{letter} =", f"{letter}' ="), hook="", kept=True)
         normed = self.norm.stage(NAME, f"{letter}'", output.name, letter, hook=output.hook)
-        return [*others, read, normed]
+        return [*others, read, normed._replace(kept=False)]
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ import numpy as np
 
 from npformer import heads, mechanisms, transformer
 from npformer.activations import gelu
-from npformer.blocks import Attention, Convolution, Gated
+from npformer.blocks import Attention, Convolution, Gated, Normed
+from npformer.capped_logits import UNCAPPED
 from npformer.checkpoint.tree import module_path, parameters, unflatten
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
@@ -45,6 +46,7 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
 
 
 _LAYER = layer_with(getattr(mechanisms, name) for name in mechanisms.__all__ if name != "Mechanism")
+_NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYER.blocks))
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
 
@@ -61,11 +63,13 @@ def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
 STAGES = (
     *embeddings_stages(_ANY),
     *within("layers.*", _LAYER.stages, {}, "blocks.*."),
+    *within("layers.*", [each for each in _NORMED.stages if each.name.endswith("output_norm")], {}, "blocks.*."),
     *_CONVOLUTION.stages,
     LAYER_NORM.stage("norm", "Z", ""),
     *heads.pool_stages(""),
     *heads.transform_stages("", gelu, LAYER_NORM),
     *OutputScale(1.0).stages(""),
+    heads.classify_stage("")._replace(name=UNCAPPED, kept=True),
     heads.classify_stage(""),
     *heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),
@@ -298,7 +302,9 @@ def _elsewhere() -> dict[str, str]:
 
     A path that means different stages in two families is left out.
     """
-    known = {stage.hook: stage.name for stage in STAGES if stage.hook} | _HOOKS
+    known = {
+        stage.hook: stage.name for stage in reversed(STAGES) if stage.hook
+    } | _HOOKS  # a block's output, not its norm
     paths: dict[str, set[str]] = {}
     for family in encoders().values():
         found = dict(family.stages)

@@ -41,6 +41,8 @@ OF_OTHERS = (
     ".distance_scores",
     ".gate",
     ".gated",
+    ".uncapped_scores",
+    ".output_norm",
 )  # ends of stages of models with these mechanisms
 
 
