@@ -279,8 +279,8 @@ With --input the rows keep their order: --column names the queries,
         command=Command(
             "generate",
             "a continuation of each text",
-            """Continue each text, the prompt, or answer it with --chat. On a terminal, the text
-of a single prompt appears as it is generated; --chat without a text is a
+            """Continue each text, the prompt, or answer it with --chat. On a terminal, the
+text of a single prompt appears as it is generated; --chat without a text is a
 conversation there.""",
             """examples:
   npformer generate -m openai-community/gpt2 "Once upon a time"
