@@ -234,7 +234,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     usual = encoder_config(family, words, n_layers=1)
     about = "a vocabulary projection of its own" if usual.tied else "the token table as the vocabulary projection"
     yield Case(f"{name}-{'untied' if usual.tied else 'tied'}", about, replace(usual, tied=not usual.tied))
-    if isinstance(family, Llama):
+    if isinstance(family, Llama) and not plain.local:
         for kind, scaling in SCALINGS.items():
             scaled = replace(plain, mechanisms=(Rotary(100.0, scaling=scaling),), head_width=6, bias=True)
             yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, heads 6 wide, and biases in attention", scaled)
