@@ -30,6 +30,7 @@ from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
 from npformer.layers import Layer
+from npformer.mechanisms import SoftCap
 from npformer.norms import LAYER_NORM
 from npformer.output_scale import OutputScale
 from npformer.stage import Stage, within
@@ -45,7 +46,9 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
     return Layer((("attention", Attention(1, made)), ("ffn", Gated(gelu))))
 
 
-_LAYER = layer_with(getattr(mechanisms, name) for name in mechanisms.__all__ if name != "Mechanism")
+_KINDS = [getattr(mechanisms, name) for name in mechanisms.__all__]
+#: Without soft caps, which give scores another formula.
+_LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, SoftCap))
 _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYER.blocks))
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
@@ -64,6 +67,7 @@ STAGES = (
     *embeddings_stages(_ANY),
     *within("layers.*", _LAYER.stages, {}, "blocks.*."),
     *within("layers.*", [each for each in _NORMED.stages if each.name.endswith("output_norm")], {}, "blocks.*."),
+    *within("layers.*", [each for each in layer_with([SoftCap]).stages if "uncapped" in each.name], {}),
     *_CONVOLUTION.stages,
     LAYER_NORM.stage("norm", "Z", ""),
     *heads.pool_stages(""),

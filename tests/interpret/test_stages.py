@@ -78,6 +78,13 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
         assert of_model[stage].hook in (listed.hook, "")
 
 
+@pytest.mark.parametrize("name", ["distilbert, base", "bert, base"])
+def test_a_look_up_without_a_model_has_the_formulas_of_plain_models(name: str) -> None:
+    for stage in stages.of_model(MODELS[name]().config).values():
+        if not stage.name.startswith(("embeddings", "pool")):
+            assert stages.find(stage.name).formula == stage.formula
+
+
 @pytest.mark.parametrize("name", EDITED)
 def test_an_edited_stage_changes_only_its_descendants(name: str) -> None:
     model = MODELS[name]()
