@@ -306,7 +306,7 @@ IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "mask after": ("mask misused", KNOWN["mask after"][1]),
     "queries": ("softmax over the wrong axis", KNOWN["queries"][1]),
     "no window": ("another local window", attr("reach", lambda port: 99)),
-    "half the window": ("attention in a window", attr("reach", lambda port: 1)),
+    "half the window": ("another mask", attr("reach", lambda port: 1)),
     "bases exchanged": ("rotation with another base", attr("bases", lambda port: port.bases[::-1])),
     "other local layers": ("rotation with another base", attr("local", lambda port: (0, 2))),
 }  # fmt: skip
