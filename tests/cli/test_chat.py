@@ -115,6 +115,7 @@ def test_a_conversation_on_a_terminal(folder: Path) -> None:
     given = command("generate", "-m", folder, "--chat", "--seed", "1", "--max-new-tokens", "400")
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
         os.execvpe(given[0], given, ENVIRONMENT)
     screen = b""
 

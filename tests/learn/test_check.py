@@ -323,7 +323,11 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
     folder = written(tmp_path, {})
     command = [sys.executable, "-m", "npformer", "learn", "check", "--watch", "--chapter", "1", "--folder", str(folder)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=Path(npformer.__file__).parents[1]
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(npformer.__file__).parents[1],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     ) as process:
         assert process.stdout is not None
         first = next(line for line in process.stdout if "of 4 functions passed" in line)
