@@ -19,7 +19,7 @@ from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 
-UNCAPPED = "head.output"  # the logits before the cap
+UNCAPPED_LOGITS = "head.output"  # the logits before the cap
 CAPS = (30.0, 50.0, 20.0, 10.0, 100.0)  # of models and ports
 
 
@@ -41,25 +41,25 @@ class CappedLogits(Logits):
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
         """cap tanh(x / cap) / x, which is 1 at 0."""
-        x = float(stages[UNCAPPED][place])
+        x = float(stages[UNCAPPED_LOGITS][place])
         return float(stages["logits"][place]) / x if x else 1.0
 
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
-        logits = tap(UNCAPPED, linear(rows, **head["output"]))
+        logits = tap(UNCAPPED_LOGITS, linear(rows, **head["output"]))
         return {"logits": tap("logits", self.finish(logits, out=spare(logits)))}
 
     def _answer_backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, rows: np.ndarray, **head: Any
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        grad = soft_cap_backward(stages.through_edit("logits", grads["logits"]), stages[UNCAPPED], self.cap)
-        grad, d_output = linear_backward(stages.through_edit(UNCAPPED, grad), rows, **head["output"])
+        grad = soft_cap_backward(stages.through_edit("logits", grads["logits"]), stages[UNCAPPED_LOGITS], self.cap)
+        grad, d_output = linear_backward(stages.through_edit(UNCAPPED_LOGITS, grad), rows, **head["output"])
         return grad, {"output": d_output}
 
     def _stages(self, x: str) -> list[Stage]:
         [logits] = super()._stages(x)
-        formula = f"{self.cap:g} tanh({UNCAPPED} / {self.cap:g})"
-        capped = Stage("logits", logits.shape, formula, "activations.soft_cap", "", (UNCAPPED,), kept=False)
-        return [logits._replace(name=UNCAPPED, kept=True), capped]
+        formula = f"{self.cap:g} tanh({UNCAPPED_LOGITS} / {self.cap:g})"
+        capped = Stage("logits", logits.shape, formula, "activations.soft_cap", "", (UNCAPPED_LOGITS,), kept=False)
+        return [logits._replace(name=UNCAPPED_LOGITS, kept=True), capped]
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

@@ -38,6 +38,18 @@ POOLINGS = ("first", "mean", "last")
 #: dtype -> the bits of a number's fraction.
 ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
 
+SWITCHES = (
+    "norm_first",
+    "bias",
+    "causal",
+    "final_norm",
+    "scale_embedding",
+    "scale_output",
+    "gated",
+    "shared",
+    "tied",
+)
+
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
 MOST = 2**31 - 1  # maximum of any size, far above any real model; `limits.py` limits files
@@ -242,8 +254,7 @@ class Config(Answering):
             layers = checks.whole("sharing.layers", self.sharing.layers, 1, self.n_layers // self.sharing.groups)
             if self.n_layers % layers:
                 raise NpformerError(f"n_layers: {self.n_layers} is not a multiple of sharing.layers {layers}")
-        switches = "norm_first", "bias", "causal", "final_norm", "scale_embedding", "scale_output", "gated", "shared"
-        for name in (*switches, "tied"):
+        for name in SWITCHES:
             checks.boolean(name, getattr(self, name))
         if self.score_scale:
             checks.positive("score_scale", self.score_scale)

@@ -1,4 +1,4 @@
-"""Gemma's RMSNorm, with weights that are added to 1, as a part of a model, and mistakes that ports make in it.
+"""Gemma's RMSNorm, which multiplies by 1 + weight: a part of a model, and the mistakes that ports make in it.
 
 Gemma Team, 2024, Gemma; its published code adds the 1, config.json does not say so.
 """

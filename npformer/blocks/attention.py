@@ -146,7 +146,8 @@ class CrossAttention(Block):
         if not cache.complete:
             k, v = linears(self._source(rows)[0], weights["key"], weights["value"])
             cache.keep_source(tap("key", k), tap("value", v), self.n_heads)
-        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads, self.scale)), **weights["output"]))
+        scale = self.scale or 1 / math.sqrt(q.shape[-1] // self.n_heads)
+        return tap("output", linear(tap("combined", cache.attend(q, self.n_heads, scale)), **weights["output"]))
 
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
         dx, dsource, grads = multi_head_attention_backward(
@@ -267,7 +268,7 @@ class _Applied(NamedTuple):
         for each in applied.mechanisms:
             q, k = each.turn(q, k, self.attending)
         if self.cache is not None:
-            cached = self.cache.attend(q, k, v, n_heads, self.mechanisms, self.scale)
+            cached = self.cache.attend(q, k, v, n_heads, self.mechanisms, self.scale_of(q.shape[-1] // n_heads))
             if cached is not None:
                 return cached
             if len(self.cache.keys) > len(k):  # kept rows of one text come first

@@ -13,7 +13,6 @@ from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
 from npformer.mechanisms.window import Window
-from npformer.multi_head import repeat_heads
 
 QKV = ("query", "key", "value")
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
@@ -55,15 +54,11 @@ def _transposed(x: np.ndarray) -> np.ndarray:
 
 
 def _in_products(named: dict[str, str]) -> Rules:
-    q, k, v = (f"attention.{named[name]}_heads" for name in QKV)
+    q, k, v = (named[name] for name in QKV)
     return {
-        SCORES: lambda y, at: at.scored(_repeated(at(q), at) @ _repeated(at(k), at).swapaxes(-1, -2) * at.scale, y),
-        CONTEXT: lambda y, at: at("attention.weights") @ _repeated(at(v), at),
+        SCORES: lambda y, at: at.scored(at.heads(q) @ at.heads(k).swapaxes(-1, -2) * at.scale, y),
+        CONTEXT: lambda y, at: at("attention.weights") @ at.heads(v),
     }
-
-
-def _repeated(heads: np.ndarray, at: Any) -> np.ndarray:
-    return repeat_heads(heads, at.n_heads)
 
 
 def _fused(port: Any) -> Ways:
@@ -223,7 +218,7 @@ def _turned(x: np.ndarray, halves: bool) -> np.ndarray:
 
 
 def _of_transposed_weights(y: np.ndarray, at: Any) -> np.ndarray:
-    product: np.ndarray = _transposed(at("attention.weights")) @ _repeated(at("attention.value_heads"), at)
+    product: np.ndarray = _transposed(at("attention.weights")) @ at.heads("value")
     return product
 
 
@@ -369,11 +364,7 @@ MISTAKES = (
     Mistake(
         "attention weights transposed",
         "the context is weights @ v, weights (L queries, L keys)",
-        {
-            "": {
-                CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ _repeated(at("attention.value_heads"), at)
-            }
-        },
+        {"": {CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ at.heads("value")}},
     ),
     Mistake(
         "W_O left out",

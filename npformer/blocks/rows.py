@@ -20,7 +20,7 @@ class OwnCache(Protocol):
     ) -> np.ndarray | None:
         """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, H K) -> (T, H K).
 
-        mechanisms may hide keys and add to scores. scale: the factor of q k^T; 0: 1 / sqrt(K). None if the rows attend
+        mechanisms may hide keys and add to scores. scale: the factor of q k^T. None if the rows attend
         as without a cache, to `keys` and `values`.
         """
 

@@ -236,7 +236,7 @@ def kin_of_llama(
     encoder: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Llama:
-    """A family of Llama's kin. constants, encoder: those that differ from Llama's."""
+    """A family like Llama. constants, encoder: the entries that differ from Llama's."""
     settings: dict[str, Any] = {"activation": "hidden_act", "usual_activation": "silu", "reads": READS}
     return kind(
         model_type=model_type,

@@ -5,7 +5,6 @@ A step has the same bits as a pass over the whole target; `attention.masked_atte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -149,8 +148,8 @@ class SelfAttentionCache:
         k: np.ndarray,
         v: np.ndarray,
         n_heads: int,
-        mechanisms: Sequence[Mechanism] = (),
-        scale: float = 0.0,
+        mechanisms: Sequence[Mechanism],
+        scale: float,
     ) -> np.ndarray:
         """Caches one row of each beam, (T, G K); returns its attention over the beam's rows, (T, H K)."""
         line = self.ancestry
@@ -216,7 +215,7 @@ class CrossAttentionCache:
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
-    def attend(self, q: np.ndarray, n_heads: int, scale: float = 0.0) -> np.ndarray:
+    def attend(self, q: np.ndarray, n_heads: int, scale: float) -> np.ndarray:
         """The attention of q over its text's source, (T, D) -> (T, D)."""
         blocks, first = [], 0
         for keys, values in zip(self.keys, self.values, strict=True):
@@ -271,7 +270,7 @@ class PromptRows:
         v: np.ndarray,
         n_heads: int,
         mechanisms: Sequence[Mechanism],
-        scale: float = 0.0,
+        scale: float,
     ) -> None:
         """Stores k and v (T, G K) after the kept rows."""
         self.keys, self.values = (
@@ -309,7 +308,7 @@ def _attend(
     blocks: Sequence[tuple[slice, np.ndarray, np.ndarray, np.ndarray]],
     n_heads: int,
     n_beams: int,
-    scale: float = 0.0,
+    scale: float,
     keep: Callable[[slice], None] | None = None,
     front: int = 0,
     terms: Terms = (),
@@ -318,13 +317,13 @@ def _attend(
 
     A block consists of rows of q with their texts' keys (B, G, K, S), values (B, G, S, K) and mask. keep(heads) stores
     the newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
-    cache. front: the number of leading columns that all beams of a text read. terms: those that mechanisms add to the
+    cache. front: the number of leading columns that all beams of a text read. terms: arrays that mechanisms add to the
     scores.
     """
     if keep is not None and listening():
         keep(slice(None))
     combined = np.empty_like(q)
-    scale, work, size = scale or 1 / math.sqrt(q.shape[-1] // n_heads), [], 0
+    work, size = [], 0
     for rows, keys, values, mask in blocks:
         heads = tap("query_heads", _heads(q[rows], n_heads, n_beams))
         keys, values = tap("key_heads", keys.mT), tap("value_heads", values)

@@ -18,7 +18,8 @@ from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
 from npformer.mechanisms import Mechanism, SoftCap
 from npformer.mechanisms.relative_bias import bias_of
-from npformer.mechanisms.soft_cap import UNCAPPED
+from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
+from npformer.multi_head import repeat_heads
 from npformer.norms import Norm
 from npformer.runtime.packing import Text
 
@@ -94,7 +95,7 @@ class At:
         return array[self.row] if pools and array.ndim == 2 else array
 
     def written(self, block: str) -> np.ndarray:
-        """Returns the output of a block of the layer, as it is added to the layer's rows."""
+        """Returns the array that a block adds to the layer's rows: its output, or the norm of its output."""
         normed = f"{self._led_to(block)}.{OUTPUT_NORM}"
         return self(normed if self._here + normed in self._run.parents else f"{block}.output")
 
@@ -147,6 +148,10 @@ class At:
         stack = parts.decoder[1] if parts.decoder and self.stack == "decoder." else parts.stack
         return stack.attentions[max(self.layer, 0)].mechanisms
 
+    def heads(self, name: str) -> np.ndarray:
+        """The heads of the query, key or value (H, T, K); a key or value that several heads share is repeated."""
+        return repeat_heads(self(f"attention.{name}_heads"), self.n_heads)
+
     @property
     def scale(self) -> float:
         """The factor of q k^T."""
@@ -158,7 +163,7 @@ class At:
 
     def products(self, scores: np.ndarray) -> np.ndarray:
         """q k^T * scale, of scores without biases and caps."""
-        before = scores if self.cap is None else self(f"attention.{UNCAPPED}")
+        before = scores if self.cap is None else self(f"attention.{UNCAPPED_SCORES}")
         return np.asarray(before - self.bias(scores))
 
     def scored(self, products: np.ndarray, scores: np.ndarray) -> np.ndarray:

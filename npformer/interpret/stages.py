@@ -20,7 +20,8 @@ import numpy as np
 from npformer import heads, mechanisms, transformer
 from npformer.activations import gelu
 from npformer.blocks import Attention, Convolution, Gated, Normed
-from npformer.capped_logits import UNCAPPED
+from npformer.blocks.normed import NAME as OUTPUT_NORM
+from npformer.capped_logits import UNCAPPED_LOGITS
 from npformer.checkpoint.tree import module_path, parameters, unflatten
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
@@ -31,6 +32,7 @@ from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
 from npformer.layers import Layer
 from npformer.mechanisms import SoftCap
+from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.norms import LAYER_NORM
 from npformer.output_scale import OutputScale
 from npformer.stage import Stage, within
@@ -66,14 +68,14 @@ def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
 STAGES = (
     *embeddings_stages(_ANY),
     *within("layers.*", _LAYER.stages, {}, "blocks.*."),
-    *within("layers.*", [each for each in _NORMED.stages if each.name.endswith("output_norm")], {}, "blocks.*."),
-    *within("layers.*", [each for each in layer_with([SoftCap]).stages if "uncapped" in each.name], {}),
+    *within("layers.*", [each for each in _NORMED.stages if each.name.endswith(OUTPUT_NORM)], {}, "blocks.*."),
+    *within("layers.*", [each for each in layer_with([SoftCap]).stages if each.name.endswith(UNCAPPED_SCORES)], {}),
     *_CONVOLUTION.stages,
     LAYER_NORM.stage("norm", "Z", ""),
     *heads.pool_stages(""),
     *heads.transform_stages("", gelu, LAYER_NORM),
     *OutputScale(1.0).stages(""),
-    heads.classify_stage("")._replace(name=UNCAPPED, kept=True),
+    heads.classify_stage("")._replace(name=UNCAPPED_LOGITS, kept=True),
     heads.classify_stage(""),
     *heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),
@@ -145,9 +147,7 @@ def module(config: Config, name: str) -> str:
 
 def _group(config: Config, name: str) -> str:
     """Returns the name of the group of weights that outputs a stage: mostly the name of the stage."""
-    is_output = (
-        name == "logits" and config.head not in COLUMNS and not (config.head == "causal-lm" and config.logit_cap)
-    )
+    is_output = name == "logits" and config.head not in COLUMNS and "head.output" not in of_model(config)
     return "head.output" if is_output else name
 
 
@@ -306,9 +306,8 @@ def _elsewhere() -> dict[str, str]:
 
     A path that means different stages in two families is left out.
     """
-    known = {
-        stage.hook: stage.name for stage in reversed(STAGES) if stage.hook
-    } | _HOOKS  # a block's output, not its norm
+    # Reversed: a hook that a block's output and its norm share is that of the output.
+    known = {stage.hook: stage.name for stage in reversed(STAGES) if stage.hook} | _HOOKS
     paths: dict[str, set[str]] = {}
     for family in encoders().values():
         found = dict(family.stages)

@@ -19,7 +19,7 @@ from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 
-UNCAPPED = "uncapped_scores"
+UNCAPPED_SCORES = "uncapped_scores"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SoftCap(Mechanism):
         return {}
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
-        scores = tap(UNCAPPED, scores)
+        scores = tap(UNCAPPED_SCORES, scores)
         return soft_cap(scores, self.cap, out=spare(scores))
 
     def add_backward(
@@ -55,16 +55,16 @@ class SoftCap(Mechanism):
         keys: np.ndarray,
         stages: Stages,
     ) -> tuple[np.ndarray, float, float, Sums]:
-        grad = soft_cap_backward(grad, stages[UNCAPPED], self.cap)
-        return stages.through_edit(UNCAPPED, grad), 0.0, 0.0, {}
+        grad = soft_cap_backward(grad, stages[UNCAPPED_SCORES], self.cap)
+        return stages.through_edit(UNCAPPED_SCORES, grad), 0.0, 0.0, {}
 
     def formula(self, scores: str) -> str:
-        return f"{self.cap:g} tanh({UNCAPPED} / {self.cap:g})"
+        return f"{self.cap:g} tanh({UNCAPPED_SCORES} / {self.cap:g})"
 
     @property
     def added(self) -> tuple[Stage, ...]:
         products, parents = "Q_h K_h^T * scale", ("query_heads", "key_heads")
-        return (Stage(UNCAPPED, "(H, T, T)", products, "mechanisms.soft_cap.SoftCap", parents=parents),)
+        return (Stage(UNCAPPED_SCORES, "(H, T, T)", products, "mechanisms.soft_cap.SoftCap", parents=parents),)
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -77,21 +77,24 @@ def _other_caps(port: Any) -> Ways:
     own = next(each.cap for kind in port.config.layer_kinds for each in kind if isinstance(each, SoftCap))
     for cap in CAPS:
         if cap != own:
-            yield f"{cap:g} for {own:g}", {SCORES: lambda y, at, cap=cap: soft_cap(at(f"attention.{UNCAPPED}"), cap)}
-    yield "cut off, not capped by tanh", {SCORES: lambda y, at: at(f"attention.{UNCAPPED}").clip(-own, own)}
+            yield (
+                f"{cap:g} for {own:g}",
+                {SCORES: lambda y, at, cap=cap: soft_cap(at(f"attention.{UNCAPPED_SCORES}"), cap)},
+            )
+    yield "cut off, not capped by tanh", {SCORES: lambda y, at: at(f"attention.{UNCAPPED_SCORES}").clip(-own, own)}
     yield "tanh without its factor", {SCORES: lambda y, at: y / own}
     yield "before the scale", {SCORES: lambda y, at: _unscaled_first(at, own)}
 
 
 def _unscaled_first(at: Any, cap: float) -> np.ndarray:
-    return soft_cap(at(f"attention.{UNCAPPED}") / at.scale, cap) * at.scale
+    return soft_cap(at(f"attention.{UNCAPPED_SCORES}") / at.scale, cap) * at.scale
 
 
 SoftCap.mistakes = (
     Mistake(
         "soft cap of scores left out",
         "the scores are cap * tanh(q k^T * scale / cap), with attn_logit_softcapping of config.json",
-        {"": {SCORES: lambda y, at: at(f"attention.{UNCAPPED}")}},
+        {"": {SCORES: lambda y, at: at(f"attention.{UNCAPPED_SCORES}")}},
     ),
     Mistake(
         "another soft cap of scores",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from npformer.generation import joined
 from npformer.generation.logits import Best
 from npformer.tasks.text_generation import Writer
 
@@ -19,12 +20,13 @@ class Scored(NamedTuple):
     best: list[tuple[str, float]]
 
 
-def scored(tokenizer: Any, steps: Sequence[Best], ended: str | None) -> list[Scored]:
-    """The tokens of steps (1, 1 + logprobs) each, without the token that ends a text. ended: why it has, if it has."""
+def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Scored]:
+    """The tokens of a text (L, 1 + logprobs), without the token that ends it. ended: why it has ended, if it has."""
     found = []
-    for each in steps[:-1] if ended == "end" else steps:
-        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in each.tokens[0].tolist()]
-        (text, score), *best = zip(texts, [max(value, LEAST) for value in each.scores[0].tolist()], strict=True)
+    steps = [] if likely is None else list(zip(likely.tokens.tolist(), likely.scores.tolist(), strict=True))
+    for ids, scores in steps[:-1] if ended == "end" else steps:
+        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        (text, score), *best = zip(texts, [max(value, LEAST) for value in scores], strict=True)
         found.append(Scored(text, score, best))
     return found
 
@@ -40,7 +42,7 @@ class NewScores:
             return []
         steps = self.writer.stream.likely[self.count :]
         self.count += len(steps)
-        return scored(self.writer.task.model.tokenizer, steps, self.writer.ended if complete else None)
+        return scored(self.writer.task.model.tokenizer, joined(steps), self.writer.ended if complete else None)
 
 
 def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:

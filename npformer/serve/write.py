@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npformer.common.errors import NpformerError
-from npformer.generation.logits import Best
 from npformer.serve import fields as f
 from npformer.serve.fields import Field, Fields
 from npformer.serve.logprobs import NewScores, Scored, of_completion, scored
@@ -241,12 +240,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     choices = []
     for i, (text, each) in enumerate(flat):
         shown = until(each["generated_text"], options.stop_strings)
-        steps = (
-            []
-            if each.likely is None
-            else [Best(*rows) for rows in zip(*(x[:, None] for x in each.likely), strict=True)]
-        )
-        tokens = None if each.likely is None else scored(task.model.tokenizer, steps, each.ended)
+        tokens = None if each.likely is None else scored(task.model.tokenizer, each.likely, each.ended)
         choices.append(_choice(i, str(text) + shown if given["echo"] else shown, each.ended, tokens))
     usage = usage_of(sum(prompts.prepared.sizes), sum(each.n_tokens for _, each in flat))
     return Reply(prompts.prepared, {**frame, "choices": choices, "usage": usage})

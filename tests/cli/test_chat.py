@@ -59,7 +59,7 @@ def test_messages_have_answers_alone(folder: Path) -> None:
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """Types these lines or keys in place of a user."""
+    """Returns an `input` that gives these lines, and raises these keys' exceptions."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_an_answer_and_the_model_s_length_is_named(
 
 @pytest.mark.slow
 def test_a_conversation_on_a_terminal(folder: Path) -> None:
-    """Of 80 columns; Ctrl-C, as the terminal sends it, leaves the prompt."""
+    """Ctrl-C, sent by the terminal, ends the answer, and the prompt appears again."""
     given = command("generate", "-m", folder, "--chat", "--seed", "1", "--max-new-tokens", "400")
     process, terminal = pty.fork()
     if process == 0:

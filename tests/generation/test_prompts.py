@@ -4,6 +4,7 @@ tests/oracle/test_prompts.py."""
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,7 @@ def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
 
 @pytest.mark.parametrize(
     ("family", "search"),
-    [
-        (family, [{}, {"num_beams": 3, "num_return_sequences": 2}][i % 2])
-        for i, family in enumerate(["gpt2", *OF_FAMILY])
-    ],
+    [*zip(["gpt2", *OF_FAMILY], cycle([{}, {"num_beams": 3, "num_return_sequences": 2}]))],
 )
 def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: str) -> None:
     together = generate(model(family=family), PROMPTS, **{**LONG, **search})

@@ -45,7 +45,7 @@ def _in_one_place(mistake: Mistake, port: Port) -> Ways:
 
 
 def _where_read(mistake: Mistake, port: Port) -> Ways:
-    """Changes what the stage reads, as the mistake changes the stage that is read."""
+    """Makes the mistake in a stage that this stage reads, after the port has exported it."""
     for name in parents_of(port):
         if name not in port.given:
             continue

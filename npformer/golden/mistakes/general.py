@@ -10,8 +10,10 @@ from functools import partial
 
 import numpy as np
 
+from npformer.activations import soft_cap
+from npformer.blocks.activation_mistakes import sigmoid
 from npformer.common.mistake import Mistake, Ways
-from npformer.functions import softmax
+from npformer.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
 from npformer.golden.graph import parted
@@ -125,9 +127,9 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
 #: Functions of a row or number that a stage may pass through by mistake.
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "softmax": softmax,
-    "log softmax": lambda y: np.log(softmax(y)),
+    "log softmax": log_softmax,
     "tanh": np.tanh,
-    "sigmoid": lambda y: 1 / (1 + np.exp(-y)),
+    "sigmoid": sigmoid,
     "exp": np.exp,
     "log": np.log,
     "the absolute value": np.abs,
@@ -138,7 +140,7 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the row over its deviation, without its mean": lambda y: (
         (y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True)
     ),
-    **{f"{c} tanh(x / {c})": partial(lambda y, c: c * np.tanh(y / c), c=c) for c in (5, 10, 15, 20, 30, 50, 100)},
+    **{f"{c} tanh(x / {c})": partial(soft_cap, cap=float(c)) for c in (5, 10, 15, 20, 30, 50, 100)},
 }
 
 

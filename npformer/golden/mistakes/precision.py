@@ -14,7 +14,6 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
 from npformer.golden.port import Port
-from npformer.multi_head import repeat_heads
 
 Round = Callable[[np.ndarray], np.ndarray]
 HALVES = ("bfloat16", "float16")  # numbers exact in bfloat16 are mostly exact in float16
@@ -167,12 +166,11 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
         return made if bias is None else made + bias
 
     def scores(y: np.ndarray, at: At) -> np.ndarray:
-        q, k = of_x(at("attention.query_heads")), of_x(at("attention.key_heads"))
-        return at.scored(of_product(q @ repeat_heads(k, len(q)).swapaxes(-1, -2)) * at.scale, y)
+        q, k = of_x(at.heads("query")), of_x(at.heads("key"))
+        return at.scored(of_product(q @ k.swapaxes(-1, -2)) * at.scale, y)
 
     def context(y: np.ndarray, at: At) -> np.ndarray:
-        weights, v = of_x(at("attention.weights")), of_x(at("attention.value_heads"))
-        return of_product(weights @ repeat_heads(v, len(weights)))
+        return of_product(of_x(at("attention.weights")) @ of_x(at.heads("value")))
 
     linears = ("query", "key", "value", "output")
     others = ("*.ffn.hidden", "*.ffn.output", "embeddings.project", "pooler", "head.hidden", "head.output", "logits")

@@ -10,9 +10,9 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
+from npformer.golden.graph import QKV
 from npformer.golden.mistakes.kinds import in_all_layers, parents_of
 from npformer.golden.port import Port
-from npformer.multi_head import repeat_heads
 
 WEIGHTS = "*.attention.weights"
 LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
@@ -23,7 +23,7 @@ HIDDEN = -1e8  # below it, a score is hidden by the model's mask
 
 
 def lowered(port: Port) -> Ways:
-    """The mask adds a number that is not low enough, or puts it in place of the scores."""
+    """The mask adds a number that is not low enough, or replaces the scores by it."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):
@@ -90,8 +90,6 @@ def _said(seen: list[np.ndarray], ours: list[np.ndarray]) -> str:
 
 # --- products --------------------------------------------------------------------------------------------------------
 
-HEADS = ("query", "key", "value")
-
 
 def other_products(port: Port) -> Ways:
     """The scores or the context are products of other heads."""
@@ -100,11 +98,11 @@ def other_products(port: Port) -> Ways:
 
 
 def _scores_of(port: Port) -> Iterator[tuple[str, Rules]]:
-    for one, other in product(HEADS, HEADS):
+    for one, other in product(QKV, QKV):
         if (one, other) != ("query", "key"):
 
             def scores(y: np.ndarray, at: At, one: str = one, other: str = other) -> np.ndarray:
-                q, k, a, b = (_heads(at, name) for name in ("query", "key", one, other))
+                q, k, a, b = map(at.heads, ("query", "key", one, other))
                 products, wrong = q @ k.swapaxes(-1, -2), a @ b.swapaxes(-1, -2)
                 scale = float((products * y).sum() / np.square(products).sum())  # the model's own
                 return y + scale * (wrong - products)
@@ -113,16 +111,12 @@ def _scores_of(port: Port) -> Iterator[tuple[str, Rules]]:
 
 
 def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
-    for name in HEADS[:2]:
+    for name in QKV[:2]:
 
         def context(y: np.ndarray, at: At, name: str = name) -> np.ndarray:
-            return at("attention.weights") @ _heads(at, name)
+            return at("attention.weights") @ at.heads(name)
 
         yield f"the {name} is added up, not the value", {"*.attention.context": context}
-
-
-def _heads(at: At, name: str) -> np.ndarray:
-    return repeat_heads(at(f"attention.{name}_heads"), at.n_heads)
 
 
 # --- rotation --------------------------------------------------------------------------------------------------------
