@@ -333,8 +333,7 @@ class _Applied(NamedTuple):
         for each in reversed(self.mechanisms):
             grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
             dq, dk = dq + more_q, dk + more_k
-            if own:
-                add_up(self.sums.setdefault(each, {}), own)
+            add_up(self.sums.setdefault(each, {}), own)  # also if empty: an unused table has a gradient, of zeros
         return grad, dq, dk
 
 

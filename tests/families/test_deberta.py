@@ -102,6 +102,14 @@ def test_a_classifier_computes_only_first_rows_with_the_bits_of_all() -> None:
     assert np.array_equal(model.run([text])[0]["logits"], trace(model, text)["logits"])
 
 
+@pytest.mark.parametrize("forms", FORMS)
+def test_every_group_of_weights_has_a_gradient_also_an_unused_table(forms: tuple[str, ...]) -> None:
+    model = tiny.model("deberta-v2", "sequence-classification", mechanisms=(tiny.distances(forms=forms),))
+    weights = Trainable(model.weights, model.config)
+    grads = gradients(HeadLoss(model.config), weights, [Example(Text(np.array([5, 6, 7])), 1)])
+    assert grads.flat.keys() == weights.flat.keys()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
