@@ -40,6 +40,7 @@ ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
 
 SWITCHES = (
     "norm_first",
+    "parallel",
     "bias",
     "causal",
     "final_norm",
@@ -160,6 +161,7 @@ class Config(Answering):
     logit_cap : logits of words lie between -logit_cap and logit_cap; 0: no cap
     eps : eps of the layer norms
     norm_first : norms before the blocks (pre-norm), not after them
+    parallel : the blocks of a layer read the same rows, and their outputs are added at once
     final_norm : an additional norm after the last layer
     bias : linear layers and norms have a bias
     causal : a token attends to itself and to earlier tokens only
@@ -218,6 +220,7 @@ class Config(Answering):
     logit_cap: float = 0.0
     eps: float = 1e-12
     norm_first: bool = False
+    parallel: bool = False
     final_norm: bool = False
     bias: bool = True
     causal: bool = False

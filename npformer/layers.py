@@ -77,7 +77,7 @@ class Layer:
                 dx, grads[before] = self.norm.backward(stages.through_edit(before, dx), x, **weights[before])
             dx[slice(None) if len(dx) == len(grad) else rows.attending] += grad
             grad = dx
-            _add(shared, more)
+            add_shared(shared, more)
         return grad, grads, shared
 
     def _norms(self, block: str) -> tuple[str, str]:
@@ -187,10 +187,10 @@ class Stack:
                 first = stages[f"layers.0.{layer.output}"]
                 grad, own, more = self.after_first.backward(grad, stages, first, at, weights)
                 grads |= own
-                _add(shared, more)
+                add_shared(shared, more)
             within = stages.within(f"layers.{i}")
             grad, of_layers[i], more = layer.backward(grad, within, inputs[i], at, weights["layers"][i])
-            _add(shared, more)
+            add_shared(shared, more)
         for mechanism, begun in rows.mechanisms.items():
             if mechanism in shared:
                 grads |= begun.end_backward(shared.pop(mechanism), weights)
@@ -261,6 +261,7 @@ class Stack:
         return rows if last else rows.whole
 
 
-def _add(shared: Shared, more: Shared) -> None:
+def add_shared(shared: Shared, more: Shared) -> None:
+    """Adds the gradients of shared arrays to others."""
     for owner, sums in more.items():
         add_up(shared.setdefault(owner, {}), sums)

@@ -15,7 +15,17 @@ from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows, rms_norm
 from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
-from npformer.mechanisms import Causal, Disentangled, HeadNorm, Mechanism, RelativeBias, Rotary, SoftCap, Window
+from npformer.mechanisms import (
+    Causal,
+    Disentangled,
+    HeadNorm,
+    Mechanism,
+    PartialRotary,
+    RelativeBias,
+    Rotary,
+    SoftCap,
+    Window,
+)
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.relative_bias import relative_bias
 from npformer.mechanisms.rotary import rotary_angles, rotate
@@ -31,6 +41,7 @@ from tests.support.mechanisms import Added, with_mechanisms
 pytestmark = pytest.mark.numbers
 
 YARN = Yarn(3.0, original=20)
+PARTIAL = PartialRotary(9.0, columns=4, scaling=YARN)
 #: A family, the mechanisms that are added to its own in each layer, and fields.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "bias-capped": ("mpnet", lambda config, i: (SoftCap(0.7),), {}),
@@ -56,6 +67,7 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     ),
     "grouped-capped-window": ("llama", lambda config, i: (SoftCap(0.7), *(Window(3),) * i), {"n_kv_heads": 2}),
     "grouped-bias": ("llama", lambda config, i: (RelativeBias(8).for_model(config),), {"n_kv_heads": 2}),
+    "partial-rotary-in-parallel": ("gpt_neox", lambda config, i: (), {"mechanisms": (PARTIAL,)}),
     "rotary-causal": ("gpt2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "rotary-window-causal": ("modernbert", lambda config, i: (Causal(),), {}),
     "window": ("bert", lambda config, i: (Window(2),), {}),
@@ -100,6 +112,11 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
             if rotary := mechanisms.get(Rotary):
                 angles = rotary_angles(np.arange(12), config.d_head, rotary.theta, np.float64, rotary.scaling)
                 rows = rotate(rows, *angles)
+            if partial := mechanisms.get(PartialRotary):
+                angles = rotary_angles(np.arange(12), partial.columns, partial.theta, np.float64, partial.scaling)
+                heads_of = rows.reshape(12, -1, config.d_head)
+                first = rotate(heads_of[..., : partial.columns].reshape(12, -1), *angles).reshape(12, 4, -1)
+                rows = np.concatenate([first, heads_of[..., partial.columns :]], axis=-1).reshape(rows.shape)
             np.testing.assert_array_equal(rows.reshape(12, -1, config.d_head).swapaxes(0, 1), heads)
         k = k.repeat(4 // len(k), axis=0)
         products = 3 if Disentangled in mechanisms else 1
@@ -221,7 +238,11 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
 
 
 @pytest.mark.parametrize(
-    "name", ["rotary-causal", "window-causal", "grouped-norms-rotary-window-causal", "grouped-capped-window"]
+    "name",
+    [
+        *("rotary-causal", "window-causal", "grouped-norms-rotary-window-causal", "grouped-capped-window"),
+        "partial-rotary-in-parallel",
+    ],
 )
 def test_a_causal_model_writes_the_tokens_of_whole_passes(name: str) -> None:
     model = combined(name, head="causal-lm")

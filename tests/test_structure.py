@@ -45,6 +45,7 @@ ORDER = (
         "multi_head",
         "blocks",
         "layers",
+        "parallel_layer",
         "embeddings",
         "encoder_layers",
     ),

@@ -24,7 +24,7 @@ from npformer.checkpoint.storage import (
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
-from npformer.families import Source, family_of
+from npformer.families import Part, Source, family_of
 from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
@@ -185,9 +185,9 @@ def _known(config: Config) -> frozenset[str]:
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
     """A view of a tensor: the array that a source describes, without a buffer's leading axis of 1."""
-    (index, count), outputs = source.part or (0, 1), -1 if source.in_out else 0  # the output axis
-    if source.part and array.ndim and array.shape[outputs] % count == 0:
-        array = np.split(array, count, axis=outputs)[index]
+    outputs = -1 if source.in_out else 0  # the output axis
+    if source.part and array.ndim and source.part.fits(array.shape[outputs]):
+        array = source.part.of(array, outputs)
     elif source.part is None and array.ndim == len(parameter.shape) + 1 and len(array) == 1:
         array = array[0]
     return source.to_linear(array) if parameter.transposed else array
@@ -343,16 +343,18 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     """Converts a nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
     expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
-    parts: dict[tuple[str, int], dict[int, Array]] = {}  # parts of a tensor along an axis
+    parts: dict[tuple[str, int], dict[Part, Array]] = {}  # parts of a tensor along an axis
     for ours, array in stored(tree, config).items():
         source = places[ours]
         array = np.asarray(array)
         array = source.from_linear(array) if expected[ours].transposed else array
         if source.part is not None:
-            parts.setdefault((source.names[0], -1 if source.in_out else 0), {})[source.part[0]] = array
+            parts.setdefault((source.names[0], -1 if source.in_out else 0), {})[source.part] = array
         else:
             flat |= dict.fromkeys(source.written or source.names[:1], array[None] if source.leading else array)
-    return flat | {name: np.concatenate([each[i] for i in range(len(each))], at) for (name, at), each in parts.items()}
+    return flat | {
+        name: next(iter(each)).joined([each[part] for part in sorted(each)], at) for (name, at), each in parts.items()
+    }
 
 
 def module_path(config: Config, group: str) -> str | None:

@@ -16,13 +16,14 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families.albert import ALBERT
 from npformer.families.bart import BART
-from npformer.families.base import Family, Source, label_count
+from npformer.families.base import Family, Part, Source, label_count
 from npformer.families.bert import BERT
 from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
 from npformer.families.gemma import GEMMA, GEMMA2, GEMMA3
 from npformer.families.gpt2 import GPT2
+from npformer.families.gpt_neox import GPT_NEOX
 from npformer.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from npformer.families.marian import MARIAN
 from npformer.families.modernbert import MODERNBERT
@@ -33,12 +34,14 @@ from npformer.families.t5 import MT5, T5
 from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.families.unsupported import find_family, ignored
+from npformer.parallel_layer import ParallelLayer
 from npformer.parts import Parts
 
 __all__ = [
     "FAMILIES",
     "EncoderTable",
     "Family",
+    "Part",
     "Source",
     "distinct_encoders",
     "encoders",
@@ -55,7 +58,7 @@ FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
-        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX),
         *(MARIAN, BART, T5, MT5, TORCH_MODULES),
     )
 }
@@ -101,6 +104,8 @@ def parts_of(config: Config) -> Parts:
     for field, own in (("n_kv_heads", "n_kv_heads"), ("head_width", "d_head"), ("score_scale", "scale")):
         if getattr(config, field) and not any(getattr(block, own) for block in parts.stack.attentions):
             raise NpformerError(f"{field}: expected 0, because a {config.model_type} model has no choice of it")
+    if config.parallel and not any(isinstance(each, ParallelLayer) for each in parts.stack.layers):
+        raise NpformerError(f"parallel: a {config.model_type} model computes its blocks one after another")
     if config.convolution and parts.stack.after_first is None:
         raise NpformerError(f"convolution: a {config.model_type} model has no convolution")
     return parts

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+import math
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npformer.common import checks
 from npformer.common.errors import NpformerError
+from npformer.common.mistake import Mistake
 from npformer.config import LABELLED, MOST, Config
 from npformer.embeddings import Embeddings
 from npformer.families.building import embeddings_of, head_of, stack_of
@@ -36,11 +40,46 @@ SPECIAL_TOKENS = {
 }
 
 
+class Part(NamedTuple):
+    """One of several linear layers that form a tensor: by default the outputs of one follow those of another.
+
+    With blocks, the tensor is so many tensors one below another, with the same share of each layer.
+    """
+
+    number: int
+    widths: tuple[int, ...]  # of all layers, in proportion
+    blocks: int = 1
+
+    def fits(self, size: int) -> bool:
+        """Whether a tensor with this number of outputs can be split."""
+        return size % (self.blocks * sum(self.widths)) == 0
+
+    def of(self, tensor: Any, axis: int) -> Any:
+        """This layer's outputs; a view if there is one block."""
+        rows = tensor.swapaxes(0, axis)
+        unit, first = len(rows) // (self.blocks * sum(self.widths)), sum(self.widths[: self.number])
+        blocks = rows.reshape(self.blocks, -1, *rows.shape[1:])
+        own = blocks[:, first * unit : (first + self.widths[self.number]) * unit]
+        return own.reshape(-1, *rows.shape[1:]).swapaxes(0, axis)
+
+    def joined(self, layers: Sequence[Any], axis: int) -> Any:
+        """The tensor of these layers, the inverse of `of`."""
+        rows = [each.swapaxes(0, axis) for each in layers]
+        blocks = np.concatenate([each.reshape(self.blocks, -1, *each.shape[1:]) for each in rows], axis=1)
+        return blocks.reshape(-1, *rows[0].shape[1:]).swapaxes(0, axis)
+
+    @property
+    def title(self) -> str:
+        if self.blocks > 1 or len(set(self.widths)) > 1:
+            return f"part {self.number + 1} of {len(self.widths)}"
+        return f"{'half' if len(self.widths) == 2 else 'third'} {self.number + 1} of {len(self.widths)}"
+
+
 class Source(NamedTuple):
     """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
     names: tuple[str, ...]  # names of the tensor; the first that exists counts
-    part: tuple[int, int] | None = None  # (index, count) of the part, if several linear layers form one tensor
+    part: Part | None = None  # of the tensor, if several linear layers form it
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # has a leading axis of 1 in a new file
@@ -49,10 +88,7 @@ class Source(NamedTuple):
 
     @property
     def title(self) -> str:
-        if self.part is None:
-            return self.names[0]
-        index, count = self.part
-        return f"{self.names[0]}, {'half' if count == 2 else 'third'} {index + 1} of {count}"
+        return self.names[0] if self.part is None else f"{self.names[0]}, {self.part.title}"
 
     @property
     def alone(self) -> tuple[str, ...]:
@@ -174,6 +210,11 @@ class Family:
             type(each) for each in (*self.constants.get("mechanisms", ()), *(local.mechanisms if local else ()))
         )
 
+    @property
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """Mistakes that ports make in this family's files."""
+        return ()
+
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def build(self, config: Config, head: str) -> Parts:
@@ -207,6 +248,12 @@ class Family:
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         """npformer's flat name of every array -> its source in a file; arrays are given as (group, name)."""
         raise NotImplementedError
+
+    def part(self, config: Config, groups: Sequence[str], group: str) -> Part:
+        """The part of a group in the tensor that these groups of a layer form."""
+        heads = {"query": config.n_heads, "key": config.kv_heads, "value": config.kv_heads}
+        widths = [heads.get(each.rpartition(".")[2], 1) for each in groups]
+        return Part(groups.index(group), tuple(each // math.gcd(*widths) for each in widths))
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
         """Replaces `*` in a name with the layer's number."""

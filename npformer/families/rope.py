@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST
-from npformer.mechanisms.rotary import Rotary
+from npformer.mechanisms import PartialRotary, Rotary
 from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling, Yarn
+
+FACTOR = "partial_rotary_factor"
+SETTINGS = ("rope_scaling", "rope_parameters")
 
 
 def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
@@ -26,9 +30,32 @@ def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
     if kind not in _READERS:
         supported = ", ".join(_READERS)
         raise NpformerError(f"{name}: rope_type: {checks.shown(kind)} is not supported; supported: {supported}")
-    if given.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0)) != 1.0:
+    if partial_factor(data, 1.0) != 1.0:
         raise NpformerError("partial_rotary_factor: expected 1, because whole heads are rotated here")
     return Rotary(float(checks.positive("rope_theta", base)), scaling=_READERS[kind](name, given, data))
+
+
+def read_partial_rotary(data: Mapping[str, Any], d_head: int, usual: float = 1.0) -> Rotary:
+    """`read_rotary` of the first columns of each head, or of all. usual: the default of `partial_rotary_factor`."""
+    columns = int(d_head * checks.positive("partial_rotary_factor", partial_factor(data, usual)))
+    whole = {name: {**data[name], FACTOR: 1.0} for name in SETTINGS if isinstance(data.get(name), Mapping)}
+    rotary = read_rotary({**data, FACTOR: 1.0, **whole})
+    return rotary if columns == d_head else PartialRotary(rotary.theta, scaling=rotary.scaling, columns=columns)
+
+
+def partial_factor(data: Mapping[str, Any], usual: float) -> Any:
+    """The share of each head's columns that is rotated."""
+    inner = [data[name][FACTOR] for name in SETTINGS if isinstance(data.get(name), Mapping) and FACTOR in data[name]]
+    return inner[0] if inner else data.get(FACTOR, usual)
+
+
+def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
+    """The inverse of `read_partial_rotary`."""
+    columns = rotary.columns if isinstance(rotary, PartialRotary) else d_head
+    factor, written = columns / d_head, write_rotary(rotary)
+    if int(d_head * factor) != columns:  # rounded down
+        factor = math.nextafter(factor, 1.0)
+    return {**written, FACTOR: factor, "rope_parameters": {**written["rope_parameters"], FACTOR: factor}}
 
 
 def write_rotary(rotary: Rotary) -> dict[str, Any]:

@@ -203,14 +203,13 @@ class EncoderTable(Family):
             twin = self.twins.get(name)
             names = tuple(self._written(each, config) for each in (name, twin) if each)
             parts = tensors[_layer(group), module]
-            index, count = parts.index(group), len(parts)
             written = names[1:] if twin and config.tied else names
             is_conv = any(module.endswith(each) for each in self.in_out)
             alone: tuple[str, ...] = ()
             if other := self._other_module(group, config):
                 alone = (self._written(f"{other}.{array}", config),)
-            if count > 1:
-                sources[ours] = Source(names, (index, count), is_conv, written, apart=alone)
+            if len(parts) > 1:
+                sources[ours] = Source(names, self.part(config, parts, group), is_conv, written, apart=alone)
             else:
                 sources[ours] = Source(alone + names, None, is_conv, written)
         return sources

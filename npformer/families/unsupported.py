@@ -25,7 +25,6 @@ MISSING = {
     "falcon": "one key and value for all heads, and attention parallel to the feed-forward network",
     "funnel": "pooling of the sequence between layers",
     "gemma3": "pictures, with Gemma 3's layers for text",
-    "gpt_neox": "rotary positions on a part of each head, and attention parallel to the feed-forward network",
     "gpt_oss": "attention sinks, and a mixture of experts",
     "ibert": "integer arithmetic",
     "longformer": "attention within a window, with global tokens",

@@ -21,21 +21,20 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
     """Splits fused arrays into three by our names; returns all arrays, and the map `names` without the fused ones.
 
     Each is known by its name, or by one in the map, such as {"my.0.proj": "layers.0.attention.qkv"}. An output is cut
-    along its last axis, a weight (3D, D) or (D, 3D) along its longer one; query comes first, value last.
+    along its last axis, a weight (3D, D) or (D, 3D) along its longer one, in the order of the family's own files.
     """
     known, found = fused_layers(config), dict[str, Any]()
+    parts = [family_of(config).part(config, QKV, each) for each in QKV]
     for name, value in arrays.items():
         number, slash, plain = name.partition("/") if name.partition("/")[0].isdecimal() else ("", "", name)
         path, end = split_ending(names.get(name) or names.get(plain) or plain)
         shape = tuple(np.shape(value))
         axis = 0 if end == ".weight" and len(shape) == 2 and shape[0] > shape[1] else -1
-        if path not in known or not shape or shape[axis] % 3:
+        if path not in known or not shape or not parts[0].fits(shape[axis]):
             found[name] = value
             continue
-        size = shape[axis] // 3
-        for i, each in enumerate(QKV):
-            part = slice(i * size, (i + 1) * size)
-            found[f"{number}{slash}{known[path]}.{each}{end}"] = value[part] if axis == 0 else value[..., part]
+        for each, part in zip(QKV, parts, strict=True):
+            found[f"{number}{slash}{known[path]}.{each}{end}"] = part.of(value, axis)
     return found, {theirs: ours for theirs, ours in names.items() if split_ending(ours)[0] not in known}
 
 
@@ -51,7 +50,7 @@ def fused_layers(config: Config) -> dict[str, str]:
         for parent in (ours, theirs, theirs.removeprefix(prefix)):
             known |= {f"{parent}.{each}": ours for each in FUSED}
     for name, source in places.items():
-        if source.part is not None and source.part[1] == len(QKV):  # one tensor in the model's own files
+        if source.part is not None and len(source.part.widths) == len(QKV):  # one tensor in the model's own files
             theirs, ours = split_ending(source.names[0])[0], split_ending(name)[0].rpartition(".")[0]
             known |= dict.fromkeys((theirs, theirs.removeprefix(prefix)), ours)
     return known

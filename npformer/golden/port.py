@@ -94,7 +94,7 @@ class Port:
     def with_mechanism(self, kind: type[Any], *touched: str, local: bool = False, **fields: Any) -> Port:
         """Returns the port with other choices of a mechanism, in all layers or in the local ones only."""
         most, *near = (
-            tuple(replace(each, **fields) if type(each) is kind else each for each in of_layers)
+            tuple(replace(each, **fields) if isinstance(each, kind) else each for each in of_layers)
             for of_layers in self.config.layer_kinds
         )
         changed: dict[str, Any] = {} if local else {"mechanisms": most}

@@ -10,6 +10,7 @@ from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.disentangled import Disentangled
 from npformer.mechanisms.head_norm import HeadNorm, ZeroCentredHeadNorm
 from npformer.mechanisms.mechanism import Mechanism
+from npformer.mechanisms.partial_rotary import PartialRotary
 from npformer.mechanisms.relative_bias import RelativeBias
 from npformer.mechanisms.rotary import Rotary
 from npformer.mechanisms.soft_cap import SoftCap
@@ -20,6 +21,7 @@ __all__ = [
     "Disentangled",
     "HeadNorm",
     "Mechanism",
+    "PartialRotary",
     "RelativeBias",
     "Rotary",
     "SoftCap",

@@ -14,7 +14,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.group import Group
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
-from npformer.mechanisms.rotary import ROTATED, angles_in, rotate
+from npformer.mechanisms.rotary import ROTATED, rotated_in
 from npformer.root_mean_square import RMSNorm, over_root_mean_square
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -123,7 +123,7 @@ def _root(x: np.ndarray) -> np.ndarray:
 
 def _after_rotation(y: np.ndarray, at: Any) -> np.ndarray:
     rows = at(f"attention.{at.name.rpartition('.')[2].partition('_')[0]}")
-    return _normed(rotate(rows, *angles_in(rows, at)), at)
+    return _normed(rotated_in(rows, at), at)
 
 
 def _other_affine(port: Any) -> Ways:

@@ -21,6 +21,8 @@ from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
 
+Formula = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # of rows (T, D), cosines and sines
+
 
 @dataclass(frozen=True)
 class Rotary(Mechanism):
@@ -58,15 +60,19 @@ class Rotary(Mechanism):
 
     def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
         cos, sin = self.angles
-        q = tap("query_rotated", rotate(q, cos[attending], sin[attending]))
-        return q, tap("key_rotated", rotate(k, cos, sin))
+        q = tap("query_rotated", self.rotated(q, cos[attending], sin[attending]))
+        return q, tap("key_rotated", self.rotated(k, cos, sin))
 
     def turn_backward(
         self, dq: np.ndarray, dk: np.ndarray, attending: Any, stages: Stages
     ) -> tuple[np.ndarray, np.ndarray, Sums]:
         cos, sin = self.angles
-        dq = rotate_backward(stages.through_edit("query_rotated", dq), cos[attending], sin[attending])
-        return dq, rotate_backward(stages.through_edit("key_rotated", dk), cos, sin), {}
+        dq = self.rotated(stages.through_edit("query_rotated", dq), cos[attending], sin[attending], rotate_backward)
+        return dq, self.rotated(stages.through_edit("key_rotated", dk), cos, sin, rotate_backward), {}
+
+    def rotated(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, formula: Formula | None = None) -> np.ndarray:
+        """`rotate`, or another formula, for the columns of x (T, D) that are rotated."""
+        return (formula or rotate)(x, cos, sin)
 
     @property
     def turned(self) -> tuple[Stage, ...]:
@@ -143,28 +149,36 @@ def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.nd
 ROTATED = ("*.attention.query_rotated", "*.attention.key_rotated")
 
 
-def angles_in(x: np.ndarray, at: Any, first: int = 0, power: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """The layer's angles for rows x, from another first position or with other frequencies, theta^(-2 i power / K)."""
-    rotary = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, Rotary))
-    rotary = replace(rotary.for_model(at.config), theta=rotary.theta**power)
-    return rotary.angles_at(np.arange(len(x)) + first, x.dtype)
+def rotary_in(at: Any) -> Rotary:
+    """The rotation of a layer's attention."""
+    found: Rotary = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, Rotary))
+    return found.for_model(at.config)
 
 
-def _rotated(formula: Callable[..., np.ndarray], first: int = 0) -> Rules:
-    """Rotates queries and keys in another way, a function of (x, cos, sin)."""
-    return dict.fromkeys(ROTATED, lambda y, at: formula(at.source, *angles_in(at.source, at, first)))
+def rotated_in(
+    x: np.ndarray, at: Any, formula: Formula | None = None, first: int = 0, power: float = 1.0
+) -> np.ndarray:
+    """Rows rotated as in their layer, or from another position, or with frequencies theta^(-2 i power / K)."""
+    rotary = rotary_in(at)
+    angles = replace(rotary, theta=rotary.theta**power).angles_at(np.arange(len(x)) + first, x.dtype)
+    return rotary.rotated(x, *angles, formula)
+
+
+def _rotated(formula: Formula | None = None, **choices: Any) -> Rules:
+    """Rotates queries and keys in another way."""
+    return dict.fromkeys(ROTATED, lambda y, at: rotated_in(at.source, at, formula, **choices))
 
 
 def _with_d_model(y: np.ndarray, at: Any) -> np.ndarray:
-    return rotate(at.source, *angles_in(at.source, at, power=at.config.d_head / at.config.d_model))
+    return rotated_in(at.source, at, power=at.config.d_head / at.config.d_model)
 
 
 def _turned(port: Any) -> Ways:
     yield "left out", _rotated(lambda x, cos, sin: x)
-    yield "the other way", _rotated(lambda x, cos, sin: rotate(x, cos, -sin))
-    yield "from position 1", _rotated(rotate, first=1)
+    yield "the other way", _rotated(rotate_backward)
+    yield "from position 1", _rotated(first=1)
     yield "with d_model for d_head in the frequencies", dict.fromkeys(ROTATED, _with_d_model)
-    values: Rules = {"*.attention.value": lambda x, at: rotate(x, *angles_in(x, at))}
+    values: Rules = {"*.attention.value": rotated_in}
     yield "of the values too", port.rereading(values, "*.attention.value_heads")
 
 

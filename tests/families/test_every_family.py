@@ -12,10 +12,19 @@ from tests.support.check_family import CHECKS
 #: mT5 is T5 with gates, under another name; the parts of Gemma's first version are in Gemma 2.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
+#: Checks that take seconds, of families with parts that others have: their own tests diagnose ports of them.
+SLOW = {("gpt_neox", "a_port_of_unusual_sizes_is_diagnosed")}
+
 pytestmark = pytest.mark.numbers
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param(name, check, marks=pytest.mark.slow if (name, check) in SLOW else ())
+        for name in DISTINCT
+        for check in CHECKS
+    ],
+)
 def test_a_family(name: str, check: str, tmp_path: Path) -> None:
     CHECKS[check](name, tmp_path)

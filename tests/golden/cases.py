@@ -37,7 +37,7 @@ SPELLINGS = {
 SPELLINGS |= dict.fromkeys(
     (
         *("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"),
-        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"),
+        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox"),
     ),
     SPELLINGS["bert"],
 )
@@ -60,6 +60,7 @@ CONFIGS = {
     "qwen3": "Qwen3Config",
     "gemma2": "Gemma2Config",
     "gemma3_text": "Gemma3TextConfig",
+    "gpt_neox": "GPTNeoXConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
@@ -75,7 +76,8 @@ VARIANT_MASK = {
     "nomic_bert": ["11111111", "00110100"],
     "gpt2": ["111111", "001101", "110000"],
     **{
-        name: ["111111", "001101", "110000"] for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+        name: ["111111", "001101", "110000"]
+        for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox")
     },
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
@@ -83,7 +85,7 @@ VARIANT_MASK = {
     "t5": ["111111111", "111000000", "100000000"],  # some distances are beyond all buckets but the last
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
 FEW = (
     "mpnet",
@@ -218,6 +220,11 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
     },
 }  # fmt: skip
+GPT_NEOX = {
+    "vocab_size": 13, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 12,
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 SCALED = {
     "llama3": {
         "rope_type": "llama3", "rope_theta": 30.0, "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 1.5,
@@ -339,6 +346,7 @@ CASES = {
     "qwen3-causal-lm": Case("qwen3", "Qwen3ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
     "gemma2-causal-lm": Case("gemma2", "Gemma2ForCausalLM", GEMMA2),
     "gemma3_text-base": Case("gemma3_text", "Gemma3TextModel", GEMMA3),
+    "gpt_neox-causal-lm": Case("gpt_neox", "GPTNeoXForCausalLM", GPT_NEOX, layers=1),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
@@ -367,7 +375,8 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     elif len(shape) == 1:
         numbers *= 0.3
     elif not re.search(
-        r"embeddings\.|embed_tokens\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.", name
+        r"embeddings\.|embed_tokens\.|embed_in\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.",
+        name,
     ):  # a linear weight (out, in)
         numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])  # or Conv1D's (in, out)
     return numbers.astype(np.float32)

@@ -63,6 +63,8 @@ SIZES["Llama"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES |= dict.fromkeys(("Mistral", "Qwen2"), SIZES["Llama"])
 SIZES["Qwen3"] = SIZES["Llama"] | {"head_dim": 4}
 SIZES |= dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), SIZES["Qwen3"])
+SIZES["GPTNeoX"] = SIZES["Bert"] | {"num_attention_heads": 3, "rotary_pct": 1.0}
+SIZES["GPTNeoX"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -76,7 +78,7 @@ HEADS = (
     "LMHeadModel",
     "DoubleHeadsModel",
 )
-DECODERS = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text")  # always causal
+DECODERS = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "GPTNeoX")  # always causal
 OTHER_NAMES = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 DTYPES = (
     torch.float64,

@@ -183,6 +183,20 @@ GEMMA = LLAMA | {
     "layers.*.post_feedforward_layernorm": ("", "layers.*.ffn.output_norm"),
     "lm_head": ("", "head.output"),
 }
+GPT_NEOX = {
+    "embed_in": ("", "embeddings.token"),
+    "emb_dropout": ("", "embeddings.sum"),
+    "layers.*.input_layernorm": ("", "layers.*.attention_norm"),
+    "layers.*.attention.query_key_value": ("", "by_head layers.*.attention"),
+    "layers.*.attention.dense": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "layers.*.post_attention_layernorm": ("", "layers.*.ffn_norm"),
+    "layers.*.mlp.dense_h_to_4h": ("", "layers.*.ffn.hidden"),
+    "layers.*.mlp.act": ("", "layers.*.ffn.activation"),
+    "layers.*.mlp.dense_4h_to_h": ("", "layers.*.ffn.output"),
+    "layers.*": ("", "layers.*.ffn_residual"),
+    "final_layer_norm": ("", "norm"),
+    "lm_head": ("", "logits"),
+}
 STACK = {
     "embed_tokens": ("", "embeddings.token"),
     "embed_positions": ("", "embeddings.position"),

@@ -25,6 +25,7 @@ from transformers.models.electra import modeling_electra
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt2 import modeling_gpt2
+from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
@@ -57,10 +58,11 @@ TABLES = {
     "qwen3": (modules.LLAMA, modeling_qwen3),
     "gemma2": (modules.GEMMA, modeling_gemma2),
     "gemma3_text": (modules.GEMMA, modeling_gemma3),
+    "gpt_neox": (modules.GPT_NEOX, modeling_gpt_neox),
 }
 ROTATED = {
     *(modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3),
-    *(modeling_gemma2, modeling_gemma3),
+    *(modeling_gemma2, modeling_gemma3, modeling_gpt_neox),
 }
 
 
@@ -86,7 +88,11 @@ def stages(
     admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]
 
     def hear(name: str, array: np.ndarray) -> None:
-        if " " in name:  # the parts of one module's output
+        if name.startswith("by_head "):  # rows of each head's query, key and value in turn
+            parts = np.split(array.reshape(*array.shape[:2], model.config.num_attention_heads, -1), 3, axis=-1)
+            for each, part in zip(("query", "key", "value"), parts, strict=True):
+                hear(f"{name.removeprefix('by_head ')}.{each}", part.reshape(*part.shape[:2], -1))
+        elif " " in name:  # the parts of one module's output
             names = name.split()
             for each, part in zip(names, np.split(array, len(names), axis=-1), strict=True):
                 hear(each, part)

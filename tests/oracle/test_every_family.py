@@ -22,7 +22,7 @@ from npformer.checkpoint.safetensors import read_tensors
 from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
-from npformer.mechanisms import HeadNorm, Rotary, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 from npformer.model import Model
 from npformer.runtime.padding import unpadded
@@ -54,8 +54,8 @@ OPTIONS = {
     "as BERT": {"positions": Positions(), "n_token_types": 2, "mechanisms": (tiny.distances(forms=()),)},
 }  # fmt: skip
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
-#: Of Llama and its kin.
-OF_LLAMA = {
+#: Of decoders.
+OF_DECODERS = {
     "wide heads": {"head_width": 12, "n_kv_heads": 1},
     "every head its own keys": {"n_kv_heads": 0},
     "biases": {"bias": True},
@@ -73,7 +73,7 @@ OF_LLAMA = {
 }
 #: Caps and windows that scores, logits and texts of the random models exceed.
 CAPPED = (Rotary(30.0), SoftCap(1.5))
-OF_LLAMA |= {
+OF_DECODERS |= {
     "caps, windows and a scale": {
         "mechanisms": CAPPED, "local": Local((1,), (*CAPPED, Window(4))), "logit_cap": 1.5, "score_scale": 6**-0.5,
         "head_width": 10,
@@ -89,6 +89,10 @@ HEADS += [("gemma3_text+both directions", "base")]
 HEADS += [(f"llama+{name}", "causal-lm") for name in ("wide heads", "every head its own keys", "linear")]
 HEADS += [(f"llama+{name}", "base") for name in ("biases", "llama3", "yarn", "yarn, untruncated")]
 HEADS += [("mistral+window", "base"), ("qwen2+windows", "causal-lm"), ("qwen3+norms and windows", "causal-lm")]
+OF_DECODERS["in sequence"] = {
+    "parallel": False, "bias": False, "mechanisms": (PartialRotary(30.0, scaling=Yarn(3.0, 24), columns=4),),
+}  # fmt: skip
+HEADS += [("gpt_neox+in sequence", "causal-lm")]
 HEADS += [
     (f"{name}+relu", head)
     for name in ("roberta", "xlm-roberta", "camembert", "mpnet", "electra")
@@ -123,7 +127,7 @@ DECODERS = {name for name, family in encoders().items() if family.constants.get(
 def folder_of(path: Path, family: str, head: str) -> Path:
     name, _, option = family.partition("+")
     fields = {"pad_id": PAD} if name in DECODERS else {}
-    return tiny.folder(path, name, head, **fields, **{**OPTIONS, **OF_LLAMA}.get(option, {}))
+    return tiny.folder(path, name, head, **fields, **{**OPTIONS, **OF_DECODERS}.get(option, {}))
 
 
 def given(family: str, head: str) -> dict[str, np.ndarray]:

@@ -2,17 +2,20 @@
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
 Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin and Gemma
-RMSNorm, the angles and the softmax. Needs torch.
+RMSNorm, the angles and the softmax; in GPT-NeoX, OPT and BLOOM the softmax, in GPT-NeoX the angles. BLOOM's GELU has
+sqrt(2 / pi) to eight digits. Needs torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
-from transformers.models import gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3
+from transformers.models import bloom, gemma, gemma2, gemma3, gpt_neox, llama, mistral, opt, phi3, qwen2, qwen3
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
@@ -22,7 +25,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 _LLAMAS = {
     "Llama": llama.modeling_llama, "Mistral": mistral.modeling_mistral, "Qwen2": qwen2.modeling_qwen2,
     "Qwen3": qwen3.modeling_qwen3, "Gemma": gemma.modeling_gemma, "Gemma2": gemma2.modeling_gemma2,
-    "Gemma3": gemma3.modeling_gemma3,
+    "Gemma3": gemma3.modeling_gemma3, "Phi3": phi3.modeling_phi3,
 }  # fmt: skip
 
 
@@ -35,11 +38,24 @@ def in_double() -> Iterator[None]:
     nomic_before, Nomic.forward = Nomic.forward, _nomic_angles
     modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = _rotated, _attention, _angles
     try:
-        with _norms_in_double():
+        with _norms_in_double(), ExitStack() as stack:
+            for owner, name, step in _steps():
+                stack.enter_context(mock.patch.object(owner, name, step))
             yield
     finally:
         modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward = before
         deberta.scaled_size_sqrt, Nomic.forward = root_before, nomic_before
+
+
+def _steps() -> Iterator[tuple[Any, str, Any]]:
+    """Functions of modules, by the names that these call them by, and others for them."""
+    yield gpt_neox.modeling_gpt_neox, "eager_attention_forward", _attention
+    yield gpt_neox.modeling_gpt_neox.GPTNeoXRotaryEmbedding, "forward", _scaled_angles
+    yield opt.modeling_opt, "eager_attention_forward", _attention
+    softmax = SimpleNamespace(**vars(torch.nn.functional))
+    softmax.softmax = lambda x, dim, dtype: torch.softmax(x, dim)
+    yield bloom.modeling_bloom, "F", softmax
+    yield bloom.modeling_bloom.BloomGelu, "forward", lambda self, x: torch.nn.functional.gelu(x, approximate="tanh")
 
 
 @contextmanager

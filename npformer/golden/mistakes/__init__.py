@@ -12,7 +12,7 @@ from typing import Any
 
 from npformer.common.mistake import Mistake
 from npformer.config import Config
-from npformer.families import parts_of
+from npformer.families import family_of, parts_of
 from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, sought, weights
 
 #: Possible in any model; if several fit equally well, the first is named.
@@ -31,7 +31,7 @@ GENERAL = (*sought.MISTAKES, *kinds.MISTAKES, *general.MISTAKES)
 def of_model(config: Config) -> tuple[Mistake, ...]:
     """Returns the mistakes that ports of a model can make, its parts' own first."""
     kinds = dict.fromkeys(_parts(parts_of(config)))
-    return (*(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
+    return (*family_of(config).mistakes, *(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
 
 
 def _parts(part: Any) -> Iterator[Any]:

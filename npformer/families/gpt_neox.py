@@ -1,0 +1,133 @@
+"""GPT-NeoX (Black et al., 2022) and Pythia (Biderman et al., 2023): attention and the FFN of a layer in parallel.
+
+A part of each head is rotated, and query, key and value are one tensor, interleaved by heads. Files call the projection
+to words embed_out. A head on texts reads the last token that is not padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from npformer.activations import ACTIVATIONS
+from npformer.blocks import Attention, FeedForward
+from npformer.common import checks
+from npformer.config import MOST, Config, Positions
+from npformer.families.building import mechanisms_of
+from npformer.families.interleaved import Interleaved
+from npformer.families.rope import read_partial_rotary, write_partial_rotary
+from npformer.families.table import SIZES
+from npformer.layers import Layer, Stack
+from npformer.mechanisms import PartialRotary, Rotary
+from npformer.norms import LayerNorm, Norm
+from npformer.parallel_layer import ParallelLayer
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class GptNeoX(Interleaved):
+    """GPT-NeoX's config.json and layers."""
+
+    @property
+    def mechanisms(self) -> tuple[type, ...]:
+        return PartialRotary, Rotary
+
+    def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
+        older = {"rope_theta": data.get("rotary_emb_base", 10_000.0)}
+        d_head = data["hidden_size"] // checks.whole("num_attention_heads", data["num_attention_heads"], 1, MOST)
+        return {
+            "mechanisms": (read_partial_rotary({**older, **data}, d_head, data.get("rotary_pct", 0.25)),),
+            "parallel": checks.boolean("use_parallel_residual", data.get("use_parallel_residual", True)),
+            "bias": checks.boolean("attention_bias", data.get("attention_bias", True)),
+        }
+
+    def write_config(self, config: Config) -> dict[str, Any]:
+        [rotary] = config.mechanisms
+        written = write_partial_rotary(rotary, config.d_head)
+        return super().write_config(config) | {
+            "use_parallel_residual": config.parallel,
+            "attention_bias": config.bias,
+            "rotary_pct": written["partial_rotary_factor"],
+            "rotary_emb_base": rotary.theta,
+            **written,
+        }
+
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        """The masks and frequencies in files of earlier versions of Transformers."""
+        names = ("bias", "masked_bias", "rotary_emb.inv_freq")
+        stored = (f"gpt_neox.layers.{i}.attention.{name}" for i in range(config.n_layers) for name in names)
+        return frozenset(self._written(name, config) for name in stored)
+
+    def _other_module(self, group: str, config: Config) -> str:
+        return super()._other_module(group, config) if config.head == "causal-lm" else ""
+
+    def norm(self, config: Config) -> Norm:
+        return LayerNorm(config.eps)
+
+    def stack(self, config: Config) -> Stack:
+        feed, kind = (
+            FeedForward(ACTIVATIONS[config.activation], config.d_ffn),
+            ParallelLayer if config.parallel else Layer,
+        )
+        layers = [
+            kind(
+                (("attention", Attention(config.n_heads, mechanisms_of(config, i), config.bias)), ("ffn", feed)),
+                self.norm(config),
+                norm_first=True,
+            )
+            for i in range(config.n_layers)
+        ]
+        return Stack(tuple(layers), self.norm(config))
+
+
+GPT_NEOX = GptNeoX(
+    model_type="gpt_neox",
+    constants={
+        "norm_first": True, "final_norm": True, "causal": True, "pooling": "last", "eps": 1e-5, "tied": False,
+        "positions": Positions("none"), "parallel": True, "mechanisms": (PartialRotary(10_000.0, columns=2),),
+    },
+    special_tokens={"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT},
+    single="$A",
+    pair="$A $B",
+    sizes=SIZES,
+    activation="hidden_act",
+    eps="layer_norm_eps",
+    ids={"bos_token_id": 0, "eos_token_id": 2},
+    architectures={
+        "GPTNeoXModel": "base",
+        "GPTNeoXForCausalLM": "causal-lm",
+        "GPTNeoXForSequenceClassification": "sequence-classification",
+        "GPTNeoXForTokenClassification": "token-classification",
+        "GPTNeoXForQuestionAnswering": "question-answering",
+    },
+    prefix="gpt_neox.",
+    encoder={
+        "embeddings.token": "gpt_neox.embed_in",
+        "layers.*.attention_norm": "gpt_neox.layers.*.input_layernorm",
+        "layers.*.attention.query": "gpt_neox.layers.*.attention.query_key_value",
+        "layers.*.attention.key": "gpt_neox.layers.*.attention.query_key_value",
+        "layers.*.attention.value": "gpt_neox.layers.*.attention.query_key_value",
+        "layers.*.attention.output": "gpt_neox.layers.*.attention.dense",
+        "layers.*.ffn_norm": "gpt_neox.layers.*.post_attention_layernorm",
+        "layers.*.ffn.hidden": "gpt_neox.layers.*.mlp.dense_h_to_4h",
+        "layers.*.ffn.output": "gpt_neox.layers.*.mlp.dense_4h_to_h",
+        "norm": "gpt_neox.final_layer_norm",
+    },
+    heads={
+        "base": {},
+        "causal-lm": {"head.output": "embed_out"},
+        "sequence-classification": {"head.output": "score"},
+        "token-classification": {"head.output": "classifier"},
+        "question-answering": {"head.output": "qa_outputs"},
+    },
+    modules={"head.output": "lm_head"},
+    unbiased=frozenset({"causal-lm", "sequence-classification"}),
+    reads=frozenset({"rope_parameters", "rope_scaling"}),
+    stages={
+        "gpt_neox.emb_dropout": "embeddings.sum",
+        "gpt_neox.layers.*.mlp.act": "layers.*.ffn.activation",
+        "gpt_neox.layers.*": "layers.*.ffn_residual",
+    },
+    read={"token-classification": "norm"},
+    read_rate={"token-classification": 0.1},
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""GPT-NeoX and Pythia: their config.json, fused weights, parallel layers, and a port whose mistakes are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError
+from npformer.families import FAMILIES, parts_of, read_config, write_config
+from npformer.families.base import Part
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.layers import Layer
+from npformer.mechanisms import PartialRotary, Rotary
+from npformer.mechanisms.rotary_scaling import Linear
+from npformer.parallel_layer import ParallelLayer
+from tests.support import tiny
+from tests.support.plain_decoder import PLANTED
+from tests.support.planted_decoders import diagnosis
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def read(**fields: Any) -> Any:
+    return read_config({"model_type": "gpt_neox", **SIZES, **fields})
+
+
+def test_rotations_of_older_and_newer_files() -> None:
+    scaled = {"rope_type": "linear", "factor": 2.0}
+    older = read(rotary_pct=0.5, rotary_emb_base=300, rope_scaling=scaled)
+    newer = read(rope_parameters={"rope_theta": 300.0, "partial_rotary_factor": 0.5, **scaled})
+    assert older == newer
+    assert older.mechanisms == (PartialRotary(300.0, columns=8, scaling=Linear(2.0)),)
+    assert read_config(write_config(older)) == older
+    assert read().mechanisms == (PartialRotary(10_000.0, columns=4),)
+    assert read(rotary_pct=1.0).mechanisms == (Rotary(10_000.0),)
+
+
+def test_every_number_of_columns_is_written_back() -> None:
+    """2 / 98 times 98 is a little less than 2, for one."""
+    for columns in range(2, 98, 2):
+        rotary = PartialRotary(10.0, columns=columns)
+        config = tiny.config("gpt_neox", "base", d_model=98, n_heads=1, mechanisms=(rotary,))
+        assert read_config(write_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rotary_pct": 0.2}, "rotary.columns: expected an even number, got 3"),
+        ({"rotary_pct": 0.01}, "rotary.columns: "),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type: 'longrope' is not supported"),
+        ({"use_parallel_residual": 1}, "use_parallel_residual: "),
+    ],
+)
+def test_a_choice_that_is_not_computed_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        read(**fields)
+
+
+def test_layers_are_parallel_or_not() -> None:
+    assert type(parts_of(read()).stack.layers[0]) is ParallelLayer
+    assert type(parts_of(read(use_parallel_residual=False)).stack.layers[0]) is Layer
+    with pytest.raises(NpformerError, match=r"^parallel: a gpt2 model computes its blocks one after another"):
+        parts_of(tiny.config("gpt2", "base", parallel=True))
+
+
+def test_query_key_and_value_are_interleaved_by_heads() -> None:
+    """Of three heads of two rows: query, key and value of the first, then of the second, then of the third."""
+    fused = np.arange(18)
+    parts = [FAMILIES["gpt_neox"].part(tiny.config("gpt_neox", "base", n_heads=4), ("query", "key", "value"), each)
+             for each in ("query", "key", "value")]  # fmt: skip
+    assert parts[0] == Part(0, (1, 1, 1), 4)
+    query, key, value = (each._replace(blocks=3).of(fused, 0) for each in parts)
+    assert query.tolist() == [0, 1, 6, 7, 12, 13]
+    assert key.tolist() == [2, 3, 8, 9, 14, 15]
+    assert parts[0]._replace(blocks=3).joined([query, key, value], 0).tolist() == fused.tolist()
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_the_parts_of_a_logit_add_up(parallel: bool) -> None:
+    found = logit_attribution(
+        tiny.model("gpt_neox", "causal-lm", dtype=np.float64, parallel=parallel), np.arange(5, 14), 7
+    )
+    assert found.total == pytest.approx(found.logit, rel=1e-12)
+
+
+QUICK = ("split in thirds", "one after another", "whole heads")
+CASES = [(name, True) for name in PLANTED["gpt_neox"]] + [(name, False) for name in QUICK[:2]]
+
+
+@pytest.mark.parametrize(
+    ("planted", "full"),
+    [pytest.param(*case, marks=() if case[1] and case[0] in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
+    model = tiny.model("gpt_neox", "causal-lm", mechanisms=(PartialRotary(30.0, columns=4),))
+    found = diagnosis(model, planted, full)
+    assert PLANTED["gpt_neox"][planted] in found, found

@@ -1,0 +1,117 @@
+"""GPT-NeoX, OPT, Phi-3 and BLOOM in plain NumPy, without npformer's code: a port whose mistakes are planted by a name.
+
+stages = PlainDecoder(model.config, flatten(model.weights), {"split in thirds"}).run(ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import erf
+from typing import Any
+
+import numpy as np
+
+from npformer.config import Config
+
+#: family -> what is planted -> the mistake's name in the diagnosis.
+PLANTED: dict[str, dict[str, str]] = {
+    "gpt_neox": {
+        "split in thirds": "query, key and value split in thirds",
+        "one after another": "blocks one after another",
+        "attention's norm for both": "one norm for both blocks",
+        "norms exchanged": "one norm for both blocks",
+        "whole heads": "rotation of other columns",
+        "last columns": "rotation of other columns",
+        "d_head in frequencies": "rotation of other columns",
+        "neighbours": "rotation of pairs for halves",
+    },
+}
+
+
+class PlainDecoder:
+    """A model of one text. Mistakes are names of PLANTED."""
+
+    def __init__(self, config: Config, weights: Mapping[str, np.ndarray], planted: Collection[str] = ()) -> None:
+        self.c, self.w, self.planted = config, dict(weights), planted
+        self.stages: dict[str, np.ndarray] = {}
+        if "split in thirds" in planted:
+            self.split_in_thirds()
+
+    def split_in_thirds(self) -> None:
+        """Reads rows that are interleaved by heads as all queries, all keys and all values."""
+        for at in (f"layers.{i}.attention." for i in range(self.c.n_layers)):
+            for end in ("weight", "bias"):
+                names = [f"{at}{each}.{end}" for each in ("query", "key", "value")]
+                heads = [np.split(self.w[name], self.c.n_heads, axis=-1) for name in names]
+                fused = np.concatenate([part for head in zip(*heads, strict=True) for part in head], axis=-1)
+                self.w |= dict(zip(names, np.split(fused, 3, axis=-1), strict=True))
+
+    def run(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        x = self.keep("embeddings.sum", self.keep("embeddings.token", self.w["embeddings.token.weight"][ids]))
+        for i in range(self.c.n_layers):
+            self.at, (first, second) = f"layers.{i}.", self.norms
+            y = self.attention(self.norm("attention_norm", x, first), i)
+            in_turn = not self.c.parallel or "one after another" in self.planted
+            z = self.feed_forward(self.norm("ffn_norm", x + y if in_turn else x, second))
+            x = self.keep(f"{self.at}ffn_residual", x + y + z)
+        self.at = ""
+        x = self.norm("norm", x, "norm")
+        if self.c.head == "causal-lm":
+            self.keep("logits", x @ self.w["head.output.weight"])
+        return self.stages
+
+    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
+        self.stages[name] = array
+        return array
+
+    @property
+    def norms(self) -> tuple[str, str]:
+        """The norms of attention and of the FFN."""
+        names = "attention_norm", "ffn_norm"
+        if "norms exchanged" in self.planted:
+            return names[1], names[0]
+        return (names[0], names[0]) if "attention's norm for both" in self.planted else names
+
+    def norm(self, stage: str, x: np.ndarray, of: str) -> np.ndarray:
+        w, b = (self.w[f"{self.at}{of}.{end}"] for end in ("weight", "bias"))
+        centred = x - x.mean(-1, keepdims=True)
+        return self.keep(self.at + stage, centred / np.sqrt(centred.var(-1, keepdims=True) + self.c.eps) * w + b)
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        bias = self.w.get(f"{self.at}{name}.bias", np.float32(0))
+        return self.keep(self.at + name, x @ self.w[f"{self.at}{name}.weight"] + bias)
+
+    def feed_forward(self, x: np.ndarray) -> np.ndarray:
+        h = self.linear(x, "ffn.hidden")
+        return self.linear(h * (1 + np.vectorize(erf)(h / np.sqrt(2))).astype(h.dtype) / 2, "ffn.output")
+
+    def attention(self, x: np.ndarray, layer: int) -> np.ndarray:
+        mechanisms = {type(each).__name__: each for each in self.c.mechanisms_of(layer)}
+        q, k, v = (
+            self.linear(x, f"attention.{name}").reshape(len(x), -1, self.c.d_head) for name in ("query", "key", "value")
+        )
+        if "PartialRotary" in mechanisms:
+            q, k = (self.rotated(each, mechanisms["PartialRotary"]) for each in (q, k))
+        for name, h in (("query", q), ("key", k), ("value", v)):
+            self.keep(f"{self.at}attention.{name}_heads", h.swapaxes(0, 1))
+        scores = self.keep(f"{self.at}attention.scores", np.einsum("ihk,jhk->hij", q, k) / np.sqrt(self.c.d_head))
+        weights = np.exp(np.where(np.tri(len(x), dtype=bool), scores, -np.inf))
+        weights = self.keep(f"{self.at}attention.weights", weights / weights.sum(-1, keepdims=True))
+        context = np.einsum("hij,jhk->ihk", weights, v).reshape(len(x), -1)
+        return self.linear(self.keep(f"{self.at}attention.combined", context), "attention.output")
+
+    def rotated(self, x: np.ndarray, rotary: Any) -> np.ndarray:
+        """Rotates the first columns of each head (T, H, K)."""
+        count = self.c.d_head if "whole heads" in self.planted else rotary.columns
+        spread = self.c.d_head if "d_head in frequencies" in self.planted else count
+        angles = np.arange(len(x))[:, None] / rotary.theta ** (np.arange(0, count, 2) / spread)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        own = x[..., -count:] if "last columns" in self.planted else x[..., :count]
+        if "neighbours" in self.planted:
+            a, b = own[..., ::2], own[..., 1::2]
+            made = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(own.shape)
+        else:
+            a, b = np.split(own, 2, axis=-1)
+            made = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        rest = x[..., :-count] if "last columns" in self.planted else x[..., count:]
+        return np.concatenate([rest, made] if "last columns" in self.planted else [made, rest], axis=-1)

@@ -1,0 +1,33 @@
+"""Runs `PlainDecoder` with a planted mistake, and diagnoses it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npformer import golden
+from npformer.checkpoint import flatten
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from tests.support.plain_decoder import PlainDecoder
+
+TEXTS = (np.arange(5, 14), np.arange(20, 26))
+#: Stages of a port that exports its hidden states and answers only.
+ANSWERS = ("embeddings.sum", "norm", "logits", "project")
+
+
+def diagnosis(model: Model, planted: str, full: bool) -> str:
+    """The first line of the diagnosis; full: of all stages. The port without the mistake fits the golden file."""
+    recorded, weights = golden.record(model, [Text(ids) for ids in TEXTS]), flatten(dict(model.weights))
+
+    def exported(*mistakes: str) -> dict[str, np.ndarray]:
+        runs = [PlainDecoder(model.config, weights, mistakes).run(ids) for ids in TEXTS]
+        return {
+            f"{i}/{stage}": array
+            for i, stages in enumerate(runs)
+            for stage, array in stages.items()
+            if full or stage in ANSWERS or stage.endswith("ffn_residual")
+        }
+
+    comparison = golden.compare(recorded, exported())
+    assert comparison.ok, comparison
+    return str(golden.diagnose(recorded, exported(planted), model)).partition("then")[0]
