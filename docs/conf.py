@@ -38,6 +38,7 @@ extensions = [
     "public_names",
     "command_line",
     "stage_tables",
+    "weight_tables",
     "tables",
     "live_views",
 ]

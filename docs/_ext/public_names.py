@@ -13,7 +13,9 @@ from importlib import import_module
 
 from markdown import directive
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
+from sphinx.util import logging
 
 import npformer
 
@@ -26,10 +28,13 @@ ROOMS = {
     "tasks": "tasks.pipelines tasks.vector_search",
     "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
 }
-MODULES = ("golden", "training", "view", "learn", "dataset")
+MODULES = ("golden", "training", "view", "learn", "dataset", "serve")
 #: Room -> classes and functions that are used by their full names.
 FURTHER = {
-    "mechanisms": ("npformer.mechanisms", "Causal Window Rotary RelativeBias Disentangled"),
+    "mechanisms": (
+        "npformer.mechanisms",
+        "Causal Window Rotary RelativeBias Disentangled HeadNorm ZeroCentredHeadNorm SoftCap",
+    ),
     "lens": ("npformer.interpret.logit_lens", "logit_lens"),
     "effects": ("npformer.interpret.head_effects", "head_effects"),
     "sources": ("npformer.interpret.source_attribution", "by_source"),
@@ -37,7 +42,7 @@ FURTHER = {
     "sentence_transformers": ("npformer.tasks.sentence_transformers", "Encoding SparseEncoding Ranking"),
 }
 #: Names that have a page of their own.
-ELSEWHERE = {"Config": "config", "Limits": "limits"}
+ELSEWHERE = {"Config": "config", "Limits": "limits", "ServiceLimits": "routes"}
 #: Classes with methods that users call.
 WITH_METHODS = (
     "Model",
@@ -51,6 +56,8 @@ WITH_METHODS = (
     "SparseEncoding",
     "Ranking",
 )
+
+logger = logging.getLogger(__name__)
 
 
 def rooms() -> dict[str, list[str]]:
@@ -109,8 +116,15 @@ def escape(app: Sphinx, what: str, name: str, found: object, options: object, li
             )
 
 
+def check(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warns of public names that no page describes."""
+    for name in {name for names in rooms().values() for name in names} - set(env.domains["py"].objects):
+        logger.warning("the reference lacks %s", name)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     rooms()
+    app.connect("env-check-consistency", check)
     app.connect("autodoc-process-docstring", escape, priority=400)  # before numpydoc
     app.add_directive("public-names", directive(public_names))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

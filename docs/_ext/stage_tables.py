@@ -37,7 +37,7 @@ def stages(case: str) -> Iterable[str]:
                 f'<span id="{anchor(case, name)}"></span>`{name}`',
                 code(each.shape),
                 code(each.formula),
-                f"[`{each.function}`]({GITHUB}npformer/{each.function.rpartition('.')[0].replace('.', '/')}.py)",
+                source(each.function),
                 code(each.hook) if each.hook else "",
             )
             for name, each in merged(found).items()
@@ -58,6 +58,12 @@ def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
             patterns[name] if alike else name, each._replace(hook=HOOK.sub("*", each.hook)) if alike else each
         )
     return rows
+
+
+def source(function: str) -> str:
+    """A function's name, linked to its file."""
+    module, _, name = function.rpartition(".")
+    return f"[`{name}`]({GITHUB}npformer/{module.replace('.', '/')}.py)"
 
 
 def anchor(case: str, name: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
+import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -15,7 +17,7 @@ from sphinx.application import Sphinx
 
 from npformer.serve.declared import ALL_ROUTES
 from npformer.serve.fields import REQUIRED
-from npformer.serve.pages import ERRORS, GETS
+from npformer.serve.pages import ERRORS, GETS, METRICS
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.options import Options
 from npformer.tasks.pipelines import class_of
@@ -36,19 +38,40 @@ def literal(text: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
 
 
-def rows(made: Any, skip: Iterable[str] = ()) -> Iterable[tuple[str, str, str]]:
-    """The fields of a dataclass: name, default, meaning."""
+def rows(made: Any) -> Iterable[tuple[str, str, str]]:
+    """The fields of a dataclass: name, default, meaning, from its docstring or the comments behind them."""
     described = parameters(made)
+    comments = dict(re.findall(r"^    (\w+): [^#\n]+# (.+)$", inspect.getsource(made), re.MULTILINE))
     for field in dataclasses.fields(made):
-        if field.name not in skip:
-            kind, text = described.get(field.name, ("", ""))
-            default = "" if field.default is dataclasses.MISSING else code(repr(field.default))
-            yield code(field.name), default, literal(f"{kind}. {text}" if kind and text else kind or text)
+        kind, text = described.get(field.name, ("", comments.get(field.name, "")))
+        meaning = literal(with_values(made, f"{kind}. {text}" if kind and text else kind or text))
+        yield code(field.name), standard(field), meaning
+
+
+def standard(field: dataclasses.Field[Any]) -> str:
+    """A field's default, without the fields of a nested one that has only defaults."""
+    if field.default is dataclasses.MISSING:
+        return ""
+    kind = type(field.default)
+    plain = dataclasses.is_dataclass(kind) and field.default == kind()
+    return code(f"{kind.__name__}()" if plain else repr(field.default))
+
+
+def with_values(made: Any, text: str) -> str:
+    """The text with the values of the constants that it names, such as ACTIVATIONS."""
+    constants = vars(sys.modules[made.__module__])
+
+    def values(found: re.Match[str]) -> str:
+        constant = constants.get(found[0], found[0])
+        return found[0] if isinstance(constant, str) else ", ".join(code(json.dumps(each)) for each in constant)
+
+    return re.sub(r"\b[A-Z_]{6,}\b|\bHEADS\b", values, text).replace("`null`", "`None`")
 
 
 def fields(place: str) -> Iterable[str]:
-    """The fields of a dataclass, by its module and name."""
+    """The fields of a dataclass, by its module and name, with an entry in the index and the search."""
     module, _, name = place.rpartition(".")
+    yield from ("```{eval-rst}", f".. py:class:: {place}", "```")
     yield from table(("field", "default", "meaning"), rows(getattr(import_module(module), name)))
 
 
@@ -73,7 +96,7 @@ def tasks() -> Iterable[str]:
             (
                 (
                     code(each.name),
-                    "" if each.default is dataclasses.MISSING else code(repr(each.default)),
+                    standard(each),
                     literal(". ".join(filter(None, described.get(each.name, ("", ""))))),
                 )
                 for each in own
@@ -103,7 +126,7 @@ def routes() -> Iterable[str]:
                             if field.default is REQUIRED
                             else ""
                             if field.default is None
-                            else code(field.default),
+                            else code(json.dumps(field.default)),
                             values(field.kind.schema),
                             literal(field.what or field.kind.schema.get("description", "")),
                         )
@@ -112,6 +135,11 @@ def routes() -> Iterable[str]:
                 )
     yield "## Errors"
     yield from table(("status", "meaning"), ([str(status), literal(what)] for status, what in ERRORS.items()))
+
+
+def metrics() -> Iterable[str]:
+    """The metrics of `GET /metrics`."""
+    yield from table(("metric", "meaning"), ([code(f"npformer_{name}"), what] for name, what in METRICS.items()))
 
 
 def values(schema: dict[str, Any]) -> str:
@@ -132,6 +160,6 @@ def values(schema: dict[str, Any]) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    for each in (fields, tasks, routes):
+    for each in (fields, tasks, routes, metrics):
         app.add_directive(each.__name__, directive(each))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

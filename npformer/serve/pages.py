@@ -30,6 +30,18 @@ GETS = {
     "/docs": "This API as a web page",
     "/": "The same page",
 }
+#: Names as Prometheus shows them, below `npformer_`. `prometheus.py` counts them.
+METRICS = {
+    "requests_total": "Requests by route and status",
+    "request_seconds": "Seconds from a request's arrival to its answer, by route",
+    "requests_gone_total": "Requests whose client disconnected before the answer",
+    "tokens_total": "Tokens computed",
+    "batch_texts": "Texts per batch",
+    "batch_tokens": "Tokens per batch",
+    "batch_seconds": "Seconds to compute a batch",
+    "wait_seconds": "Seconds that a text waits before it is computed",
+    "queue_texts": "Texts waiting in the queue",
+}
 
 
 def openapi(routes: Iterable[Route]) -> dict[str, Any]:

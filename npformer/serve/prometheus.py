@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from npformer.serve.batching import Entry
+from npformer.serve.pages import METRICS
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -25,21 +26,19 @@ class Metrics:
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
-        counter, histogram, gauge = (
-            partial(kind, namespace="npformer", registry=self.registry) for kind in (Counter, Histogram, Gauge)
-        )
-        arrival = "Seconds from a request's arrival to its answer"
-        self.requests = counter("requests", "Requests by route and status", ["route", "status"])
-        self.seconds = histogram("request_seconds", arrival, ["route"], buckets=SECONDS)
-        self.gone = counter("requests_gone", "Requests whose client disconnected before the answer")
-        self.tokens = counter("tokens", "Tokens computed")
-        self.batch_texts = histogram("batch_texts", "Texts per batch", buckets=TEXTS)
-        self.batch_tokens = histogram("batch_tokens", "Tokens per batch", buckets=TOKENS)
-        self.batch_seconds = histogram("batch_seconds", "Seconds to compute a batch", buckets=SECONDS)
-        self.wait_seconds = histogram(
-            "wait_seconds", "Seconds that a text waits before it is computed", buckets=SECONDS
-        )
-        self.queue = gauge("queue_texts", "Texts waiting in the queue", multiprocess_mode="livesum")
+
+        def made(kind: Any, name: str, *labels: str, **how: Any) -> Any:
+            return kind(name, METRICS[name], labels, namespace="npformer", registry=self.registry, **how)
+
+        self.requests = made(Counter, "requests_total", "route", "status")
+        self.seconds = made(Histogram, "request_seconds", "route", buckets=SECONDS)
+        self.gone = made(Counter, "requests_gone_total")
+        self.tokens = made(Counter, "tokens_total")
+        self.batch_texts = made(Histogram, "batch_texts", buckets=TEXTS)
+        self.batch_tokens = made(Histogram, "batch_tokens", buckets=TOKENS)
+        self.batch_seconds = made(Histogram, "batch_seconds", buckets=SECONDS)
+        self.wait_seconds = made(Histogram, "wait_seconds", buckets=SECONDS)
+        self.queue = made(Gauge, "queue_texts", multiprocess_mode="livesum")
         self.waiting = waiting
 
     def request(self, route: str, status: int, seconds: float, gone: bool) -> None:

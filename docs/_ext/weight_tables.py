@@ -1,0 +1,50 @@
+"""`{weights} CASE`: the weights of a model of the conformance suite, with their shapes and names in checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from markdown import code, directive, table
+from sphinx.application import Sphinx
+
+from npformer.checkpoint.tree import parameters, sources
+from npformer.config import Config
+from npformer.golden.suite import cases
+
+#: All sizes differ, so that each shows which letter it is. 60 and 10: the width of heads is a choice of its own.
+LETTERS = {1000: "V", 600: "L", 602: "L + 2", 100: "F", 72: "D", 36: "G K", 12: "K", 60: "H K", 10: "K", 6: "H", 7: "C"}
+LETTERS[8] = "buckets"
+LAYER = re.compile(r"\.\d+(?=\.)")
+
+
+def weights(case: str) -> Iterable[str]:
+    config = sized(next(each.config for each in cases() if each.name == case))
+    found = sources(config)
+    rows = {}
+    for name, each in parameters(config).items():
+        source = found[name]
+        sizes = [LETTERS.get(size, str(size)) for size in each.shape]
+        tensor, _, part = source.title.partition(", ")
+        if LAYER.search(name):
+            tensor = LAYER.sub(".*", tensor, count=1)
+        notes = [code(tensor), part, "(in, out)" if each.transposed and source.in_out else ""]
+        shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+        rows[LAYER.sub(".*", name)] = shape, ", ".join(filter(None, notes))
+    yield from table(("weight", "shape", "in checkpoints"), ((code(name), *each) for name, each in rows.items()))
+
+
+def sized(config: Config) -> Config:
+    """The config with sizes from `LETTERS`."""
+    sizes = {"n_heads": 6, "d_ffn": 100, "vocab_size": 1000}
+    decoder = replace(config.decoder, **sizes) if config.decoder else config.decoder
+    sizes |= {"n_kv_heads": 3} if config.n_kv_heads else {}
+    sizes |= {"head_width": 10} if config.head_width else {}
+    labels = tuple("ABCDEFG") if config.labels else ()
+    return replace(config, d_model=72, max_length=600, labels=labels, decoder=decoder, **sizes)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("weights", directive(weights))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
