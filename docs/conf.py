@@ -7,6 +7,7 @@ Everything is built and read without a network. The extensions in `_ext/` make t
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -42,13 +43,17 @@ extensions = [
     "tables",
     "live_views",
 ]
-exclude_patterns = ["_build", "_ext", "jupyter_execute"]  # the last holds notebooks of an earlier build
+exclude_patterns = ["_build", "_ext", "jupyter_execute", ".jupyter_cache"]  # the last two: of an earlier build
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 default_role = "literal"  # docstrings write names between single backticks
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # the notebooks' committed output is shown; tests/run_notebooks.py runs them
+nb_execution_mode = "cache"  # runs changed notebooks; -D nb_execution_mode=off shows the committed output
+nb_execution_excludepatterns = ["learn/datasets.ipynb"]  # it needs Java and seven engines: the lane `extras` runs it
+nb_execution_timeout = 300  # seconds a cell may take
+nb_execution_show_tb = True
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # in notebooks: on busy machines two threads slow small products
 nb_merge_streams = True
 
 numpydoc_show_class_members = False

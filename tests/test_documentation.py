@@ -9,6 +9,7 @@ Models that an example names by their id on the hub are tiny ones of the same fa
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -207,6 +208,14 @@ def test_the_blocks_of_a_page_run(page, environment, tmp_path):
 @pytest.mark.parametrize("page", HOWTO)
 def test_a_page_of_how_to_fits_on_a_screen(page):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "learn").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_was_run_from_its_first_cell_and_says_what_to_read_next(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
+    assert counts == [*range(1, len(counts) + 1)], "python tests/run_notebooks.py --write"
+    assert "".join(cells[-1]["source"]).startswith("**Next:** [")
 
 
 @pytest.mark.parametrize("page", PAGES)
