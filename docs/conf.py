@@ -45,6 +45,8 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext", "jupyter_execute", ".jupyter_cache"]  # the last two: of an earlier build
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+nitpicky = True  # a reference to a missing name is a warning, too
+nitpick_ignore_regex = [("py:class", r"D\[k\].*")]  # collections.abc's docstring of get()
 default_role = "literal"  # docstrings write names between single backticks
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]

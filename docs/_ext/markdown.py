@@ -19,6 +19,7 @@ class Generated(SphinxDirective):
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the code may have changed
         lines = "\n".join(self.lines(*self.arguments)).splitlines()
         first = next((i for i, line in enumerate(lines) if line.startswith("#")), len(lines))
         # Sections attach themselves to the page; what stands before them must be there first.
