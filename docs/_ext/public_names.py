@@ -18,6 +18,7 @@ from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 import npformer
+from npformer import mechanisms
 
 #: Room -> the modules that define its names.
 ROOMS = {
@@ -31,10 +32,7 @@ ROOMS = {
 MODULES = ("golden", "training", "view", "learn", "dataset", "serve")
 #: Room -> classes and functions that are used by their full names.
 FURTHER = {
-    "mechanisms": (
-        "npformer.mechanisms",
-        "Causal Window Rotary RelativeBias Disentangled HeadNorm ZeroCentredHeadNorm SoftCap",
-    ),
+    "mechanisms": ("npformer.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),
     "lens": ("npformer.interpret.logit_lens", "logit_lens"),
     "effects": ("npformer.interpret.head_effects", "head_effects"),
     "sources": ("npformer.interpret.source_attribution", "by_source"),

@@ -27,6 +27,8 @@ def weights(case: str) -> Iterable[str]:
         source = found[name]
         sizes = [LETTERS.get(size, str(size)) for size in each.shape]
         tensor, _, part = source.title.partition(", ")
+        if source.part and source.part.blocks > 1:
+            part += " for each head"
         if LAYER.search(name):
             tensor = LAYER.sub(".*", tensor, count=1)
         notes = [code(tensor), part, "(in, out)" if each.transposed and source.in_out else ""]
