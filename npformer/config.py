@@ -87,11 +87,13 @@ class Positions:
     table: str = "learned"  # one of TABLES
     first: int = 0  # row for a text's first token
     skips_padding: bool = False  # the padding token is not counted, and has the row before the first position's
+    skips_masked: bool = False  # tokens that the attention mask hides are not counted
 
     def __post_init__(self) -> None:
         checks.one_of("positions", self.table, TABLES)
         checks.whole("positions.first", self.first, 0, MOST)
         checks.boolean("positions.skips_padding", self.skips_padding)
+        checks.boolean("positions.skips_masked", self.skips_masked)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,20 @@ class Stack:
                 x = layer(x, at, of_layer)
             if i == 0 and self.after_first is not None:
                 x = self.after_first(x, at, weights)
+        return self.finish(x, weights)
+
+    def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
+        """The stack's output, from that of its last layer."""
         return x if self.norm is None else tap("norm", self.norm(x, **weights["norm"]))
+
+    def finish_backward(
+        self, grad: np.ndarray, stages: Stages, x: np.ndarray, weights: Mapping[str, Any]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Backward of `finish`: dx (T, D) and the gradients of its weights."""
+        if self.norm is None:
+            return grad, {}
+        grad, d_norm = self.norm.backward(stages.through_edit("norm", grad), x, **weights["norm"])
+        return grad, {"norm": d_norm}
 
     def backward(
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
@@ -177,10 +190,9 @@ class Stack:
         """Backward of `__call__`. The gradients of mechanisms' groups are among the weights'."""
         rows, shared = self._begun(x, rows, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
-        grads: dict[str, Any] = {"layers": of_layers}
         inputs = [x, *(stages[name] for name in self.read("")[1:])]
-        if self.norm is not None:
-            grad, grads["norm"] = self.norm.backward(stages.through_edit("norm", grad), inputs[-1], **weights["norm"])
+        grad, grads = self.finish_backward(grad, stages, inputs[-1], weights)
+        grads["layers"] = of_layers
         for i, layer in reversed(list(enumerate(self.layers))):
             at = self._at(i, rows, last=i + 1 == len(self.layers))
             if i == 0 and self.after_first is not None:
@@ -196,6 +208,10 @@ class Stack:
                 grads |= begun.end_backward(shared.pop(mechanism), weights)
         grad = grad + shared.pop(EMBEDDED)["rows"] if EMBEDDED in shared else grad
         return grad, grads, shared
+
+    def width(self, d_model: int) -> int:
+        """The width of the stack's output."""
+        return d_model
 
     def output(self, x: str) -> str:
         """The stage that is the stack's output; x is the one that it reads."""

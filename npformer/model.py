@@ -96,7 +96,8 @@ class Model(GeneratingModel):
             )
         lead, width = ids.shape[:-1], ids.shape[-1]
         ids, mask, token_type_ids = (each.reshape(-1, width) for each in (ids, mask, token_type_ids))
-        answers = self.run(unpadded(ids, mask, token_type_ids, self.config.uncounted))
+        skips_masked = self.config.positions.skips_masked
+        answers = self.run(unpadded(ids, mask, token_type_ids, self.config.uncounted, skips_masked))
         output = Output()
         for name in answers[0]:
             arrays = [answer[name] for answer in answers]

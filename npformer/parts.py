@@ -29,7 +29,8 @@ class Parts:
 
     def groups(self, d_model: int) -> dict[str, Group]:
         """The groups of weights, by name."""
-        head, stack = self.head.groups(d_model), _of_stack(self.embeddings, self.stack, d_model)
+        head = self.head.groups(self.stack.width(d_model))
+        stack = _of_stack(self.embeddings, self.stack, d_model)
         if self.decoder is None:
             return stack | head
         return within("encoder", stack) | within("decoder", _of_stack(*self.decoder, d_model)) | head

@@ -35,7 +35,19 @@ def test_every_architecture_is_read_and_written_back(name):
     heads = (3, 4) if name.startswith(("Qwen3", "Gemma")) else (3, 2) if name.startswith(rotated) else (2, 3)
     assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (11, 6, *heads)
     assert (config.n_layers, config.d_ffn, config.max_length) == (2, 10, 8)
-    without = ("DistilBert", "MPNet", "ModernBert", "Deberta", "GPT", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")
+    without = (
+        "DistilBert",
+        "MPNet",
+        "ModernBert",
+        "Deberta",
+        "GPT",
+        "Llama",
+        "Mistral",
+        "Qwen2",
+        "Qwen3",
+        "Gemma",
+        "OPT",
+    )
     assert config.n_token_types == (0 if name.startswith(without) else 2)
     assert config.head == family.architectures[name]
     assert family.architectures[family.architecture(config)] == config.head

@@ -68,6 +68,7 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "grouped-capped-window": ("llama", lambda config, i: (SoftCap(0.7), *(Window(3),) * i), {"n_kv_heads": 2}),
     "grouped-bias": ("llama", lambda config, i: (RelativeBias(8).for_model(config),), {"n_kv_heads": 2}),
     "partial-rotary-in-parallel": ("gpt_neox", lambda config, i: (), {"mechanisms": (PARTIAL,)}),
+    "projected-tokens": ("opt", lambda config, i: (), {}),
     "rotary-causal": ("gpt2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "rotary-window-causal": ("modernbert", lambda config, i: (Causal(),), {}),
     "window": ("bert", lambda config, i: (Window(2),), {}),
@@ -241,7 +242,7 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
     "name",
     [
         *("rotary-causal", "window-causal", "grouped-norms-rotary-window-causal", "grouped-capped-window"),
-        "partial-rotary-in-parallel",
+        *("partial-rotary-in-parallel", "projected-tokens"),
     ],
 )
 def test_a_causal_model_writes_the_tokens_of_whole_passes(name: str) -> None:

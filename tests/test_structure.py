@@ -47,6 +47,7 @@ ORDER = (
         "layers",
         "parallel_layer",
         "embeddings",
+        "token_projections",
         "encoder_layers",
     ),
     *("decoder_layers", "output_scale", "heads", "capped_logits", "parts"),

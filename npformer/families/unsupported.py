@@ -34,7 +34,6 @@ MISSING = {
     "mixtral": EXPERTS,
     "new": "rotary positions scaled to longer texts (NTK), and gated units with post-norm",
     "nystromformer": "attention approximated with landmarks",
-    "opt": "learned positions that begin at 2, and in one size projections before and after the layers",
     "phi": "rotary positions on a part of each head, and attention parallel to the feed-forward network",
     "phi3": "query, key and value in one weight, and gate and up projections in one",
     "qwen2_5_vl": "pictures, with rotary positions in three dimensions",

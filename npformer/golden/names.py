@@ -17,7 +17,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.tree import module_path
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.families import family_of
+from npformer.families import family_of, parts_of
 from npformer.golden import fused, graph
 from npformer.golden.format import Golden
 from npformer.interpret import stages as table
@@ -107,13 +107,10 @@ def stage_names(golden: Golden) -> dict[str, str]:
 def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
     """Returns the fields of a model's output in transformers -> the stages of a stack of this many layers."""
     layers = [f"{stack}layers.{i}" for i in range(count)]
-    after_sum = [each for each in ("project", "norm") if module_path(config, f"{stack}embeddings.{each}")]
-    end = "ffn_residual" if config.norm_first else "ffn_norm"
-    states = [f"{stack}embeddings.{next(iter(after_sum), 'sum')}", *(f"{layer}.{end}" for layer in layers)]
-    if config.final_norm:
-        states[-1] = f"{stack}norm"
-    if config.convolution:
-        states[1] = "convolution_norm"
+    parts = parts_of(config)
+    embeddings, body = parts.decoder if parts.decoder and stack == "decoder." else (parts.embeddings, parts.stack)
+    read = body.read(embeddings.output)[:-1]
+    states = [stack + each for each in (*read, body.output(embeddings.output))]
     of_stack = stack.replace(".", "_")
     outputs = {f"{of_stack}hidden_states.{i}": stage for i, stage in enumerate(states)}
     outputs |= {f"{of_stack}attentions.{i}": f"{layer}.attention.weights" for i, layer in enumerate(layers)}

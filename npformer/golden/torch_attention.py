@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.tree import module_path
+from npformer.config import Config
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers
 from npformer.interpret import stages as table
 
+SCALED_FIRST = ("opt",)  # families whose queries are scaled before the function gets them
 EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
 PRODUCTS = ("matmul", "bmm", "__matmul__")
 #: Methods of DeBERTa's attention -> the stages that they return, in the order in which they are called.
@@ -45,7 +47,7 @@ def attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[s
         if eager is None:
             stack.enter_context(_written_out(golden, modules, queries, hear))
         else:
-            setattr(home, EAGER, _recording(eager, queries, hear))
+            setattr(home, EAGER, _recording(eager, queries, hear, golden.config))
             stack.callback(setattr, home, EAGER, eager)
         yield
 
@@ -61,13 +63,16 @@ def _queries(golden: Golden, modules: dict[str, Any]) -> dict[Any, list[str]]:
     return queries
 
 
-def _recording(eager: Callable[..., Any], queries: dict[Any, list[str]], hear: Hear) -> Callable[..., Any]:
+def _recording(
+    eager: Callable[..., Any], queries: dict[Any, list[str]], hear: Hear, config: Config
+) -> Callable[..., Any]:
     """Wraps the eager attention function to record its arguments and results."""
 
     def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, *args, **kwargs)
         ours = next((queries[each].pop(0) for each in module.children() if queries.get(each)), "")
-        arrays = {"query_heads": query, "key_heads": key, "value_heads": value, "weights": weights}
+        own = query / config.d_head**-0.5 if config.model_type in SCALED_FIRST else query
+        arrays = {"query_heads": own, "key_heads": key, "value_heads": value, "weights": weights}
         for name, array in {**arrays, "context": context.transpose(1, 2)}.items():  # it returns (B, L, H, K)
             hear(ours, name, array)
         return context, weights

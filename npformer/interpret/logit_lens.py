@@ -104,8 +104,7 @@ def streams(model: BaseModel) -> list[str]:
 def hidden_logits(model: BaseModel, rows: np.ndarray, answer: str) -> np.ndarray:
     """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer; with the last norm, if there is one."""
     _, stack, _, weights = head_stack(model.config, model.weights)
-    if stack.norm is not None:
-        rows = stack.norm(rows, **weights["norm"])
+    rows = stack.finish(rows, weights)
     return parts_of(model.config).head(rows, rows, model.weights)[answer].reshape(len(rows), -1)
 
 

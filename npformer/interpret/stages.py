@@ -36,6 +36,7 @@ from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.norms import LAYER_NORM
 from npformer.output_scale import OutputScale
 from npformer.stage import Stage, within
+from npformer.token_projections import project_stage
 
 
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
@@ -72,6 +73,7 @@ STAGES = (
     *within("layers.*", [each for each in layer_with([SoftCap]).stages if each.name.endswith(UNCAPPED_SCORES)], {}),
     *_CONVOLUTION.stages,
     LAYER_NORM.stage("norm", "Z", ""),
+    project_stage(""),
     *heads.pool_stages(""),
     *heads.transform_stages("", gelu, LAYER_NORM),
     *OutputScale(1.0).stages(""),

@@ -96,13 +96,19 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def unpadded(
-    ids: np.ndarray, mask: np.ndarray, token_types: np.ndarray | None = None, uncounted: int | None = None
+    ids: np.ndarray,
+    mask: np.ndarray,
+    token_types: np.ndarray | None = None,
+    uncounted: int | None = None,
+    skips_masked: bool = False,
 ) -> list[Text]:
     """Converts ids (B, L) to texts without padding: the tokens where the mask is True, with their positions.
 
-    uncounted: as in `pack`.
+    uncounted: as in `pack`. skips_masked: tokens where the mask is False are not counted either.
     """
     types = [None] * len(ids) if token_types is None else [row[at] for row, at in zip(token_types, mask, strict=True)]
+    if skips_masked:
+        return [Text(row[at], each) for row, each, at in zip(ids, types, mask, strict=True)]
     rows = zip(ids, types, positions(ids, uncounted), mask, strict=True)
     return [Text(row[at], each, counted[at], np.flatnonzero(at)) for row, each, counted, at in rows]
 

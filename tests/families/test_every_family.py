@@ -13,7 +13,10 @@ from tests.support.check_family import CHECKS
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
 #: Checks that take seconds, of families with parts that others have: their own tests diagnose ports of them.
-SLOW = {("gpt_neox", "a_port_of_unusual_sizes_is_diagnosed")}
+SLOW = {
+    *((name, "a_port_of_unusual_sizes_is_diagnosed") for name in ("gpt_neox", "opt")),
+    ("opt", "the_commands_take_it"),
+}
 
 pytestmark = pytest.mark.numbers
 

@@ -65,6 +65,8 @@ SIZES["Qwen3"] = SIZES["Llama"] | {"head_dim": 4}
 SIZES |= dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), SIZES["Qwen3"])
 SIZES["GPTNeoX"] = SIZES["Bert"] | {"num_attention_heads": 3, "rotary_pct": 1.0}
 SIZES["GPTNeoX"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
+SIZES["OPT"] = SIZES["Bert"] | {"ffn_dim": 10, "word_embed_proj_dim": 4}
+SIZES["OPT"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -78,7 +80,18 @@ HEADS = (
     "LMHeadModel",
     "DoubleHeadsModel",
 )
-DECODERS = ("GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "GPTNeoX")  # always causal
+DECODERS = (
+    "GPT2",
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Gemma",
+    "Gemma2",
+    "Gemma3Text",
+    "GPTNeoX",
+    "OPT",
+)  # always causal
 OTHER_NAMES = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 DTYPES = (
     torch.float64,

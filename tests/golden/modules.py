@@ -210,6 +210,18 @@ for theirs, ours in (("self_attn", "attention"), ("encoder_attn", "cross_attenti
         STACK[f"layers.*.{theirs}.{part[0]}_proj"] = ("", f"layers.*.{ours}.{part}")
     STACK[f"layers.*.{theirs}.out_proj"] = (f"layers.*.{ours}.combined", f"layers.*.{ours}.output")
     STACK[f"layers.*.{theirs}_layer_norm"] = (f"layers.*.{ours}_residual", f"layers.*.{ours}_norm")
+OPT = {
+    "embed_tokens": ("", "embeddings.token"),
+    "project_in": ("", "embeddings.project"),
+    "embed_positions": ("", "embeddings.position"),
+    "layers.*": ("embeddings.sum", "layers.*.ffn_norm"),  # the first layer reads the embeddings
+    "project_out": ("", "project"),
+    "lm_head": ("", "logits"),
+}
+for name, stages in STACK.items():
+    if name.startswith("layers.") and "encoder_attn" not in name and "final" not in name:
+        OPT[name] = stages
+OPT["layers.*.final_layer_norm"] = ("layers.*.ffn_residual", "")
 BART = {
     "classification_head.dense": ("", "pooler"),
     "classification_head.out_proj": ("pooled", "logits"),

@@ -31,6 +31,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.nomic_bert import modeling_nomic_bert
+from transformers.models.opt import modeling_opt
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.roberta import modeling_roberta
@@ -59,6 +60,7 @@ TABLES = {
     "gemma2": (modules.GEMMA, modeling_gemma2),
     "gemma3_text": (modules.GEMMA, modeling_gemma3),
     "gpt_neox": (modules.GPT_NEOX, modeling_gpt_neox),
+    "opt": (modules.OPT, modeling_opt),
 }
 ROTATED = {
     *(modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3),
@@ -117,6 +119,8 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         if isinstance(module, torch.nn.Identity):  # where a layer has no norm
             continue
         path = path.removeprefix(model.base_model_prefix + ".")
+        if model.config.model_type == "opt":
+            path = path.removeprefix("decoder.")
         path = re.sub(r"\bblock\.(\d+)(?:\.layer\.(\d+))?", _of_block, path)  # of T5
         number = re.search(r"\b(?:layers?|h)\.(\d+)\.", path + ".")  # not ALBERT's albert_layers
         before, after = table.get(re.sub(r"\b(layers?|h)\.\d+", r"\1.*", path), ("", ""))
@@ -165,7 +169,8 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         scores = torch.matmul(query, keys.transpose(2, 3)) * scaling  # eager_attention_forward's first line
         if kwargs.get("position_bias") is not None:  # of T5
             scores = scores + kwargs["position_bias"]
-        arrays = {"query_heads": query, "key_heads": key, "value_heads": value}
+        own = query / module.scaling if module_of_family is modeling_opt else query  # OPT scales it first
+        arrays = {"query_heads": own, "key_heads": key, "value_heads": value}
         if module_of_family in ROTATED:
             rows = {
                 f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
@@ -266,6 +271,8 @@ def _in_turn(name: str) -> Iterator[str]:
 
 
 def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:
+    if ".ffn" in name and array.ndim == 2:  # of OPT, whose FFN reads the rows of all texts as one
+        array = array.reshape(len(admitted), -1, array.shape[-1])
     array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions come once for all texts
     if name in PER_TEXT or (name.startswith(("logits", "head.")) and array.ndim == 2):
         texts = list(array)

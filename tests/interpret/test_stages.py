@@ -74,7 +74,8 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     for stage in found:
         listed = stages.find(stage)
         assert listed is not None
-        assert listed.shape == of_model[stage].shape
+        shapes = [each.shape.replace("E", "D") for each in (listed, of_model[stage])]  # of tables or of layers
+        assert shapes[0] == shapes[1]
         assert of_model[stage].hook in (listed.hook, "")
 
 

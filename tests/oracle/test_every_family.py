@@ -25,6 +25,7 @@ from npformer.functions import SparseRows
 from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 from npformer.model import Model
+from npformer.runtime.packing import Text
 from npformer.runtime.padding import unpadded
 from npformer.tape import Recording
 from npformer.taps import listen
@@ -92,7 +93,9 @@ HEADS += [("mistral+window", "base"), ("qwen2+windows", "causal-lm"), ("qwen3+no
 OF_DECODERS["in sequence"] = {
     "parallel": False, "bias": False, "mechanisms": (PartialRotary(30.0, scaling=Yarn(3.0, 24), columns=4),),
 }  # fmt: skip
-HEADS += [("gpt_neox+in sequence", "causal-lm")]
+OF_DECODERS["norms after blocks"] = {"norm_first": False, "final_norm": False, "bias": False, "activation": "gelu"}
+OF_DECODERS["wide tokens"] = {"d_embedding": 0}
+HEADS += [("gpt_neox+in sequence", "causal-lm"), ("opt+norms after blocks", "causal-lm"), ("opt+wide tokens", "base")]
 HEADS += [
     (f"{name}+relu", head)
     for name in ("roberta", "xlm-roberta", "camembert", "mpnet", "electra")
@@ -155,6 +158,10 @@ def theirs(folder: Path) -> Any:
     return model.double().eval()  # the frequencies of its rotation too
 
 
+def texts_of(config: Config, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None) -> list[Text]:
+    return unpadded(ids, mask, types, config.uncounted, config.positions.skips_masked)
+
+
 def answers(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     with in_double():
         found = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -211,7 +218,7 @@ def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
     types = arrays["token_type_ids"].reshape(mask.shape) if "token_type_ids" in arrays else None
-    batch = packed(config, unpadded(arrays["input_ids"].reshape(mask.shape), mask, types, config.uncounted))
+    batch = packed(config, texts_of(config, arrays["input_ids"].reshape(mask.shape), mask, types))
     recording = Recording()
     with listen(recording):
         ours = forward(tree, config, batch)
@@ -237,7 +244,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, t
     labels = np.where(mask, arrays["input_ids"], -100)
     labels[0, 3:9] = -100
     wanted = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], -100)], axis=1)
-    texts = unpadded(arrays["input_ids"], mask, None, config.uncounted)
+    texts = texts_of(config, arrays["input_ids"], mask, None)
     objective = HeadLoss(config)
     examples = [Example(*each) for each in zip(texts, (w[m] for w, m in zip(wanted, mask, strict=True)), strict=True)]
     # A gap hides the token before a target, whose logits Transformers reads nevertheless.

@@ -25,6 +25,12 @@ PLANTED: dict[str, dict[str, str]] = {
         "d_head in frequencies": "rotation of other columns",
         "neighbours": "rotation of pairs for halves",
     },
+    "opt": {
+        "no offset": "positions off by one",
+        "no project_in": "projection of the tokens left out",
+        "no project_out": "projection of the last layer left out",
+        "norms before": "pre-norm for post-norm",
+    },
 }
 
 
@@ -47,18 +53,46 @@ class PlainDecoder:
                 self.w |= dict(zip(names, np.split(fused, 3, axis=-1), strict=True))
 
     def run(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        x = self.keep("embeddings.sum", self.keep("embeddings.token", self.w["embeddings.token.weight"][ids]))
+        x = self.embeddings(ids)
         for i in range(self.c.n_layers):
-            self.at, (first, second) = f"layers.{i}.", self.norms
-            y = self.attention(self.norm("attention_norm", x, first), i)
-            in_turn = not self.c.parallel or "one after another" in self.planted
-            z = self.feed_forward(self.norm("ffn_norm", x + y if in_turn else x, second))
-            x = self.keep(f"{self.at}ffn_residual", x + y + z)
+            self.at = f"layers.{i}."
+            x = self.pre_norm(x, i) if self.c.norm_first or "norms before" in self.planted else self.post_norm(x, i)
         self.at = ""
-        x = self.norm("norm", x, "norm")
+        if self.c.final_norm:
+            x = self.norm("norm", x, "norm")
+        if "project.weight" in self.w:
+            out = self.w["project.weight"]
+            x = self.keep("project", x[:, : out.shape[1]] if "no project_out" in self.planted else x @ out)
         if self.c.head == "causal-lm":
             self.keep("logits", x @ self.w["head.output.weight"])
         return self.stages
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        x = self.keep("embeddings.token", self.w["embeddings.token.weight"][ids])
+        if "embeddings.project.weight" in self.w:
+            w = self.w["embeddings.project.weight"]
+            padded = np.pad(x, ((0, 0), (0, w.shape[1] - w.shape[0])))
+            x = self.keep("embeddings.project", padded if "no project_in" in self.planted else x @ w)
+        if "embeddings.position.weight" in self.w:
+            first = 0 if "no offset" in self.planted else 2
+            rows = self.w["embeddings.position.weight"][first : first + len(ids)]
+            x = x + self.keep("embeddings.position", rows)
+        return self.keep("embeddings.sum", x)
+
+    def pre_norm(self, x: np.ndarray, layer: int) -> np.ndarray:
+        first, second = self.norms
+        y = self.attention(self.norm("attention_norm", x, first), layer)
+        in_turn = not self.c.parallel or "one after another" in self.planted
+        if in_turn and not self.c.parallel:
+            self.keep(f"{self.at}attention_residual", x + y)
+        z = self.feed_forward(self.norm("ffn_norm", x + y if in_turn else x, second))
+        return self.keep(f"{self.at}ffn_residual", x + y + z)
+
+    def post_norm(self, x: np.ndarray, layer: int) -> np.ndarray:
+        x = self.keep(f"{self.at}attention_residual", x + self.attention(x, layer))
+        x = self.norm("attention_norm", x, "attention_norm")
+        x = self.keep(f"{self.at}ffn_residual", x + self.feed_forward(x))
+        return self.norm("ffn_norm", x, "ffn_norm")
 
     def keep(self, name: str, array: np.ndarray) -> np.ndarray:
         self.stages[name] = array
@@ -83,7 +117,8 @@ class PlainDecoder:
 
     def feed_forward(self, x: np.ndarray) -> np.ndarray:
         h = self.linear(x, "ffn.hidden")
-        return self.linear(h * (1 + np.vectorize(erf)(h / np.sqrt(2))).astype(h.dtype) / 2, "ffn.output")
+        gelu = h * (1 + np.vectorize(erf)(h / np.sqrt(2))).astype(h.dtype) / 2
+        return self.linear(np.maximum(h, 0) if self.c.activation == "relu" else gelu, "ffn.output")
 
     def attention(self, x: np.ndarray, layer: int) -> np.ndarray:
         mechanisms = {type(each).__name__: each for each in self.c.mechanisms_of(layer)}

@@ -25,7 +25,7 @@ def diagnosis(model: Model, planted: str, full: bool) -> str:
             f"{i}/{stage}": array
             for i, stages in enumerate(runs)
             for stage, array in stages.items()
-            if full or stage in ANSWERS or stage.endswith("ffn_residual")
+            if full or stage in ANSWERS or stage.endswith(("ffn_residual", "ffn_norm"))
         }
 
     comparison = golden.compare(recorded, exported())

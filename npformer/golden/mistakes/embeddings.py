@@ -156,7 +156,9 @@ def swapped_tables(port: Port) -> Ways:
 
 MISTAKES = (
     Mistake(
-        "positions off by one", "BERT's positions begin at row 0 of their table, RoBERTa's at row 2", positions_off
+        "positions off by one",
+        "positions begin at row 0 of BERT's table, at row 2 of RoBERTa's and OPT's",
+        positions_off,
     ),
     Mistake("wrong positions", "a token's position is its place in its text, from 0, without padding", wrong_positions),
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
