@@ -16,6 +16,7 @@ from numpydoc.docscrape import NumpyDocString
 from sphinx.application import Sphinx
 
 from npformer.serve.declared import ALL_ROUTES
+from npformer.serve.examples import EXAMPLES
 from npformer.serve.fields import REQUIRED
 from npformer.serve.pages import ERRORS, GETS, METRICS
 from npformer.tasks.catalogue import TASKS
@@ -133,8 +134,25 @@ def routes() -> Iterable[str]:
                         for name, field in each.fields.items()
                     ),
                 )
+        yield from example(route.path)
     yield "## Errors"
     yield from table(("status", "meaning"), ([str(status), literal(what)] for status, what in ERRORS.items()))
+
+
+def example(path: str) -> Iterable[str]:
+    """A request to a route, and its answer."""
+    request, answer = EXAMPLES[path]
+    language, text = ("text", answer.strip()) if isinstance(answer, str) else ("json", wrapped(json.dumps(answer)))
+    yield from ("A request and its answer:", "", "```json", json.dumps(request), "```", "")
+    yield from (f"```{language}", text, "```", "")
+
+
+def wrapped(text: str) -> str:
+    """JSON in lines of about a page's width, broken outside of strings."""
+    lines = [""]
+    for word in re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^\s"])+', text):
+        lines.append(word) if len(lines[-1]) + len(word) > 90 else lines.append(f"{lines.pop()} {word}".strip())
+    return "\n".join(lines)
 
 
 def metrics() -> Iterable[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from npformer import __version__
+from npformer.serve.examples import EXAMPLES
 from npformer.serve.routes import Route
 
 ERRORS = {
@@ -52,8 +53,14 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
         for path, what in GETS.items()
     }
     for route in routes:
-        body = {"required": True, "content": {"application/json": {"schema": route.schema}}}
-        responses = {"200": {"description": "The answer"}, **errors}
+        content: dict[str, Any] = {"schema": route.schema}
+        answer: dict[str, Any] = {"description": "The answer"}
+        if route.path in EXAMPLES:
+            content["example"], shown = EXAMPLES[route.path]
+            media = "text/event-stream" if isinstance(shown, str) else "application/json"
+            answer["content"] = {media: {"example": shown}}
+        body = {"required": True, "content": {"application/json": content}}
+        responses = {"200": answer, **errors}
         paths[route.path] = {"post": {"summary": route.summary, "requestBody": body, "responses": responses}}
     security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     about = {"title": "npformer", "version": __version__}

@@ -18,11 +18,11 @@ class ServiceLimits:
     body : int, most bytes in a request
     texts : int, most texts in a request
     tokens : int, most tokens in a request's texts together
-    seconds : float, most seconds from the end of a request's body to its answer; of a stream, to each token
+    seconds : float, timeout: most seconds from the end of a request's body to its answer; of a stream, to each token
     queue : int, most waiting texts, and most open requests; more get 429
     batch_tokens : int, most tokens in a batch
     wait_ms : float, milliseconds that a text waits for others to share its batch while the batcher is idle
-    grace : float, most seconds to answer accepted requests when stopped
+    grace : float, most seconds to answer accepted requests at shutdown
     """
 
     body: int = 4_000_000

@@ -303,7 +303,10 @@ ROUTES = (
         "/predict",
         "The labels of each text or pair with scores, best first",
         {
-            "inputs": Field(f.PAIRS, what="A text, a pair [text, second text], or a list of [text] and pairs."),
+            "inputs": Field(
+                f.PAIRS,
+                what="A text; a pair [text, second text]; or a list of [text] and pairs: two texts alone are a pair.",
+            ),
             "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
             "parameters": Field(f.an_object(CLASSIFY), None),
             **{each: TEI[each] for each in TEI if each != "prompt_name"},
