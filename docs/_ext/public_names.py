@@ -33,6 +33,9 @@ MODULES = ("golden", "training", "view", "learn", "dataset", "serve")
 #: Room -> classes and functions that are used by their full names.
 FURTHER = {
     "mechanisms": ("npformer.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),
+    "rotations": ("npformer.mechanisms.rotary", "rotary_angles rotate"),
+    "biases": ("npformer.mechanisms.relative_bias", "relative_buckets relative_bias"),
+    "distances": ("npformer.mechanisms.disentangled", "log_buckets distance_rows distance_scores"),
     "lens": ("npformer.interpret.logit_lens", "logit_lens"),
     "effects": ("npformer.interpret.head_effects", "head_effects"),
     "sources": ("npformer.interpret.source_attribution", "by_source"),

@@ -12,3 +12,22 @@ addEventListener("DOMContentLoaded", () => {
   system.addEventListener("change", () => frames().forEach(tell));
 });
 addEventListener("load", () => frames().forEach(tell));
+
+// A search for several words that no page has together shows the pages with the most of them.
+document.addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return;
+  const withAll = Search.performTermsSearch;
+  Search.performTermsSearch = (words, excluded) => {
+    const found = withAll(words, excluded);
+    if (found.length || words.size < 2) return found;
+    const pages = new Map(); // page -> its result and number of words
+    for (const word of words)
+      for (const result of withAll(new Set([word]), excluded)) {
+        const { result: page, count } = pages.get(result[0]) ?? { result, count: 0 };
+        if (count) page[4] += result[4];
+        pages.set(result[0], { result: page, count: count + 1 });
+      }
+    const most = Math.max(0, ...[...pages.values()].map((page) => page.count));
+    return [...pages.values()].filter((page) => page.count === most).map((page) => page.result);
+  };
+});
