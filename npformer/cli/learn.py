@@ -21,7 +21,9 @@ from npformer import learn
 from npformer.cli.process import DIVERGES
 from npformer.common.errors import NpformerError
 from npformer.common.progress import note
+from npformer.learn.chapters import EXERCISES
 from npformer.learn.checking import learners_file
+from npformer.learn.report import next_help
 from npformer.learn.running import LIMIT
 from npformer.learn.template import FILE
 
@@ -87,8 +89,11 @@ def _checked(args: argparse.Namespace) -> int:
 
 
 def _hint(args: argparse.Namespace) -> None:
-    for i, each in enumerate(learn.hint(args.name, args.folder), 1):
+    hints = learn.hint(args.name, args.folder)
+    for i, each in enumerate(hints, 1):
         print(f"{i}. {each}")
+    if len(hints) == len(EXERCISES[args.name].hints):
+        print(f"That was the last hint. {next_help(args.name, len(hints))}")
 
 
 def _solution(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from textwrap import indent, wrap
 from typing import Any
 
-from npformer.learn.chapters import CHAPTERS
+from npformer.learn.chapters import CHAPTERS, EXERCISES
 from npformer.learn.judge import PASSED, UNWRITTEN, WRONG, Verdict
 from npformer.learn.whole import Run
 
@@ -96,7 +96,7 @@ class Report:
             them = "it" if len(wrong) == 1 else "them"
             lines += wrap(f"{_listed(wrong)} replaced by npformer's in the functions that call {them}.", WIDTH)
         if following := [*wrong, *unwritten]:
-            lines += wrap(f"Next: {following[0]}. `npformer learn hint {following[0]}` gives a hint.", WIDTH)
+            lines += wrap(f"Next: {following[0]}. {next_help(following[0], self.hints.get(following[0], 0))}", WIDTH)
         return lines
 
     def _index(self, name: str) -> int:
@@ -104,6 +104,13 @@ class Report:
 
     def _printed(self) -> list[str]:
         return ["", "Your file printed:", indent(self.printed, "  ")] if self.printed else []
+
+
+def next_help(name: str, hints: int) -> str:
+    """The command that helps with a function after this number of hints."""
+    if hints < len(EXERCISES[name].hints):
+        return f"`npformer learn hint {name}` gives a hint."
+    return f"`npformer learn solution {name}` shows npformer's own function."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ import npformer
 from npformer.cli.main import main
 from npformer.learn import Report, check, start
 from npformer.learn.chapters import EXERCISES
-from npformer.learn.judge import judge
+from npformer.learn.judge import UNWRITTEN, Verdict, judge
 from npformer.learn.template import signatures, template
 from npformer.learn.worker import Request, _judged, loaded
 
@@ -244,6 +244,15 @@ def test_progress_and_hints_are_in_the_folder(tmp_path: Path) -> None:
         "hints": {"gelu": 3},
     }
     assert {each["name"]: each["hints"] for each in report.as_dict()["functions"]}["gelu"] == 3
+    assert "Next: embeddings. `npformer learn hint embeddings` gives a hint." in str(report)
+
+
+def test_after_the_last_hint_the_report_names_the_solution() -> None:
+    known = {"gelu": 3}
+    report = Report("", tuple(Verdict(name, UNWRITTEN) for name in ("gelu", "linear")), hints=known)
+    assert " ".join(str(report).split()).endswith(
+        "Next: gelu. `npformer learn solution gelu` shows npformer's own function."
+    )
 
 
 def test_the_template_shows_no_answer() -> None:
@@ -269,6 +278,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [each["state"] for each in report["functions"]] == ["not yet written"] * 4
     assert main(["learn", "hint", "linear", "--folder", folder]) == 0
     assert capsys.readouterr().out == "1. @ multiplies matrices.\n"
+    assert [main(["learn", "hint", "linear", "--folder", folder]) for _ in range(2)] == [0, 0]
+    [last] = re.findall(r"^(?!\d\.).*$", capsys.readouterr().out.rstrip("\n"), flags=re.MULTILINE)
+    assert last == "That was the last hint. `npformer learn solution linear` shows npformer's own function."
     assert main(["learn", "solution", "split_heads"]) == 0
     assert "def split_heads(x: np.ndarray, n_heads: int)" in capsys.readouterr().out
 
