@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,27 @@ class Truth:
     budgets: Mapping[str, float]
 
 
+class Case(NamedTuple):
+    """The arguments of a case, also in float64, with the learner's answer and the right one."""
+
+    args: tuple[Any, ...]
+    wide: tuple[Any, ...]
+    outcome: Outcome
+    true: Truth
+    wrong: bool
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], outcome: Outcome, true: Truth) -> Case:
+        wrong = bool(outcome.raised) or not same(outcome.answer, true)
+        return cls(args, in_float64(args), outcome, true, wrong)
+
+    def wrong_values(self) -> list[str]:
+        """The paths of the values that the learner has wrong."""
+        answer, budgets = dict(leaves(self.outcome.answer)), self.true.budgets
+        exact = leaves(self.true.outcome.answer)
+        return [path for path, value in exact if path not in answer or not near(answer[path], value, budgets[path])]
+
+
 def call(function: Function, args: tuple[Any, ...]) -> Outcome:
     """Calls a function that is known to end, such as one with a known mistake."""
     try:
@@ -66,7 +87,7 @@ def truth(function: Function, args: tuple[Any, ...]) -> Truth:
     if exact.raised:
         return Truth(exact, {})
     values = dict(leaves(exact.answer))
-    runs = [args, *(in_float64(args, seed) for seed in range(DRAWS))]
+    runs = [args, *(moved(args, seed) for seed in range(DRAWS))]
     draws = [dict(leaves(call(function, each).answer)) for each in runs]
     return Truth(exact, {path: _budget(value, [draw.get(path) for draw in draws]) for path, value in values.items()})
 
@@ -194,18 +215,20 @@ def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return mapped(np.copy, args)
 
 
-def in_float64(args: tuple[Any, ...], seed: int | None = None) -> tuple[Any, ...]:
-    """The arguments in float64; with a seed, each number moved by -1, 0 or 1 roundings of float32."""
+def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments in float64."""
+    return mapped(lambda array: array.astype(np.float64) if array.dtype.kind == "f" else array, args)
+
+
+def moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    """The arguments with each float32 number moved by -1, 0 or 1 roundings."""
     random = np.random.default_rng(seed)
 
     def change(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind != "f":
             return array
-        wide = array.astype(np.float64)
-        if seed is None:
-            return wide
-        movable = np.isfinite(wide) & (wide != 0)
-        step = np.spacing(np.where(movable, array, 1).astype(np.float32)) * random.integers(-1, 2, array.shape)
-        return np.where(movable, wide + step, wide)
+        movable = np.isfinite(array) & (array != 0)
+        step = np.spacing(np.where(movable, array, 1)) * random.integers(-1, 2, array.shape)
+        return np.where(movable, array + step.astype(array.dtype), array)
 
     return mapped(change, args)

@@ -2,6 +2,7 @@
 
 The table of the exercise has its mistakes one by one. Learners also make them in one branch of a function, write out a
 function that they should call and make its mistakes, and make two at once. `CANDIDATES` makes a program of each.
+`constants.py` makes those with a number that no table has, `changed.py` changes the right answer.
 """
 
 from __future__ import annotations
@@ -13,28 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from npformer.learn import right
-from npformer.learn.answers import Match, Outcome, Truth, call, fitting, gives, in_float64, leaves, near, same
+from npformer.learn.answers import Case, Match, call, fitting, gives, leaves, near
+from npformer.learn.changed import changed
 from npformer.learn.chapters import EXERCISES
+from npformer.learn.constants import with_a_number
 from npformer.learn.exercise import Exercise, Function, Slip
 from npformer.learn.shown import value_name
-
-
-class Case(NamedTuple):
-    """The arguments of a case, also in float64, with the learner's answer and the right one."""
-
-    args: tuple[Any, ...]
-    wide: tuple[Any, ...]
-    outcome: Outcome
-    true: Truth
-    wrong: bool
-
-    @classmethod
-    def of(cls, args: tuple[Any, ...], outcome: Outcome, true: Truth) -> Case:
-        wrong = bool(outcome.raised) or not same(outcome.answer, true)
-        return cls(args, in_float64(args), outcome, true, wrong)
 
 
 def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
@@ -45,7 +35,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
     cases = sorted(cases, key=lambda case: not case.wrong)  # a wrong answer rules out most programs
     ends = time.process_time() + seconds
     for candidates in CANDIDATES:
-        for slip in candidates(exercise):
+        for slip in candidates(exercise, cases):
             if _fits(slip.wrong, cases, by_message=candidates is _listed):
                 return slip.name, slip.sentence
             if candidates is not _listed and time.process_time() > ends:
@@ -70,12 +60,12 @@ def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
 # --- programs with mistakes -------------------------------------------------------------------------------------------
 
 
-def _listed(exercise: Exercise) -> Iterator[Slip]:
+def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
     """The mistakes of the table."""
     yield from exercise.slips
 
 
-def _in_a_branch(exercise: Exercise) -> Iterator[Slip]:
+def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
     """A mistake that is made only if an optional argument is given, or only if it is not."""
     name = exercise.optional
     if not name:
@@ -90,7 +80,7 @@ def _in_a_branch(exercise: Exercise) -> Iterator[Slip]:
         yield Slip(slip.name, f"If {name} is None: {slip.sentence}", branching(exercise.right, slip.wrong))
 
 
-def _in_a_part(exercise: Exercise) -> Iterator[Slip]:
+def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
     """The right answer with a mistake in a function that it calls, which the learner may have written out."""
     for part in _parts(exercise.name):
         for slip in EXERCISES[part].slips:
@@ -124,7 +114,7 @@ def _with(part: str, wrong: Function) -> dict[str, Any]:
     return names
 
 
-def _pairs(exercise: Exercise) -> Iterator[Slip]:
+def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
     """Two mistakes at once, if they are different options of one function."""
     options = [(each, each.wrong) for each in exercise.slips if isinstance(each.wrong, partial)]
     for (a, wrong), (b, also) in combinations(options, 2):
@@ -133,7 +123,14 @@ def _pairs(exercise: Exercise) -> Iterator[Slip]:
             yield Slip(f"{a.name}; {b.name}", f"Two mistakes. First: {a.sentence} Second: {b.sentence}", both)
 
 
-CANDIDATES: tuple[Callable[[Exercise], Iterator[Slip]], ...] = (_listed, _in_a_branch, _in_a_part, _pairs)
+CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
+    _listed,
+    with_a_number,
+    changed,
+    _in_a_branch,
+    _in_a_part,
+    _pairs,
+)
 
 
 # --- several values ---------------------------------------------------------------------------------------------------
@@ -143,8 +140,8 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
     """A mistake of the table that gives some of the wrong values, and changes no value that the learner has right."""
     if not exercise.values or any(case.outcome.raised for case in cases):
         return "", ""
-    wrong = [_wrong_values(case) for case in cases]
-    everywhere = list(dict.fromkeys(path for each in wrong for path in each))
+    wrong = [case.wrong_values() for case in cases]
+    everywhere = [path for path in dict.fromkeys(path for each in wrong for path in each) if not _only_0(cases, path)]
     for slip in exercise.slips:
         fits = [fitting(slip.wrong, case.args, case.outcome) for case in cases]
         found = [
@@ -156,9 +153,20 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
             for path, _ in leaves(case.true.outcome.answer)
         )
         if found and harmless:
+            given = ", ".join(value_name(exercise.values, path) for path in found)
             others = ", ".join(value_name(exercise.values, path) for path in everywhere if path not in found)
-            return slip.name, f"{slip.sentence} Another mistake is in {others}."
+            return slip.name, f"{slip.sentence} This gives your {given}, but not your {others}."
     return "", ""
+
+
+def _only_0(cases: Sequence[Case], path: str) -> bool:
+    """Whether a right value is 0 but for rounding in every case, so that the learner's has the rounding of others."""
+    return all(
+        near(np.zeros_like(value), value, case.true.budgets[path])
+        for case in cases
+        for each, value in leaves(case.true.outcome.answer)
+        if each == path
+    )
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
@@ -168,9 +176,3 @@ def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):
             return True
     return False
-
-
-def _wrong_values(case: Case) -> list[str]:
-    answer, budgets = dict(leaves(case.outcome.answer)), case.true.budgets
-    exact = leaves(case.true.outcome.answer)
-    return [path for path, value in exact if path not in answer or not near(answer[path], value, budgets[path])]

@@ -33,6 +33,23 @@ class Slip(NamedTuple):
     wrong: Function
 
 
+class Constant(NamedTuple):
+    """A mistake with a number that the learner's answers show, such as another constant in a formula.
+
+    Parameters
+    ----------
+    name : str
+    sentence : str, the mistake with its {number}, and what is right instead
+    wrong : function of the number that returns the function with the mistake
+    starts : numbers to search from, each for numbers of its sign
+    """
+
+    name: str
+    sentence: str
+    wrong: Callable[[float], Function]
+    starts: tuple[float, ...] = (1.0,)
+
+
 @dataclass(frozen=True)
 class Exercise:
     """A function that the learner writes.
@@ -47,6 +64,7 @@ class Exercise:
     slips : mistakes with their names
     values : names of the values it returns, if there are several
     optional : name of an argument that may be None: a mistake may be in one of the two branches only
+    constants : mistakes with numbers
     """
 
     name: str
@@ -57,6 +75,7 @@ class Exercise:
     slips: tuple[Slip, ...]
     values: tuple[str, ...] = ()
     optional: str = ""
+    constants: tuple[Constant, ...] = ()
 
 
 @dataclass(frozen=True)

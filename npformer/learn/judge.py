@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from npformer.learn.answers import (
+    Case,
     Outcome,
     Truth,
     copied,
@@ -26,7 +27,7 @@ from npformer.learn.answers import (
     same,
     truth,
 )
-from npformer.learn.causes import Case, cause
+from npformer.learn.causes import cause
 from npformer.learn.exercise import Exercise, Function
 from npformer.learn.shown import difference, shown_answer, shown_case, value_name
 

@@ -142,13 +142,17 @@ def layer_norm_backward(grad, x, weight, eps=1e-12):
 
 
 def attention_backward(grad, q, k, v):
-    found = [np.zeros_like(each) for each in (q, k, v)]
-    for h in range(len(q)):
-        weights = softmax(q[h] @ k[h].T / math.sqrt(q.shape[-1]))
-        dscores = softmax_backward(grad[h] @ v[h].T, weights) / math.sqrt(q.shape[-1])
-        for each, part in zip(found, (dscores @ k[h], dscores.T @ q[h], weights.T @ grad[h]), strict=True):
-            each[h] = part
-    return found
+    """softmax's sum of dW * W is grad * context, summed over the width: the softmax keeps one number of each row."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    scores = np.einsum("hik,hjk->hij", q, k) * scale
+    weights = np.exp(scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True))
+    total = np.einsum("hik,hik->hi", grad, weights @ v)[..., None]
+    dscores = weights * (np.einsum("hik,hjk->hij", grad, v) - total) * scale
+    return [
+        np.einsum("hij,hjk->hik", dscores, k),
+        np.einsum("hij,hik->hjk", dscores, q),
+        np.einsum("hij,hik->hjk", weights, grad),
+    ]
 
 
 def loss_and_gradients(ids, target, n_heads, weights):

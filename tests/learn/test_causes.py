@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from npformer.learn import right
-from npformer.learn.answers import call, in_form_of, mapped, truth
-from npformer.learn.causes import Case, _in_some_values, cause
+from npformer.learn.answers import Case, call, in_form_of, mapped, truth
+from npformer.learn.causes import _in_some_values, cause
 from npformer.learn.chapters import EXERCISES
-from npformer.learn.chapters.more_gradients import _backward
+from npformer.learn.chapters.attention_gradients import _backward
+from npformer.learn.chapters.more_gradients import _mean, _norm
 from npformer.learn.chapters.whole_gradient import _gradients, _of_rows
 from npformer.learn.right import (
     causal_mask,
@@ -88,9 +89,119 @@ def divided_too_often(grad: Any, q: Any, k: Any, v: Any) -> Any:
     return _backward(grad, q, k, v, forward=-1, scale=-2)
 
 
+def sum_and_a_constant(x: Any) -> Any:
+    y = np.exp(x - x.max(-1, keepdims=True))
+    return y / (y.sum(-1, keepdims=True) + 0.003)
+
+
+def eps_of_my_own(x: Any, weight: Any, bias: Any, eps: float = 1e-12) -> Any:
+    return layer_norm(x, weight, bias, 3e-6)
+
+
+def last_term_divided(grad: Any, x: Any, weight: Any, eps: float = 1e-12) -> Any:
+    return _norm(grad, x, weight, eps, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n) / s)
+
+
+def sum_without_its_axis(x: Any) -> Any:
+    y = np.exp(x - x.max(-1, keepdims=True))
+    return y / y.sum(-1)
+
+
+def infinity_times_the_mask(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return right.softmax(scores if mask is None else scores + (1 - mask) * -np.inf) @ v
+
+
+def keys_and_values_without_the_norm(
+    x: Any, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-5
+) -> Any:
+    n = layer_norm(x, **an, eps=eps)
+    q, k, v = (split_heads(linear(each, **a[name]), h) for each, name in ((n, "query"), (x, "key"), (x, "value")))
+    if cache is not None:
+        k, v = (np.concatenate([old, new], 1) for old, new in zip(cache, (k, v), strict=True))
+    heads = scaled_dot_product_attention(q, k, v, causal_mask(q.shape[1], k.shape[1]))
+    y = x + linear(combine_heads(heads), **a["output"])
+    return y + feed_forward(layer_norm(y, **fn, eps=eps), gelu_tanh, **f), (k, v)
+
+
+def mean_over_the_tokens(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
+    loss, grads = right.loss_and_gradients(ids, target, n_heads, weights)
+    return loss, mapped(lambda array: array / len(ids), grads)
+
+
+def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
+    return _gradients(ids, target, n_heads, weights, skips=("attention",))
+
+
 @pytest.mark.parametrize(
     ("name", "function", "expected"),
     [
+        pytest.param(
+            "softmax",
+            sum_and_a_constant,
+            "0.003 is added to the sum, so the numbers of a row do not add up to 1.",
+            id="constant",
+        ),
+        pytest.param(
+            "layer_norm",
+            eps_of_my_own,
+            "eps is 3e-06, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            id="small constant",
+        ),
+        pytest.param(
+            "linear_backward",
+            lambda grad, x, weight: (grad @ weight.T, x.T @ grad, grad.sum(0) * 0.7),
+            "dbias: 0.7 times the right numbers.",
+            id="factor",
+        ),
+        pytest.param(
+            "decoder_layer",
+            lambda *args: mapped(lambda array: -array, decoder_layer(*args)),
+            "z, cache: the sign is wrong.",
+            id="sign",
+        ),
+        pytest.param(
+            "loss_and_gradients",
+            mean_over_the_tokens,
+            "gradients: the right numbers divided by ids.shape[0].",
+            id="size",
+        ),
+        pytest.param(
+            "linear_backward",
+            lambda grad, x, weight: (weight @ grad.T, x.T @ grad, grad.sum(0)),
+            "dx: rows and columns are exchanged.",
+            id="transposed",
+        ),
+        pytest.param(
+            "softmax",
+            sum_without_its_axis,
+            "The sum lacks keepdims=True, so that it stands along the columns. Each row should be divided by its own sum.",
+            id="keepdims",
+        ),
+        pytest.param(
+            "scaled_dot_product_attention",
+            infinity_times_the_mask,
+            "The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, scores, -np.inf).",
+            id="infinity",
+        ),
+        pytest.param(
+            "decoder_layer",
+            keys_and_values_without_the_norm,
+            "Keys and values are made from X. They should be made from Normalize(X), like the queries.",
+            id="operand",
+        ),
+        pytest.param(
+            "layer_norm_backward",
+            last_term_divided,
+            "Only the last term, n E[g n], is divided by the root. The whole difference should be: put it in brackets.",
+            id="brackets",
+        ),
+        pytest.param(
+            "loss_and_gradients",
+            norm_skipped_to_attention,
+            "The gradient does not go through layer_norm_backward on its way to attention. It does on its way to x.",
+            id="one of two ways",
+        ),
         pytest.param(
             "decoder_layer",
             mask_without_a_cache,
@@ -129,14 +240,14 @@ def divided_too_often(grad: Any, q: Any, k: Any, v: Any) -> Any:
         pytest.param(
             "linear_backward",
             two_wrong_gradients,
-            "dweight is grad^T x. It should be x^T grad. Another mistake is in dbias.",
+            "dweight is grad^T x. It should be x^T grad. This gives your dweight, but not your dbias.",
             id="values",
         ),
         pytest.param(
             "attention_backward",
             divided_too_often,
-            "The scores are divided by K before the softmax. They should be divided by its square root. Another mistake "
-            "is in dq, dk.",
+            "The scores are divided by K before the softmax. They should be divided by its square root. This gives your "
+            "dv, but not your dq, dk.",
             id="one value",
         ),
     ],

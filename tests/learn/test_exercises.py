@@ -91,6 +91,19 @@ def assert_named(exercise: Exercise, slips: Sequence[Slip]) -> None:
         assert (verdict.state, verdict.cause) == (WRONG, slip.name), verdict
 
 
+@pytest.mark.parametrize("exercise", of_each(slow=LONG))
+def test_the_number_of_a_mistake_is_found(exercise: Exercise) -> None:
+    for constant in exercise.constants:
+        for start in constant.starts:
+            number = 1.7 * start
+            function = as_learner(constant.wrong(number), exercise.name)
+            verdict = judge(exercise, function, SIGNATURES[exercise.name], "").with_cause()
+            assert (verdict.cause, verdict.sentence) == (
+                constant.name,
+                constant.sentence.format(number=f"{number:.4g}"),
+            )
+
+
 def test_every_mistake_gives_numbers_in_some_case() -> None:
     """A program that always raises an exception is named for any program that raises the same one."""
     silent = [
@@ -109,8 +122,12 @@ def test_two_mistakes_with_numbers_of_their_own_have_names_of_their_own(exercise
 
 
 def nearly(slip: Slip) -> Callable[..., Any]:
-    """The mistake, off by a thousandth."""
-    return lambda *args: mapped(lambda array: array * 1.001 if array.dtype.kind == "f" else array, slip.wrong(*args))
+    """The mistake, off by about a thousandth: by other factors for other numbers, because one factor is a mistake."""
+
+    def off(array: np.ndarray) -> np.ndarray:
+        return array * np.linspace(1.001, 1.002, array.size).reshape(array.shape) if array.dtype.kind == "f" else array
+
+    return lambda *args: mapped(off, slip.wrong(*args))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, array, drawn
+from npformer.learn.exercise import Constant, Exercise, Slip, array, drawn
 from npformer.learn.right import softmax
 
 Array = np.ndarray
@@ -26,6 +26,7 @@ def _attention_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 4), drawn(2, 2, 3, 4), drawn(3, 2, 3, 4), MASK),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4)),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4), np.tri(3, 5, 2, dtype=bool)),
+        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # k with its axes in any order fits
     ]
 
 
@@ -39,6 +40,10 @@ def attend(
 
 def _weights(q: Array, k: Array, mask: Array | None) -> Array:
     return attend(q, k, np.broadcast_to(np.eye(k.shape[1]), (len(k), k.shape[1], k.shape[1])), mask)
+
+
+def _masked(scores: Array, mask: Array | None) -> Array:
+    return scores if mask is None else np.where(mask, scores, -np.inf)
 
 
 def _scores(q: Array, k: Array) -> Array:
@@ -151,6 +156,20 @@ ATTENTION = Exercise(
             lambda q, k, v, mask=None: _weights(q, k, mask).mT @ v,
         ),
         Slip(
+            "all axes of k reversed",
+            "k.T reverses all three axes of k. Exchange the last two only: k.mT, or k.swapaxes(-1, -2).",
+            lambda q, k, v, mask=None: (
+                softmax(_masked(q @ k.T / math.sqrt(q.shape[-1]), mask)) @ v  # another order of axes: no `attend`
+            ),
+        ),
+        Slip(
+            "mask times infinity",
+            "The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, scores, -np.inf).",
+            lambda q, k, v, mask=None: (
+                softmax(_scores(q, k) if mask is None else _scores(q, k) + (1 - mask.astype(q.dtype)) * -np.inf) @ v
+            ),
+        ),
+        Slip(
             "mask ignored",
             "The mask is not used. Where it is False, the scores should become -inf, before the softmax.",
             lambda q, k, v, mask=None: attend(q, k, v, None),
@@ -196,6 +215,24 @@ ATTENTION = Exercise(
         ),
     ),
     optional="mask",
+    constants=(
+        Constant(
+            "scores divided by a constant",
+            "The scores are divided by {number}, whatever the width is. Divide by sqrt(K), the root of a head's width.",
+            lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, scale=math.sqrt(q.shape[-1]) / number),
+        ),
+        Constant(
+            "scores multiplied",
+            "The scores are divided by sqrt(K) and multiplied by {number}. Leave that factor out.",
+            lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, scale=number),
+        ),
+        Constant(
+            "masked scores are a number",
+            "Scores of hidden keys become {number}, which still counts. They should become -inf.",
+            lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, low=number),
+            (-3.0, 0.1),
+        ),
+    ),
 )
 
 

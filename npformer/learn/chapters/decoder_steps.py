@@ -10,7 +10,7 @@ import numpy as np
 from npformer.functions import softmax
 from npformer.learn import right
 from npformer.learn.chapters.decoder_with_cache import drawn_cache
-from npformer.learn.exercise import Exercise, Slip, drawn, layer_weights, norm_weights
+from npformer.learn.exercise import Constant, Exercise, Slip, drawn, layer_weights, norm_weights
 from npformer.learn.right import layer_norm
 
 Array = np.ndarray
@@ -168,4 +168,12 @@ DECODER_STEP = Exercise(
     ),
     values=("logits", "caches"),
     optional="caches",
+    constants=(
+        Constant(
+            "another eps",
+            "eps of the last norm is {number}. It should be 1e-5.",
+            lambda number: partial(_step, eps=number),
+            (1e-6, 1e-3),
+        ),
+    ),
 )

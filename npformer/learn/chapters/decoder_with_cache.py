@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.activations import relu
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, array, drawn, layer_weights
+from npformer.learn.exercise import Constant, Exercise, Slip, array, drawn, layer_weights
 from npformer.learn.right import (
     causal_mask,
     combine_heads,
@@ -93,15 +93,15 @@ def _layer(
     from_normed: bool = False,
     residuals: tuple[float, float] = (1.0, 1.0),
     project: bool = True,
-    queries_normed: bool = True,
+    from_x: tuple[str, ...] = (),
     second_of: Any = lambda x, y: y,
     added: Any = lambda x, y: y,
 ) -> tuple[Array, Any]:
     """`right.decoder_layer` with one of its steps exchanged."""
     eps = always or eps or default
     n = layer_norm(x, **attention_norm, eps=eps) if first else x
-    q = split_heads(linear(n if queries_normed else x, **attention["query"]), h)
-    k, v = (split_heads(linear(n, **attention[name]), h) for name in ("key", "value"))
+    of_heads = ((name, x if name in from_x else n) for name in ("query", "key", "value"))
+    q, k, v = (split_heads(linear(rows, **attention[name]), h) for name, rows in of_heads)
     keys, values = append(cache, k, v)
     allowed = None if mask is None else mask(q.shape[1], keys.shape[1])
     heads = combine_heads(right.scaled_dot_product_attention(q, keys, values, allowed))
@@ -268,7 +268,22 @@ DECODER_LAYER = Exercise(
         Slip(
             "queries from rows without the norm",
             "The queries are made from X. They should be made from Normalize(X), like keys and values.",
-            lambda *a: _layer(*a, queries_normed=False),
+            partial(_layer, from_x=("query",)),
+        ),
+        Slip(
+            "keys from rows without the norm",
+            "The keys are made from X. They should be made from Normalize(X), like the queries.",
+            partial(_layer, from_x=("key",)),
+        ),
+        Slip(
+            "values from rows without the norm",
+            "The values are made from X. They should be made from Normalize(X), like the queries.",
+            partial(_layer, from_x=("value",)),
+        ),
+        Slip(
+            "keys and values from rows without the norm",
+            "Keys and values are made from X. They should be made from Normalize(X), like the queries.",
+            partial(_layer, from_x=("key", "value")),
         ),
         Slip(
             "feed-forward network reads X",
@@ -322,4 +337,18 @@ DECODER_LAYER = Exercise(
     ),
     values=("z", "cache"),
     optional="cache",
+    constants=(
+        Constant(
+            "another eps",
+            "eps is {number}, whatever the argument is. Use the argument, which is 1e-5 by default.",
+            lambda number: partial(_layer, always=number),
+            (1e-6, 1e-3),
+        ),
+        Constant(
+            "another default of eps",
+            "eps is {number} by default. The default is 1e-5, as in GPT-2.",
+            lambda number: partial(_layer, default=number),
+            (1e-6, 1e-3),
+        ),
+    ),
 )

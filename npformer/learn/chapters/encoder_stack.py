@@ -11,7 +11,7 @@ import numpy as np
 from npformer.activations import relu
 from npformer.functions import layer_norm as normed
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, array, drawn, layer_weights
+from npformer.learn.exercise import Constant, Exercise, Slip, array, drawn, layer_weights
 from npformer.learn.right import feed_forward, gelu, gelu_tanh, layer_norm
 
 Array = np.ndarray
@@ -181,6 +181,14 @@ ENCODER_LAYER = Exercise(
             "norms without weight and bias",
             "The sums are normalised without the weight and bias of the norms.",
             partial(_layer, first=_unscaled, second=_unscaled),
+        ),
+    ),
+    constants=(
+        Constant(
+            "another eps",
+            "eps of the norms is {number}. It should be 1e-12 in this model.",
+            lambda number: partial(_layer, eps=number),
+            (1e-6,),
         ),
     ),
 )

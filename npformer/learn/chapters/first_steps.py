@@ -1,17 +1,14 @@
-"""Chapter 1: embeddings, layer norm, GELU and linear layers."""
+"""Chapter 1, embeddings and layer norm. `gelu_and_linear.py` has the rest of the chapter."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from npformer.activations import relu, silu
 from npformer.functions import layer_norm as normed
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, array, drawn
-from npformer.learn.right import gelu, gelu_tanh
+from npformer.learn.exercise import Constant, Exercise, Slip, array, drawn
 
 Array = np.ndarray
 
@@ -23,7 +20,7 @@ def _embeddings_cases() -> list[tuple[Any, ...]]:
     return [
         (np.array([2, 0, 2]), array([[1, 2], [3, 4], [5, 6]]), array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6], [0.7, 0.8]])),
         (np.array([1, 0]), drawn(1, 4, 3), drawn(2, 6, 3), 3),
-        (np.array([3, 3, 1, 0]), drawn(3, 4, 3), drawn(4, 5, 3)),
+        (np.array([3, 3, 1, 0]), drawn(3, 4, 3), drawn(4, 4, 3)),
     ]
 
 
@@ -57,6 +54,16 @@ EMBEDDINGS = Exercise(
             "start ignored",
             "The positions begin at 0 even when start is larger. They should be start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[: len(ids)],
+        ),
+        Slip(
+            "positions end too early",
+            "The rows of positions are start ... len(ids) - 1. They should end at start + len(ids) - 1.",
+            lambda ids, token, position, start=0: token[ids] + position[start : len(ids)],
+        ),
+        Slip(
+            "positions do not end",
+            "All rows of positions from start on are added. They should end at start + len(ids) - 1.",
+            lambda ids, token, position, start=0: token[ids] + position[start:],
         ),
         Slip(
             "positions left out",
@@ -97,6 +104,20 @@ EMBEDDINGS = Exercise(
             ),
         ),
     ),
+    constants=(
+        Constant(
+            "tokens multiplied",
+            "The rows of the tokens are multiplied by {number}. They should be added as they are.",
+            lambda number: lambda ids, token, position, start=0: right.embeddings(ids, number * token, position, start),
+            (1.0, -1.0),
+        ),
+        Constant(
+            "positions multiplied",
+            "The rows of the positions are multiplied by {number}. They should be added as they are.",
+            lambda number: lambda ids, token, position, start=0: right.embeddings(ids, token, number * position, start),
+            (1.0, -1.0),
+        ),
+    ),
 )
 
 
@@ -115,7 +136,11 @@ def _layer_norm_cases() -> list[tuple[Any, ...]]:
 
 def _over_deviation(x: Array, eps: float, axis: Any = -1, ddof: int = 0) -> Array:
     """Normalises with the mean and variance over these axes."""
-    return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True, ddof=ddof) + eps)
+    return _divided(x - x.mean(axis, keepdims=True), x.var(axis, keepdims=True, ddof=ddof), eps)
+
+
+def _divided(centred: Array, variance: Array, eps: float) -> Array:
+    return centred / np.sqrt(variance + eps)
 
 
 LAYER_NORM = Exercise(
@@ -218,6 +243,38 @@ LAYER_NORM = Exercise(
             lambda x, weight, bias, eps=1e-12: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias,
         ),
         Slip(
+            "mean without keepdims",
+            "The mean lacks keepdims=True, so that it stands along the columns. Subtract from each row its own mean.",
+            lambda x, weight, bias, eps=1e-12: (
+                _divided(x - x.mean(-1), ((x - x.mean(-1)) ** 2).mean(-1, keepdims=True), eps) * weight + bias
+            ),
+        ),
+        Slip(
+            "mean without keepdims",
+            "The mean lacks keepdims=True where it is subtracted from x, so that it stands along the columns.",
+            lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1), x.var(-1, keepdims=True), eps) * weight + bias,
+        ),
+        Slip(
+            "variance without keepdims",
+            "The variance lacks keepdims=True, so that it stands along the columns. Each row has its own.",
+            lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1, keepdims=True), x.var(-1), eps) * weight + bias,
+        ),
+        Slip(
+            "mean and variance without keepdims",
+            "Mean and variance lack keepdims=True, so that they stand along the columns. Each row has its own.",
+            lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1), x.var(-1), eps) * weight + bias,
+        ),
+        Slip(
+            "mean of each column",
+            "The mean is that of each column. It should be that of each row, like the variance: over the last axis.",
+            lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(0), x.var(-1, keepdims=True), eps) * weight + bias,
+        ),
+        Slip(
+            "variance of each column",
+            "The variance is that of each column. It should be that of each row, like the mean: over the last axis.",
+            lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1, keepdims=True), x.var(0), eps) * weight + bias,
+        ),
+        Slip(
             "weight left out",
             "The result is not multiplied by weight.",
             lambda x, weight, bias, eps=1e-12: normed(x, eps=eps) + bias,
@@ -242,138 +299,31 @@ LAYER_NORM = Exercise(
             "bias is added before the multiplication by weight. It should be added after it.",
             lambda x, weight, bias, eps=1e-12: (normed(x, eps=eps) + bias) * weight,
         ),
+        Slip(
+            "bias added to the weight",
+            "The result is multiplied by weight + bias. Multiply by weight first, and add bias to the product.",
+            lambda x, weight, bias, eps=1e-12: normed(x, weight + bias, eps=eps),
+        ),
+        Slip(
+            "mean divided alone",
+            "Only the mean is divided by the root. x - E[x] should be: put it in brackets.",
+            lambda x, weight, bias, eps=1e-12: (
+                (x - x.mean(-1, keepdims=True) / np.sqrt(x.var(-1, keepdims=True) + eps)) * weight + bias
+            ),
+        ),
     ),
-)
-
-
-# --- gelu -------------------------------------------------------------------------------------------------------------
-
-
-def _phi(x: Array) -> Array:
-    """The normal distribution, x Phi(x) / x with its limit at 0."""
-    return np.where(x == 0, 0.5, gelu(x) / np.where(x == 0, 1, x))
-
-
-def _erf(x: Array) -> Array:
-    """erf(x) = 2 Phi(x sqrt(2)) - 1."""
-    return 2 * _phi(x * 2**0.5) - 1
-
-
-def _density(x: Array) -> Array:
-    """The density of the normal distribution."""
-    return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-
-
-GELU = Exercise(
-    "gelu",
-    right.gelu,
-    lambda: [(array([-2, -1, 0, 1, 2]),), (drawn(1, 3, 4) * 2,), (array([[-30, 30, 5, -5]]),)],
-    (
-        "np.vectorize(math.erf) is a function that takes erf of each number of an array.",
-        "The argument of erf is x / sqrt(2). Use math.sqrt, and .astype(x.dtype) for a float32 result.",
-        "y is half of x, times 1 plus erf(x / sqrt(2)).",
-    ),
-    ("npformer.activations:gelu", "npformer.activations:_gelu"),
-    (
-        Slip(
-            "tanh form",
-            "This is the tanh approximation of GELU. The exact form computes with erf, and differs by up to 0.0005.",
-            gelu_tanh,
+    constants=(
+        Constant(
+            "another eps",
+            "eps is {number}, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            lambda number: lambda x, weight, bias, eps=1e-12: _over_deviation(x, number) * weight + bias,
+            (1e-6, 1e-2),
         ),
-        Slip(
-            "quick GELU",
-            "This is x sigmoid(1.702 x), a rough approximation of GELU. The exact form computes with erf.",
-            lambda x: x / (1 + np.exp(-1.702 * x)),
-        ),
-        Slip(
-            "not multiplied by x",
-            "This is Phi(x). GELU is x Phi(x).",
-            _phi,
-        ),
-        Slip(
-            "density of the normal distribution",
-            "This is x times exp(-x^2 / 2) / sqrt(2 pi), the density. Phi is the distribution: compute it with erf.",
-            lambda x: x * _density(x),
-        ),
-        Slip(
-            "not halved",
-            "This is x (1 + erf(x / sqrt(2))). Phi(x) is half of the bracket.",
-            lambda x: 2 * gelu(x),
-        ),
-        Slip(
-            "erf(x) for erf(x / sqrt(2))",
-            "erf is taken of x. It should be taken of x / sqrt(2).",
-            lambda x: x * (1 + _erf(x)) / 2,
-        ),
-        Slip(
-            "erf(x / 2) for erf(x / sqrt(2))",
-            "erf is taken of x / 2. It should be taken of x / sqrt(2).",
-            lambda x: x * (1 + _erf(x / 2)) / 2,
-        ),
-        Slip(
-            "erf(x sqrt(2)) for erf(x / sqrt(2))",
-            "erf is taken of x sqrt(2). It should be taken of x / sqrt(2).",
-            lambda x: x * (1 + _erf(x * 2**0.5)) / 2,
-        ),
-        Slip(
-            "1 left out",
-            "This is x erf(x / sqrt(2)) / 2. The 1 in Phi(x) = (1 + erf(x / sqrt(2))) / 2 is missing.",
-            lambda x: gelu(x) - x / 2,
-        ),
-        Slip("relu", "This is relu, max(x, 0). GELU is x Phi(x).", relu),
-        Slip("silu", "This is SiLU, x sigmoid(x). GELU is x Phi(x).", silu),
-    ),
-)
-
-
-# --- linear -----------------------------------------------------------------------------------------------------------
-
-LINEAR = Exercise(
-    "linear",
-    right.linear,
-    lambda: [
-        (array([[1, 2], [0, 1]]), array([[1, 2], [3, 4]]), array([0.5, 1])),
-        (drawn(1, 4, 3), drawn(2, 3, 2), drawn(3, 2)),
-        (drawn(4, 3), drawn(5, 3, 2), drawn(6, 2)),
-        (drawn(7, 2, 3, 4), drawn(8, 4, 4), drawn(9, 4)),
-    ],
-    (
-        "@ multiplies matrices.",
-        "The weight is (in, out), so it needs no transpose.",
-        "Multiply x by the weight with @ and add the bias, which is added to every row.",
-    ),
-    ("npformer.functions:linear",),
-    (
-        Slip("bias left out", "bias is not added.", lambda x, weight, bias: x @ weight),
-        Slip(
-            "weight transposed",
-            "x is multiplied by the transpose of weight, as in torch. Here weight is (in, out), without a transpose.",
-            lambda x, weight, bias: x @ weight.T + bias,
-        ),
-        Slip(
-            "weight @ x",
-            "The product is weight @ x. It should be x @ weight: each row of x is multiplied by the weight.",
-            lambda x, weight, bias: weight @ x + bias,
-        ),
-        Slip(
-            "bias subtracted",
-            "bias is subtracted. It should be added.",
-            lambda x, weight, bias: x @ weight - bias,
-        ),
-        Slip(
-            "bias added twice",
-            "bias is added twice.",
-            lambda x, weight, bias: x @ weight + 2 * bias,
-        ),
-        Slip(
-            "bias added to x",
-            "bias is added to x, before the product. It should be added to the product.",
-            lambda x, weight, bias: (x + bias) @ weight,
-        ),
-        Slip(
-            "bias multiplied",
-            "The product is multiplied by bias. bias is added to it.",
-            lambda x, weight, bias: x @ weight * bias,
+        Constant(
+            "another default of eps",
+            "eps is {number} by default. The default is 1e-12, as in BERT.",
+            lambda number: lambda x, weight, bias, eps=number: _over_deviation(x, eps) * weight + bias,
+            (1e-6, 1e-2),
         ),
     ),
 )

@@ -117,6 +117,11 @@ CROSS_ENTROPY = Exercise(
             "The maximum is subtracted inside exp only. Subtract it from the target's logit too.",
             lambda x, target: -(x[target] - np.log(np.exp(x - x.max()).sum())),
         ),
+        Slip(
+            "brackets",
+            "The target's logit is subtracted inside the logarithm. It should be subtracted from the logarithm.",
+            lambda x, target: np.log(np.exp(x - x.max()).sum() - (x - x.max())[target]),
+        ),
     ),
 )
 
@@ -223,6 +228,7 @@ def _softmax_cases() -> list[tuple[Any, ...]]:
         (array([[1, 0, 2], [0, 3, 1]]), array([[0.25, 0.5, 0.25], [0.5, 0.375, 0.125]])),
         (drawn(1, 2, 3, 3), softmax(drawn(2, 2, 3, 3))),
         (drawn(3, 4), softmax(drawn(4, 4))),
+        (drawn(5, 3, 3), softmax(drawn(6, 3, 3))),
     ]
 
 
@@ -272,6 +278,11 @@ SOFTMAX_BACKWARD = Exercise(
             "sum over axis 1",
             "The sum is over axis 1. It should be over the last axis, -1.",
             lambda g, y: _less(g, y, (g * y).sum(1, keepdims=True)),
+        ),
+        Slip(
+            "sum without keepdims",
+            "The sum lacks keepdims=True, so that it stands along the columns. Subtract from each row its own sum.",
+            lambda g, y: _less(g, y, (g * y).sum(-1)),
         ),
         Slip(
             "sum over the whole array",

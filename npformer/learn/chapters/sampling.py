@@ -11,7 +11,7 @@ import numpy as np
 from npformer.activations import relu, silu
 from npformer.functions import softmax
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, Undetermined, array, drawn
+from npformer.learn.exercise import Constant, Exercise, Slip, Undetermined, array, drawn
 from npformer.learn.right import (
     gelu,
     gelu_tanh,
@@ -56,11 +56,6 @@ GELU_TANH = Exercise(
         ),
         Slip("0.044715 left out", "The term is x^3. It should be 0.044715 x^3.", lambda x: _tanh_form(x, factor=1.0)),
         Slip(
-            "another constant",
-            "The factor of x^3 is 0.44715. It should be 0.044715.",
-            lambda x: _tanh_form(x, factor=0.44715),
-        ),
-        Slip(
             "sqrt(2 / pi) left out",
             "The argument of tanh is not multiplied by sqrt(2 / pi).",
             lambda x: _tanh_form(x, root=1.0),
@@ -88,12 +83,41 @@ GELU_TANH = Exercise(
         Slip("not halved", "The result is not divided by 2.", lambda x: 2 * gelu_tanh(x)),
         Slip("1 left out", "The 1 in 1 + tanh is missing.", lambda x: gelu_tanh(x) - x / 2),
         Slip(
+            "sqrt(2 / pi) outside of tanh",
+            "sqrt(2 / pi) multiplies tanh. It should multiply the argument of tanh.",
+            lambda x: x * (1 + ROOT * np.tanh(x + 0.044715 * x**3)) / 2,
+        ),
+        Slip(
             "not multiplied by x",
             "The result is not multiplied by x.",
             lambda x: (1 + np.tanh(ROOT * (x + 0.044715 * x**3))) / 2,
         ),
+        Slip(
+            "brackets",
+            "Only tanh is halved. 1 + tanh should be: put it in brackets.",
+            lambda x: x * (1 + np.tanh(ROOT * (x + 0.044715 * x**3)) / 2),
+        ),
+        Slip(
+            "brackets",
+            "tanh is added to x / 2. It should be added to 1, before that is multiplied by x / 2: put 1 + tanh in "
+            "brackets.",
+            lambda x: x / 2 + np.tanh(ROOT * (x + 0.044715 * x**3)),
+        ),
         Slip("relu", "This is relu.", relu),
         Slip("silu", "This is SiLU, x sigmoid(x).", silu),
+    ),
+    constants=(
+        Constant(
+            "another factor of the cube",
+            "The factor of x^3 is {number}. It should be 0.044715.",
+            lambda number: partial(_tanh_form, factor=number),
+            (0.04, -0.04),
+        ),
+        Constant(
+            "another factor in tanh",
+            "The argument of tanh is multiplied by {number}. The factor is sqrt(2 / pi).",
+            lambda number: partial(_tanh_form, root=number),
+        ),
     ),
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from npformer.functions import log_softmax
 from npformer.learn import right
-from npformer.learn.exercise import Exercise, Slip, array, drawn
+from npformer.learn.exercise import Constant, Exercise, Slip, array, drawn
 from npformer.learn.right import softmax
 
 Array = np.ndarray
@@ -25,12 +25,13 @@ def _softmax_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 3),),
         (array([[1000, 1001], [-1000, -999], [0, 1]]),),
         (array([0.5, 0.25, 4]),),
+        (drawn(2, 3, 3),),  # square: without keepdims a sum of the rows fits the columns
     ]
 
 
-def _over(x: Array, total: Any) -> Array:
-    """e^x over a total of it, from x - max(x)."""
-    y = np.exp(x - x.max(-1, keepdims=True))
+def _over(x: Array, total: Any, largest: Any = None) -> Array:
+    """e^x over a total of it, from x minus the largest."""
+    y = np.exp(x - (x.max(-1, keepdims=True) if largest is None else largest))
     return y / total(y)
 
 
@@ -74,6 +75,33 @@ SOFTMAX = Exercise(
             lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
         ),
         Slip(
+            "maximum of each column",
+            "The largest x of each column is subtracted. Subtract the largest x of each row, over the last axis.",
+            lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(0)),
+        ),
+        Slip(
+            "sum of each column",
+            "exp is divided by the sum of each column. Divide by the sum of each row, over the last axis.",
+            lambda x: _over(x, lambda y: y.sum(0)),
+        ),
+        Slip(
+            "sum without keepdims",
+            "The sum lacks keepdims=True, so that it stands along the columns. Each row should be divided by its own "
+            "sum.",
+            lambda x: _over(x, lambda y: y.sum(-1)),
+        ),
+        Slip(
+            "maximum without keepdims",
+            "The maximum lacks keepdims=True, so that it stands along the columns. Subtract from each row its own "
+            "maximum.",
+            lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(-1)),
+        ),
+        Slip(
+            "maximum and sum without keepdims",
+            "The maximum and the sum lack keepdims=True, so that they stand along the columns. Each row has its own.",
+            lambda x: _over(x, lambda y: y.sum(-1), x.max(-1)),
+        ),
+        Slip(
             "maximum subtracted above the line only",
             "The maximum is subtracted from x in exp(x), but not in the sum. Subtract it once, before exp.",
             lambda x: np.exp(x - x.max(-1, keepdims=True)) / np.exp(x).sum(-1, keepdims=True),
@@ -102,6 +130,19 @@ SOFTMAX = Exercise(
             lambda x: x / x.sum(-1, keepdims=True),
         ),
         Slip("sigmoid", "This is 1 / (1 + exp(-x)), the sigmoid.", lambda x: 1 / (1 + np.exp(-x))),
+    ),
+    constants=(
+        Constant(
+            "constant added to the sum",
+            "{number} is added to the sum, so the numbers of a row do not add up to 1.",
+            lambda number: lambda x: _over(x, lambda y: y.sum(-1, keepdims=True) + number),
+            (1e-4, 1.0),
+        ),
+        Constant(
+            "x multiplied",
+            "exp is taken of x times {number}. It should be taken of x.",
+            lambda number: lambda x: softmax(number * x),
+        ),
     ),
 )
 
@@ -193,6 +234,11 @@ COMBINE_HEADS = Exercise(
             "one below another",
             "The heads stand one below another. They should stand side by side: (L, H K).",
             lambda x: x.reshape(-1, x.shape[2]),
+        ),
+        Slip(
+            "all axes reversed",
+            "x.T reverses all three axes. Exchange the first two only: x.transpose(1, 0, 2).",
+            lambda x: x.T.reshape(x.shape[1], -1),
         ),
         Slip("heads added", "The heads are added. They should stand side by side.", lambda x: x.sum(0)),
         Slip(

@@ -25,11 +25,12 @@ Array = np.ndarray
 
 
 def tiny_weights(seed: int = 1, words: int = 5, width: int = 4, labels: int = 3) -> dict[str, Any]:
-    """The weights of the small classifier."""
+    """The weights of the small classifier. Its softmax does not saturate, so that query and key have gradients."""
+    layers = {name: linear_weights(seed + 2 + i, width, width) for i, name in enumerate(("query", "key", "value"))}
     return {
         "token": {"weight": drawn(seed, words, width)},
         "position": {"weight": drawn(seed + 1, 6, width)},
-        **{name: linear_weights(seed + 2 + i, width, width) for i, name in enumerate(("query", "key", "value"))},
+        **{name: {"weight": layer["weight"] / 4, "bias": layer["bias"]} for name, layer in layers.items()},
         "norm": norm_weights(seed + 5, width),
         "output": linear_weights(seed + 6, width, labels),
     }
@@ -49,10 +50,11 @@ def _gradients(
     scatter: Any = None,
     dposition: Any = None,
     order: tuple[int, int, int] = (0, 1, 2),
-    through_norm: bool = True,
+    skips: tuple[str, ...] = (),
     added: float = 1.0,
     norm_of: Any = lambda total, y: total,
     layers_of: Any = lambda x, y: x,
+    output_of: Any = lambda x, total, y: y,
     loss: Any = lambda logits, target: right.cross_entropy(logits[0], target),
 ) -> tuple[Any, dict[str, Any]]:
     """`right.loss_and_gradients` with one of the steps exchanged."""
@@ -64,10 +66,10 @@ def _gradients(
     grads: dict[str, Any] = {}
     grad = np.zeros_like(logits)
     grad[read] = dlogits(of_row(logits), target)
-    grad, *grads["output"] = linear_backward(grad, y, w["output"]["weight"])
+    grad, *grads["output"] = linear_backward(grad, output_of(x, total, y), w["output"]["weight"])
     of_norm, *grads["norm"] = layer_norm_backward(grad, norm_of(total, y), w["norm"]["weight"])
-    grad = of_norm if through_norm else grad
-    dx = residual * grad
+    dx = residual * (grad if "x" in skips else of_norm)
+    grad = grad if "attention" in skips else of_norm
     heads = attention_backward(split_heads(grad, h), q, k, v)
     for i, name in enumerate(("query", "key", "value")):
         more, *grads[name] = linear_backward(combine_heads(heads[order[i]]), layers_of(x, y), w[name]["weight"])
@@ -224,6 +226,16 @@ LOSS_AND_GRADIENTS = Exercise(
             partial(_gradients, layers_of=lambda x, y: y),
         ),
         Slip(
+            "gradient of output from x + attention",
+            "linear_backward of output gets x + attention. It should get the input of that layer, y.",
+            partial(_gradients, output_of=lambda x, total, y: total),
+        ),
+        Slip(
+            "gradient of output from x",
+            "linear_backward of output gets x. It should get the input of that layer, y.",
+            partial(_gradients, output_of=lambda x, total, y: x),
+        ),
+        Slip(
             "gradient in the last row",
             "The last row of the logits gets the gradient. The first one should.",
             partial(_gradients, read=-1),
@@ -231,7 +243,17 @@ LOSS_AND_GRADIENTS = Exercise(
         Slip(
             "norm's backward left out",
             "The gradient does not go through layer_norm_backward on its way to x and attention.",
-            lambda *a: _gradients(*a, through_norm=False),
+            partial(_gradients, skips=("x", "attention")),
+        ),
+        Slip(
+            "norm's backward left out before attention",
+            "The gradient does not go through layer_norm_backward on its way to attention. It does on its way to x.",
+            partial(_gradients, skips=("attention",)),
+        ),
+        Slip(
+            "norm's backward left out before x",
+            "The gradient does not go through layer_norm_backward on its way to x. It does on its way to attention.",
+            partial(_gradients, skips=("x",)),
         ),
         Slip(
             "positions by token id",

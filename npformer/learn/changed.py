@@ -1,0 +1,113 @@
+"""Right answers with one change, which any function can have: a factor, a wrong sign, rows and columns exchanged.
+
+The change is made in the values that the learner has wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.learn.answers import Case, leaves, near
+from npformer.learn.exercise import Exercise, Slip
+from npformer.learn.shown import value_name
+
+Change = Callable[[Any, tuple[Any, ...]], Any]
+#: A power of a size -> how the numbers differ.
+POWERS = {-1: "divided by", 1: "multiplied by", -0.5: "divided by the square root of", 0.5: "multiplied by the root of"}
+CLOSE = 1e-5  # relative; a program decides with the budget
+
+
+def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
+    """The right answer with the values that the learner has wrong multiplied by a number, or transposed."""
+    wrong = [case for case in cases if case.wrong and not case.outcome.raised]
+    paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
+    if not wrong or not paths:
+        return
+    names = ", ".join(_names(exercise, wrong[0], paths))
+
+    def slip(name: str, differ: str, change: Change) -> Slip:
+        def program(*args: Any) -> Any:
+            return _at(paths, lambda value: change(value, args), exercise.right(*args))
+
+        return Slip(name, f"{names}: {differ}.", program)
+
+    yield slip("transposed", "rows and columns are exchanged", lambda value, args: _transposed(value))
+    factors = [_factor(case, paths) for case in wrong]
+    known = [(case, factor) for case, factor in zip(wrong, factors, strict=True) if factor is not None]
+    if len(known) < len(wrong):
+        return
+    factor = known[0][1]
+    differ = "the sign is wrong" if abs(factor + 1) < CLOSE else f"{factor:.4g} times the right numbers"
+    yield slip("multiplied by a number", differ, lambda value, args: value * factor)
+    for power, said in POWERS.items():
+        sizes = [label for label in _sizes(exercise, wrong[0].args) if _fits(exercise, label, power, known)]
+        if sizes:
+            equal = " or ".join(sizes[:2]) + (", which are equal here" if len(sizes) > 1 else "")
+            yield slip(f"{said} a size", f"the right numbers {said} {equal}", _times(exercise, sizes[0], power))
+
+
+def _times(exercise: Exercise, label: str, power: float) -> Change:
+    return lambda value, args: value * _sizes(exercise, args)[label] ** power
+
+
+def _fits(exercise: Exercise, label: str, power: float, known: Sequence[tuple[Case, float]]) -> bool:
+    """Whether a power of a size is the factor in every case."""
+    powers = [(_sizes(exercise, case.args).get(label, 0.0) or np.nan) ** power for case, _ in known]
+    return all(abs(factor / each - 1) < CLOSE for each, (_, factor) in zip(powers, known, strict=True))
+
+
+def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
+    """The sizes of arrays among the arguments, and the arguments that are positive numbers, by expressions for them."""
+    sizes: dict[str, float] = {}
+    for name, value in zip(inspect.signature(exercise.right).parameters, args, strict=False):
+        if isinstance(value, np.ndarray):
+            sizes |= {f"{name}.shape[{axis}]": float(size) for axis, size in enumerate(value.shape)}
+        elif isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            sizes[name] = float(value)
+    return sizes
+
+
+def _factor(case: Case, paths: Sequence[str]) -> float | None:
+    """The number by which the right values come nearest to the learner's; None for other shapes."""
+    exact, answer = dict(leaves(case.true.outcome.answer)), dict(leaves(case.outcome.answer))
+    pairs = [(np.asarray(exact[path]), np.asarray(answer.get(path))) for path in paths if path in exact]
+    if not pairs or any(a.shape != b.shape or a.dtype.kind != "f" or b.dtype.kind != "f" for a, b in pairs):
+        return None
+    a, b = (
+        np.concatenate([np.zeros(0), *(np.ravel(each[side]).astype(np.float64) for each in pairs)]) for side in (0, 1)
+    )
+    finite = np.isfinite(a) & np.isfinite(b)
+    a, b = a[finite], b[finite]
+    return float(a @ b / (a @ a)) if a @ a > 0 else None
+
+
+def _transposed(value: Any) -> Any:
+    return np.swapaxes(value, -1, -2) if np.ndim(value) > 1 else value
+
+
+def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str]:
+    """The names of values, with one name for a group of which everything is wrong that is not 0."""
+    if not exercise.values:
+        yield "All numbers"
+        return
+    right = dict(leaves(case.true.outcome.answer))
+    for i, group in enumerate(exercise.values):
+        members = [path for path in right if path.split(".")[0] == str(i)]
+        counted = [path for path in members if not near(0 * right[path], right[path], case.true.budgets[path])]
+        if len(counted) > 1 and all(path in paths for path in counted):
+            yield group
+        else:
+            yield from (value_name(exercise.values, path) for path in members if path in paths)
+
+
+def _at(paths: Sequence[str], change: Callable[[Any], Any], value: Any, path: str = "") -> Any:
+    """A nested answer with the values at these paths changed."""
+    if isinstance(value, Mapping):
+        return {name: _at(paths, change, each, f"{path}.{name}".lstrip(".")) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_at(paths, change, each, f"{path}.{i}".lstrip(".")) for i, each in enumerate(value)]
+    return change(value) if path in paths else value
