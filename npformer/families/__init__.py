@@ -30,6 +30,7 @@ from npformer.families.modernbert import MODERNBERT
 from npformer.families.mpnet import MPNET
 from npformer.families.nomic import NOMIC_BERT
 from npformer.families.opt import OPT
+from npformer.families.phi3 import PHI3
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.t5 import MT5, T5
 from npformer.families.table import EncoderTable
@@ -59,7 +60,7 @@ FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
-        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX, OPT),
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX, OPT, PHI3),
         *(MARIAN, BART, T5, MT5, TORCH_MODULES),
     )
 }

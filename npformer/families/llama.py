@@ -46,12 +46,16 @@ class Llama(EncoderTable):
             "head_width": 0 if width * n_heads == data["hidden_size"] else width,
             "padding_idx": None if pad is None else checks.whole("pad_token_id", pad, 0, MOST),
             "bias": self.biased(data),
-            "mechanisms": (read_rotary(data),),
+            "mechanisms": (self.rotary(data, width),),
         }
 
     def width(self, data: Mapping[str, Any]) -> Any:
         """The width of a head in config.json; None: hidden_size / num_attention_heads."""
         return data.get("head_dim")
+
+    def rotary(self, data: Mapping[str, Any], d_head: int) -> Rotary:
+        """The rotations of heads of this width."""
+        return read_rotary(data)
 
     def biased(self, data: Mapping[str, Any]) -> bool:
         """Whether query, key and value have biases."""
@@ -237,7 +241,13 @@ def kin_of_llama(
     **fields: Any,
 ) -> Llama:
     """A family like Llama. constants, encoder: the entries that differ from Llama's."""
-    settings: dict[str, Any] = {"activation": "hidden_act", "usual_activation": "silu", "reads": READS}
+    stages = {"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"}
+    settings: dict[str, Any] = {
+        "activation": "hidden_act",
+        "usual_activation": "silu",
+        "reads": READS,
+        "stages": stages,
+    }
     return kind(
         model_type=model_type,
         constants={
@@ -254,7 +264,6 @@ def kin_of_llama(
         encoder={**ENCODER, **(encoder or {})},
         heads={head: HEADS[head] for head in architectures.values()},
         unbiased=frozenset({"causal-lm", "sequence-classification"}),
-        stages={"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"},
         read={"token-classification": "norm"},
         read_rate={"token-classification": 0.1},
         **settings | fields,

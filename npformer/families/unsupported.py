@@ -35,7 +35,6 @@ MISSING = {
     "new": "rotary positions scaled to longer texts (NTK), and gated units with post-norm",
     "nystromformer": "attention approximated with landmarks",
     "phi": "rotary positions on a part of each head, and attention parallel to the feed-forward network",
-    "phi3": "query, key and value in one weight, and gate and up projections in one",
     "qwen2_5_vl": "pictures, with rotary positions in three dimensions",
     "qwen3_moe": EXPERTS,
     "reformer": "locality-sensitive hashing attention",

@@ -37,7 +37,7 @@ SPELLINGS = {
 SPELLINGS |= dict.fromkeys(
     (
         *("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"),
-        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt"),
+        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3"),
     ),
     SPELLINGS["bert"],
 )
@@ -61,6 +61,7 @@ CONFIGS = {
     "gemma2": "Gemma2Config",
     "gemma3_text": "Gemma3TextConfig",
     "gpt_neox": "GPTNeoXConfig",
+    "phi3": "Phi3Config",
     "opt": "OPTConfig",
 }
 # Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
@@ -78,7 +79,7 @@ VARIANT_MASK = {
     "gpt2": ["111111", "001101", "110000"],
     **{
         name: ["111111", "001101", "110000"]
-        for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt")
+        for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3")
     },
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
@@ -86,7 +87,7 @@ VARIANT_MASK = {
     "t5": ["111111111", "111000000", "100000000"],  # some distances are beyond all buckets but the last
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
 FEW = (
     "mpnet",
@@ -231,6 +232,10 @@ OPT = {
     "vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "ffn_dim": 12, "word_embed_proj_dim": 6,
     "do_layer_norm_before": False, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
 }  # fmt: skip
+PHI3 = {
+    **LLAMA, "hidden_size": 16, "sliding_window": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 SCALED = {
     "llama3": {
         "rope_type": "llama3", "rope_theta": 30.0, "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 1.5,
@@ -354,6 +359,7 @@ CASES = {
     "gemma3_text-base": Case("gemma3_text", "Gemma3TextModel", GEMMA3),
     "gpt_neox-causal-lm": Case("gpt_neox", "GPTNeoXForCausalLM", GPT_NEOX, layers=1),
     "opt-causal-lm": Case("opt", "OPTForCausalLM", OPT),
+    "phi3-base": Case("phi3", "Phi3Model", PHI3, layers=1),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 

@@ -67,6 +67,7 @@ SIZES["GPTNeoX"] = SIZES["Bert"] | {"num_attention_heads": 3, "rotary_pct": 1.0}
 SIZES["GPTNeoX"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES["OPT"] = SIZES["Bert"] | {"ffn_dim": 10, "word_embed_proj_dim": 4}
 SIZES["OPT"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
+SIZES["Phi3"] = SIZES["Llama"] | {"pad_token_id": 0}
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -91,6 +92,7 @@ DECODERS = (
     "Gemma3Text",
     "GPTNeoX",
     "OPT",
+    "Phi3",
 )  # always causal
 OTHER_NAMES = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 DTYPES = (

@@ -183,6 +183,11 @@ GEMMA = LLAMA | {
     "layers.*.post_feedforward_layernorm": ("", "layers.*.ffn.output_norm"),
     "lm_head": ("", "head.output"),
 }
+PHI3 = LLAMA | {
+    "layers.*.self_attn.qkv_proj": ("", "by_width layers.*.attention"),
+    "layers.*.mlp.gate_up_proj": ("", "layers.*.ffn.hidden layers.*.ffn.gate"),
+    "layers.*.mlp.activation_fn": ("", "layers.*.ffn.activation"),
+}
 GPT_NEOX = {
     "embed_in": ("", "embeddings.token"),
     "emb_dropout": ("", "embeddings.sum"),

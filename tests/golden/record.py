@@ -32,6 +32,7 @@ from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.nomic_bert import modeling_nomic_bert
 from transformers.models.opt import modeling_opt
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.roberta import modeling_roberta
@@ -61,10 +62,11 @@ TABLES = {
     "gemma3_text": (modules.GEMMA, modeling_gemma3),
     "gpt_neox": (modules.GPT_NEOX, modeling_gpt_neox),
     "opt": (modules.OPT, modeling_opt),
+    "phi3": (modules.PHI3, modeling_phi3),
 }
 ROTATED = {
     *(modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3),
-    *(modeling_gemma2, modeling_gemma3, modeling_gpt_neox),
+    *(modeling_gemma2, modeling_gemma3, modeling_gpt_neox, modeling_phi3),
 }
 
 
@@ -94,6 +96,11 @@ def stages(
             parts = np.split(array.reshape(*array.shape[:2], model.config.num_attention_heads, -1), 3, axis=-1)
             for each, part in zip(("query", "key", "value"), parts, strict=True):
                 hear(f"{name.removeprefix('by_head ')}.{each}", part.reshape(*part.shape[:2], -1))
+        elif name.startswith("by_width "):  # of grouped heads
+            c = model.config
+            ends = np.cumsum([c.num_attention_heads, c.num_key_value_heads]) * c.head_dim
+            for each, part in zip(("query", "key", "value"), np.split(array, ends, axis=-1), strict=True):
+                hear(f"{name.removeprefix('by_width ')}.{each}", part)
         elif " " in name:  # the parts of one module's output
             names = name.split()
             for each, part in zip(names, np.split(array, len(names), axis=-1), strict=True):

@@ -94,6 +94,8 @@ OF_DECODERS["in sequence"] = {
     "parallel": False, "bias": False, "mechanisms": (PartialRotary(30.0, scaling=Yarn(3.0, 24), columns=4),),
 }  # fmt: skip
 OF_DECODERS["norms after blocks"] = {"norm_first": False, "final_norm": False, "bias": False, "activation": "gelu"}
+OF_DECODERS["partial and window"] = {"mechanisms": (PartialRotary(30.0, columns=4), Window(4))}
+HEADS += [("phi3+partial and window", "causal-lm")]
 OF_DECODERS["wide tokens"] = {"d_embedding": 0}
 HEADS += [("gpt_neox+in sequence", "causal-lm"), ("opt+norms after blocks", "causal-lm"), ("opt+wide tokens", "base")]
 HEADS += [

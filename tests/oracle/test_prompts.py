@@ -59,7 +59,18 @@ ENCODER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, 
 GROUPED = {**ENCODER, "num_key_value_heads": 2, "max_position_embeddings": 96}
 OPT = {**ENCODER, "max_position_embeddings": 96, "ffn_dim": 96}
 GEMMA = {**GROUPED, "head_dim": 20, "query_pre_attn_scalar": 12, "sliding_window": 20}
-DECODERS = ("gpt2", "bart", "llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt")  # always causal
+DECODERS = (
+    "gpt2",
+    "bart",
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "opt",
+    "phi3",
+)  # always causal
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", SIZES),
@@ -72,6 +83,7 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}),
     "gemma3_text": ("Gemma3ForCausalLM", {**GEMMA, "sliding_window_pattern": 2}),
     "opt": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "phi3": ("Phi3ForCausalLM", {**GROUPED, "partial_rotary_factor": 0.5, "sliding_window": 20}),
     "gpt_neox": ("GPTNeoXForCausalLM", {**ENCODER, "max_position_embeddings": 96, "rotary_pct": 0.5}),
     **{
         name: (f"{title}ForCausalLM", {**ENCODER, "max_position_embeddings": PAD + 97, "type_vocab_size": 1})

@@ -25,6 +25,7 @@ PLANTED: dict[str, dict[str, str]] = {
         "d_head in frequencies": "rotation of other columns",
         "neighbours": "rotation of pairs for halves",
     },
+    "phi3": {"up and gate": "gate and hidden swapped", "whole heads": "rotation of other columns"},
     "opt": {
         "no offset": "positions off by one",
         "no project_in": "projection of the tokens left out",
@@ -107,7 +108,9 @@ class PlainDecoder:
         return (names[0], names[0]) if "attention's norm for both" in self.planted else names
 
     def norm(self, stage: str, x: np.ndarray, of: str) -> np.ndarray:
-        w, b = (self.w[f"{self.at}{of}.{end}"] for end in ("weight", "bias"))
+        w, b = (self.w.get(f"{self.at}{of}.{end}") for end in ("weight", "bias"))
+        if b is None:  # RMSNorm
+            return self.keep(self.at + stage, x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c.eps) * w)
         centred = x - x.mean(-1, keepdims=True)
         return self.keep(self.at + stage, centred / np.sqrt(centred.var(-1, keepdims=True) + self.c.eps) * w + b)
 
@@ -116,7 +119,10 @@ class PlainDecoder:
         return self.keep(self.at + name, x @ self.w[f"{self.at}{name}.weight"] + bias)
 
     def feed_forward(self, x: np.ndarray) -> np.ndarray:
-        h = self.linear(x, "ffn.hidden")
+        h = self.linear(x, "ffn.gate" if "up and gate" in self.planted else "ffn.hidden")
+        if self.c.gated:
+            up = self.linear(x, "ffn.hidden" if "up and gate" in self.planted else "ffn.gate")
+            return self.linear(h / (1 + np.exp(-h)) * up, "ffn.output")
         gelu = h * (1 + np.vectorize(erf)(h / np.sqrt(2))).astype(h.dtype) / 2
         return self.linear(np.maximum(h, 0) if self.c.activation == "relu" else gelu, "ffn.output")
 
@@ -129,8 +135,12 @@ class PlainDecoder:
             q, k = (self.rotated(each, mechanisms["PartialRotary"]) for each in (q, k))
         for name, h in (("query", q), ("key", k), ("value", v)):
             self.keep(f"{self.at}attention.{name}_heads", h.swapaxes(0, 1))
+        k, v = (each.repeat(self.c.n_heads // self.c.kv_heads, axis=1) for each in (k, v))
         scores = self.keep(f"{self.at}attention.scores", np.einsum("ihk,jhk->hij", q, k) / np.sqrt(self.c.d_head))
-        weights = np.exp(np.where(np.tri(len(x), dtype=bool), scores, -np.inf))
+        seen = np.tri(len(x), dtype=bool)
+        if "Window" in mechanisms:
+            seen &= ~np.tri(len(x), k=-1 - mechanisms["Window"].reach, dtype=bool)
+        weights = np.exp(np.where(seen, scores, -np.inf))
         weights = self.keep(f"{self.at}attention.weights", weights / weights.sum(-1, keepdims=True))
         context = np.einsum("hij,jhk->ihk", weights, v).reshape(len(x), -1)
         return self.linear(self.keep(f"{self.at}attention.combined", context), "attention.output")
