@@ -35,7 +35,7 @@ def stages(case: str) -> Iterable[str]:
         (
             (
                 f'<span id="{anchor(case, name)}"></span>`{name}`',
-                code(each.shape),
+                " or ".join(map(code, each.shape.split(" or "))),
                 code(each.formula),
                 source(each.function),
                 code(each.hook) if each.hook else "",

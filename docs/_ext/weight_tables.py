@@ -1,10 +1,14 @@
-"""`{weights} CASE`: the weights of a model of the conformance suite, with their shapes and names in checkpoints."""
+"""`{weights}`: the weights of a model of each family, with their shapes and their names in checkpoints.
+
+The families are those of the page of stages, with the same cases of the conformance suite, and DistilBERT.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from markdown import code, directive, table
 from sphinx.application import Sphinx
@@ -19,7 +23,15 @@ LETTERS[8] = "buckets"
 LAYER = re.compile(r"\.\d+(?=\.)")
 
 
-def weights(case: str) -> Iterable[str]:
+def weights() -> Iterable[str]:
+    yield from ("## DistilBERT", *of_case("distilbert-sequence-classification"))
+    page = (Path(__file__).parents[1] / "reference" / "stages.md").read_text(encoding="utf-8")
+    for title, case in re.findall(r"^## (.+)\n[^#]*?^```\{stages\} (\S+)", page, flags=re.MULTILINE):
+        yield from (f"## {title.removeprefix('DistilBERT and ')}", *of_case(case))
+
+
+def of_case(case: str) -> Iterable[str]:
+    """The weights of a case of the conformance suite."""
     config = sized(next(each.config for each in cases() if each.name == case))
     found = sources(config)
     rows = {}
