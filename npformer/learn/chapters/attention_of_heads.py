@@ -271,6 +271,14 @@ CAUSAL_MASK = Exercise(
             "tokens, and the queries are the last tokens of the text.",
             lambda n, m: ~np.tri(n, m, -1, dtype=bool),
         ),
+        *(
+            Slip(
+                f"moved by {size}",
+                f"The diagonal is moved by {size}. It should be moved by n_keys - n_queries.",
+                lambda n, m, less=less: np.tri(n, m, n - less, dtype=bool),
+            )
+            for size, less in (("n_queries", 0), ("n_queries - 1", 1))
+        ),
         Slip(
             "moved the other way",
             "The diagonal is moved by n_queries - n_keys. It should be moved by n_keys - n_queries.",

@@ -166,6 +166,16 @@ CLASSIFY = Exercise(
             partial(_classify, normalize=False),
         ),
         Slip(
+            "embeddings normalised twice",
+            "The embeddings are normalised twice.",
+            lambda ids, h, w: _classify(
+                ids,
+                h,
+                w,
+                encode=lambda x, h, layers: right.encoder(layer_norm(x, **w["embeddings"]["norm"]), h, layers),
+            ),
+        ),
+        Slip(
             "norm of the embeddings after the layers",
             'weights["embeddings"]["norm"] is applied to the output of the encoder. It comes before the first layer.',
             lambda *a: _classify(*a, normalize=False, after=lambda z, norm: layer_norm(z, **norm)),

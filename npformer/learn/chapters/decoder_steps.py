@@ -132,6 +132,13 @@ DECODER_STEP = Exercise(
             "The logits of every row are returned. Return those of the last row.",
             partial(_step, row=slice(None)),
         ),
+        Slip(
+            "token table for the head",
+            'The logits are products with the rows of the token table. weights["head"]["output"]["weight"] makes them.',
+            lambda ids, h, w, caches=None: _step(
+                ids, h, {**w, "head": {"output": {"weight": w["embeddings"]["token"]["weight"].T}}}, caches
+            ),
+        ),
         Slip("last norm left out", "The last norm is not applied.", partial(_step, norm=False)),
         Slip("eps is 1e-12", "eps of the last norm is 1e-12. It should be 1e-5.", partial(_step, eps=1e-12)),
         Slip(

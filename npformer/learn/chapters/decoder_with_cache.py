@@ -242,6 +242,11 @@ DECODER_LAYER = Exercise(
             partial(_layer, mask=_first_tokens),
         ),
         Slip(
+            "mask of the new tokens alone",
+            "The mask is causal_mask(L, L), without the cached keys. It should be causal_mask(L, S + L).",
+            partial(_layer, mask=lambda n_queries, n_keys: causal_mask(n_queries, n_queries)),
+        ),
+        Slip(
             "mask hides the own token",
             "A token does not attend to itself. The mask shows it its own key and all earlier ones.",
             partial(_layer, mask=_strict),

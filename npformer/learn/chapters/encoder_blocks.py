@@ -249,6 +249,11 @@ FEED_FORWARD = Exercise(
             lambda x, act, hidden, output: feed_forward(x, _same, hidden, output),
         ),
         Slip(
+            "hidden bias after the activation",
+            "The bias of hidden is added after the activation. It should be added before it.",
+            lambda x, act, hidden, output: linear(act(x @ hidden["weight"]) + hidden["bias"], **output),
+        ),
+        Slip(
             "activation after the output",
             "The activation is applied after the second layer. It should be applied between the two layers.",
             lambda x, act, hidden, output: act(feed_forward(x, _same, hidden, output)),

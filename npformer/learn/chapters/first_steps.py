@@ -168,6 +168,13 @@ LAYER_NORM = Exercise(
             ),
         ),
         Slip(
+            "root of each",
+            "The roots of the variance and of eps are added. The root should be taken of their sum.",
+            lambda x, weight, bias, eps=1e-12: (
+                (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps**0.5) * weight + bias
+            ),
+        ),
+        Slip(
             "eps ignored",
             "The argument eps is not used. It should be added to the variance, below the root.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, 1e-12) * weight + bias,

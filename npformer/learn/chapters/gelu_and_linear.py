@@ -158,6 +158,11 @@ LINEAR = Exercise(
             lambda x, weight, bias: weight @ x + bias,
         ),
         Slip(
+            "transpose of the product",
+            "The product is weight.T @ x.T, the transpose of x @ weight.",
+            lambda x, weight, bias: weight.T @ x.T + bias,
+        ),
+        Slip(
             "bias subtracted",
             "bias is subtracted. It should be added.",
             lambda x, weight, bias: x @ weight - bias,

@@ -128,6 +128,20 @@ LAYER_NORM_BACKWARD = Exercise(
             partial(_norm, g=lambda grad, w: grad),
         ),
         Slip(
+            "weight left out of E[g]",
+            "The first mean is that of grad. It should be that of g = grad * weight.",
+            lambda grad, x, w, eps=1e-12: _norm(
+                grad, x, w, eps, dx=lambda g, n, s: (g - _mean(grad) - n * _mean(g * n)) / s
+            ),
+        ),
+        Slip(
+            "weight left out of E[g n]",
+            "The second mean is that of grad * n. It should be that of g n, with g = grad * weight.",
+            lambda grad, x, w, eps=1e-12: _norm(
+                grad, x, w, eps, dx=lambda g, n, s: (g - _mean(g) - n * _mean(grad * n)) / s
+            ),
+        ),
+        Slip(
             "weight applied after the means",
             "The means are those of grad, and dx is multiplied by weight afterwards. Multiply grad by weight first.",
             lambda *a: _after(*a),

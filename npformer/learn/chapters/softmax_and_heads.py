@@ -196,6 +196,16 @@ SPLIT_HEADS = Exercise(
             lambda x, n_heads: right.split_heads(x, n_heads).swapaxes(1, 2),
         ),
         Slip(
+            "first and last axis exchanged",
+            "The heads are (K, H, L): the first and the last axis of (L, H, K) are exchanged. Exchange the first two.",
+            lambda x, n_heads: right.split_heads(x, n_heads).transpose(2, 0, 1),
+        ),
+        Slip(
+            "axes of the heads in another order",
+            "The axes of the result are (K, L, H). They should be (H, L, K).",
+            lambda x, n_heads: right.split_heads(x, n_heads).transpose(2, 1, 0),
+        ),
+        Slip(
             "number and width of heads exchanged",
             "There are K heads of width H. There should be n_heads heads of width D / n_heads.",
             lambda x, n_heads: right.split_heads(x, _k(x, n_heads)),

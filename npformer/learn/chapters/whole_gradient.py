@@ -145,6 +145,11 @@ LOSS_AND_GRADIENTS = Exercise(
             partial(_gradients, residual=0.0),
         ),
         Slip(
+            "residual counted twice",
+            "The part of the gradient of x that comes straight through the sum x + attention is added twice.",
+            partial(_gradients, residual=2.0),
+        ),
+        Slip(
             "attention's part left out",
             "The gradient of x lacks the parts that come through query, key and value.",
             partial(_gradients, paths=()),
