@@ -16,6 +16,7 @@ from npformer.functions import SparseRows, rms_norm
 from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
 from npformer.mechanisms import (
+    Alibi,
     Causal,
     Disentangled,
     HeadNorm,
@@ -44,6 +45,7 @@ YARN = Yarn(3.0, original=20)
 PARTIAL = PartialRotary(9.0, columns=4, scaling=YARN)
 #: A family, the mechanisms that are added to its own in each layer, and fields.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
+    "alibi-causal": ("bloom", lambda config, i: (), {}),
     "bias-capped": ("mpnet", lambda config, i: (SoftCap(0.7),), {}),
     "bias-causal": ("mpnet", lambda config, i: (Causal(),), {}),
     "bias-rotary": ("mpnet", lambda config, i: (Rotary(100.0, config.d_head),), {}),
@@ -127,6 +129,8 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
                 **weights["relative_bias"], farthest=12, bidirectional=mechanisms[RelativeBias].bidirectional
             )
             expected = expected + bias[:, bias.shape[-1] // 2 + distance]
+        if Alibi in mechanisms:  # four heads
+            expected = expected + np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * distance
         if Disentangled in mechanisms:
             expected = expected + recorded[f"{at}.distance_scores"]
         if cap := mechanisms.get(SoftCap):
@@ -242,7 +246,7 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
     "name",
     [
         *("rotary-causal", "window-causal", "grouped-norms-rotary-window-causal", "grouped-capped-window"),
-        *("partial-rotary-in-parallel", "projected-tokens"),
+        *("partial-rotary-in-parallel", "projected-tokens", "alibi-causal"),
     ],
 )
 def test_a_causal_model_writes_the_tokens_of_whole_passes(name: str) -> None:

@@ -18,6 +18,7 @@ from npformer.families.albert import ALBERT
 from npformer.families.bart import BART
 from npformer.families.base import Family, Part, Source, label_count
 from npformer.families.bert import BERT
+from npformer.families.bloom import BLOOM
 from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
@@ -60,7 +61,7 @@ FAMILIES: dict[str, Family] = {
     each.model_type: each
     for each in (
         *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
-        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX, OPT, PHI3),
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX, OPT, PHI3, BLOOM),
         *(MARIAN, BART, T5, MT5, TORCH_MODULES),
     )
 }

@@ -16,7 +16,6 @@ EXPERTS = "a mixture of experts: a router that chooses feed-forward networks for
 #: model_type of unsupported families -> the mechanism that they need.
 MISSING = {
     "big_bird": "block-sparse attention with random blocks",
-    "bloom": "ALiBi: scores that decrease with distance, in a decoder without an encoder",
     "canine": "characters as tokens, with hash embeddings",
     "clip": "encoders of pictures and texts with contrastive vectors",
     "convbert": "convolutions parallel to attention heads",

@@ -17,6 +17,7 @@ from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, pa
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
 from npformer.mechanisms import Mechanism, SoftCap
+from npformer.mechanisms.alibi import alibi_of
 from npformer.mechanisms.relative_bias import bias_of
 from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.multi_head import repeat_heads
@@ -159,7 +160,7 @@ class At:
 
     def bias(self, scores: np.ndarray) -> np.ndarray | float:
         """The relative biases in scores (H, T, T), besides q k^T; 0 without them."""
-        return 0.0 if self.crosses else bias_of(self, scores)
+        return 0.0 if self.crosses else bias_of(self, scores) + alibi_of(self, scores)
 
     def products(self, scores: np.ndarray) -> np.ndarray:
         """q k^T * scale, of scores without biases and caps."""

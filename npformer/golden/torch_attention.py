@@ -20,6 +20,8 @@ from npformer.golden.fused import fused_layers
 from npformer.interpret import stages as table
 
 SCALED_FIRST = ("opt",)  # families whose queries are scaled before the function gets them
+#: Stages that a family computes otherwise: the scores of BLOOM have a bias that is greater by a number for each query.
+UNHEARD = {"bloom": ("scores",)}
 EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
 PRODUCTS = ("matmul", "bmm", "__matmul__")
 #: Methods of DeBERTa's attention -> the stages that they return, in the order in which they are called.
@@ -37,6 +39,8 @@ def attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[s
 
     def hear(ours: str, name: str, tensor: Any) -> None:
         stage = f"{ours}.{name}"
+        if name in UNHEARD.get(golden.config.model_type, ()):
+            return
         if stage in golden.stages and stage not in heard:
             heard[stage] = as_numpy(tensor)
 

@@ -50,8 +50,8 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
 
 
 _KINDS = [getattr(mechanisms, name) for name in mechanisms.__all__]
-#: Without soft caps, which give scores another formula.
-_LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, SoftCap))
+#: Without soft caps and ALiBi, which give scores another formula.
+_LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, mechanisms.Alibi, SoftCap))
 _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYER.blocks))
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))

@@ -2,10 +2,12 @@
 
 `mechanism.py` defines the steps of a mechanism; `causal.py` is the shortest of them. ModernBERT has (Rotary, Window),
 GPT-2 (Causal,), Llama (Rotary, Causal), Qwen3 (HeadNorm, Rotary, Causal), Gemma 2 (Rotary, SoftCap, Window, Causal),
-MPNet and T5's encoder (RelativeBias,), T5's decoder (RelativeBias, Causal), DeBERTa (Disentangled,).
+MPNet and T5's encoder (RelativeBias,), T5's decoder (RelativeBias, Causal), DeBERTa (Disentangled,),
+GPT-NeoX (PartialRotary, Causal), BLOOM (Alibi, Causal).
 `blocks/attention.py` applies them.
 """
 
+from npformer.mechanisms.alibi import Alibi
 from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.disentangled import Disentangled
 from npformer.mechanisms.head_norm import HeadNorm, ZeroCentredHeadNorm
@@ -17,6 +19,7 @@ from npformer.mechanisms.soft_cap import SoftCap
 from npformer.mechanisms.window import Window
 
 __all__ = [
+    "Alibi",
     "Causal",
     "Disentangled",
     "HeadNorm",

@@ -14,8 +14,8 @@ DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
 #: Checks that take seconds, of families with parts that others have: their own tests diagnose ports of them.
 SLOW = {
-    *((name, "a_port_of_unusual_sizes_is_diagnosed") for name in ("gpt_neox", "opt", "phi3")),
-    *((name, "the_commands_take_it") for name in ("opt", "phi3")),
+    *((name, "a_port_of_unusual_sizes_is_diagnosed") for name in ("gpt_neox", "opt", "phi3", "bloom")),
+    *((name, "the_commands_take_it") for name in ("opt", "phi3", "bloom")),
 }
 
 pytestmark = pytest.mark.numbers

@@ -37,11 +37,13 @@ SPELLINGS = {
 SPELLINGS |= dict.fromkeys(
     (
         *("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"),
-        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3"),
+        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom"),
     ),
     SPELLINGS["bert"],
 )
+SPELLINGS["bloom"] = {"d_model": "hidden_size", "n_heads": "n_head", "n_layers": "n_layer", "d_ffn": "unused"}
 CONFIGS = {
+    "bloom": "BloomConfig",
     "distilbert": "DistilBertConfig",
     "bert": "BertConfig",
     "electra": "ElectraConfig",
@@ -79,7 +81,7 @@ VARIANT_MASK = {
     "gpt2": ["111111", "001101", "110000"],
     **{
         name: ["111111", "001101", "110000"]
-        for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3")
+        for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
     },
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
@@ -87,7 +89,7 @@ VARIANT_MASK = {
     "t5": ["111111111", "111000000", "100000000"],  # some distances are beyond all buckets but the last
     "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
 }
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
 FEW = (
     "mpnet",
@@ -236,6 +238,11 @@ PHI3 = {
     **LLAMA, "hidden_size": 16, "sliding_window": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
+#: Three heads have two slopes of two heads and one of four.
+BLOOM = {
+    "vocab_size": 13, "hidden_size": 12, "n_head": 3, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12),
+    "pad_token_id": 0,
+}  # fmt: skip
 SCALED = {
     "llama3": {
         "rope_type": "llama3", "rope_theta": 30.0, "factor": 3.0, "low_freq_factor": 1.0, "high_freq_factor": 1.5,
@@ -360,6 +367,7 @@ CASES = {
     "gpt_neox-causal-lm": Case("gpt_neox", "GPTNeoXForCausalLM", GPT_NEOX, layers=1),
     "opt-causal-lm": Case("opt", "OPTForCausalLM", OPT),
     "phi3-base": Case("phi3", "Phi3Model", PHI3, layers=1),
+    "bloom-causal-lm": Case("bloom", "BloomForCausalLM", BLOOM, layers=1),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }
 
@@ -388,7 +396,7 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     elif len(shape) == 1:
         numbers *= 0.3
     elif not re.search(
-        r"embeddings\.|embed_tokens\.|embed_in\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.",
+        r"embeddings\.|word_embeddings\.|embed_tokens\.|embed_in\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.",
         name,
     ):  # a linear weight (out, in)
         numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])  # or Conv1D's (in, out)

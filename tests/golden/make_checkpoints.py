@@ -68,6 +68,8 @@ SIZES["GPTNeoX"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES["OPT"] = SIZES["Bert"] | {"ffn_dim": 10, "word_embed_proj_dim": 4}
 SIZES["OPT"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES["Phi3"] = SIZES["Llama"] | {"pad_token_id": 0}
+SIZES["Bloom"] = {"vocab_size": 11, "hidden_size": 6, "n_head": 3, "n_layer": 2, "seq_length": 8}
+SIZES["Bloom"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 HEADS = (
     "Model",
     "ForSequenceClassification",
@@ -93,6 +95,7 @@ DECODERS = (
     "GPTNeoX",
     "OPT",
     "Phi3",
+    "Bloom",
 )  # always causal
 OTHER_NAMES = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 DTYPES = (

@@ -202,6 +202,20 @@ GPT_NEOX = {
     "final_layer_norm": ("", "norm"),
     "lm_head": ("", "logits"),
 }
+BLOOM = {
+    "word_embeddings": ("", "embeddings.token"),
+    "word_embeddings_layernorm": ("embeddings.sum", "embeddings.norm"),
+    "h.*.input_layernorm": ("", "layers.*.attention_norm"),
+    "h.*.self_attention.query_key_value": ("", "by_head layers.*.attention"),
+    "h.*.self_attention.dense": ("layers.*.attention.combined", "layers.*.attention.output"),
+    "h.*.post_attention_layernorm": ("layers.*.attention_residual", "layers.*.ffn_norm"),
+    "h.*.mlp.dense_h_to_4h": ("", "layers.*.ffn.hidden"),
+    "h.*.mlp.gelu_impl": ("", "layers.*.ffn.activation"),
+    "h.*.mlp.dense_4h_to_h": ("", "layers.*.ffn.output"),
+    "h.*": ("", "layers.*.ffn_residual"),
+    "ln_f": ("", "norm"),
+    "lm_head": ("", "logits"),
+}
 STACK = {
     "embed_tokens": ("", "embeddings.token"),
     "embed_positions": ("", "embeddings.position"),

@@ -84,6 +84,9 @@ class _Adding(TorchDispatchMode):
         if function in (aten.addmm.default, aten.baddbmm.default) and not kwargs:
             added, a, b = args
             return self._product(a, b) + added
+        if function is aten.baddbmm.default:
+            added, a, b = args
+            return kwargs.get("alpha", 1) * self._product(a, b) + kwargs.get("beta", 1) * added
         if function is aten.convolution.default:
             return self._convolution(*args)
         if function is aten.native_layer_norm.default:

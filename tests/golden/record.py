@@ -19,6 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.models.albert import modeling_albert
 from transformers.models.bart import modeling_bart
 from transformers.models.bert import modeling_bert
+from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
@@ -62,6 +63,7 @@ TABLES = {
     "gemma3_text": (modules.GEMMA, modeling_gemma3),
     "gpt_neox": (modules.GPT_NEOX, modeling_gpt_neox),
     "opt": (modules.OPT, modeling_opt),
+    "bloom": (modules.BLOOM, modeling_bloom),
     "phi3": (modules.PHI3, modeling_phi3),
 }
 ROTATED = {
@@ -77,6 +79,7 @@ OWN_ATTENTION = {
     modeling_deberta_v2: (
         modeling_deberta_v2.DisentangledSelfAttention, ("query_proj", "key_proj", "value_proj")
     ),
+    modeling_bloom: (modeling_bloom.BloomAttention, ()),
 }  # fmt: skip
 PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 
@@ -152,14 +155,15 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             turned = partial(torch.transpose, dim0=1, dim1=2) if heads_first else torch.nn.Identity()
             handles.append(
                 module.register_forward_hook(
-                    lambda _, args, out, run=run, turned=turned: hear(next(run), turned(out).numpy())
+                    lambda _, args, out, run=run, turned=turned: hear(next(run), turned(_first(out)).numpy())
                 )
             )
 
     if module_of_family in OWN_ATTENTION:
         attention, projections = OWN_ATTENTION[module_of_family]
         forward = attention.forward
-        attention.forward = _own_attention(forward, projections, scope_of, hear)
+        own = _with_alibi if module_of_family is modeling_bloom else partial(_own_attention, projections=projections)
+        attention.forward = own(forward, scope_of=scope_of, hear=hear)
         try:
             yield
         finally:
@@ -199,6 +203,11 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         module_of_family.eager_attention_forward = eager
         for handle in handles:
             handle.remove()
+
+
+def _first(out: Any) -> Any:
+    """The output of a module, which may return others with it."""
+    return out[0] if isinstance(out, tuple) else out
 
 
 def _of_block(found: re.Match[str]) -> str:
@@ -266,6 +275,22 @@ def _own_attention(
                 del module.disentangled_attention_bias  # the class's own again
         if not hasattr(module, "o"):
             heads_of("context", result[0])
+        return result
+
+    return attention
+
+
+def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]) -> Any:
+    """BLOOM's attention, whose biases are slope * key position: ours are less by a number for each query."""
+
+    def attention(module: Any, hidden: Any, *args: Any, alibi: Any, **kwargs: Any) -> Any:
+        result = forward(module, hidden, *args, alibi=alibi, **kwargs)
+        q, k, v = module._reshape(module.query_key_value(hidden))
+        places, weights = alibi.view(*q.shape[:2], 1, -1), result[1]
+        scores = q @ k.mT * module.inv_norm_factor + places - places.mT
+        heads = {"query_heads": q, "key_heads": k, "value_heads": v}
+        for name, array in {**heads, "scores": scores, "weights": weights, "context": weights @ v}.items():
+            hear(f"{scope_of[module]}.{name}", array.numpy())
         return result
 
     return attention

@@ -70,6 +70,7 @@ DECODERS = (
     "gpt_neox",
     "opt",
     "phi3",
+    "bloom",
 )  # always causal
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -84,6 +85,7 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3ForCausalLM", {**GEMMA, "sliding_window_pattern": 2}),
     "opt": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "phi3": ("Phi3ForCausalLM", {**GROUPED, "partial_rotary_factor": 0.5, "sliding_window": 20}),
+    "bloom": ("BloomForCausalLM", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
     "gpt_neox": ("GPTNeoXForCausalLM", {**ENCODER, "max_position_embeddings": 96, "rotary_pct": 0.5}),
     **{
         name: (f"{title}ForCausalLM", {**ENCODER, "max_position_embeddings": PAD + 97, "type_vocab_size": 1})

@@ -26,6 +26,15 @@ PLANTED: dict[str, dict[str, str]] = {
         "neighbours": "rotation of pairs for halves",
     },
     "phi3": {"up and gate": "gate and hidden swapped", "whole heads": "rotation of other columns"},
+    "bloom": {
+        "split in thirds": "query, key and value split in thirds",
+        "slopes of 2^(-8 h / H)": "ALiBi with other slopes",
+        "slopes of the first heads": "ALiBi with other slopes",
+        "wrong sign": "ALiBi with the wrong sign",
+        "absolute distances": "ALiBi with the wrong sign",
+        "no ALiBi": "ALiBi left out",
+        "scaled": "ALiBi scaled",
+    },
     "opt": {
         "no offset": "positions off by one",
         "no project_in": "projection of the tokens left out",
@@ -78,7 +87,9 @@ class PlainDecoder:
             first = 0 if "no offset" in self.planted else 2
             rows = self.w["embeddings.position.weight"][first : first + len(ids)]
             x = x + self.keep("embeddings.position", rows)
-        return self.keep("embeddings.sum", x)
+        x = self.keep("embeddings.sum", x)
+        self.at = ""
+        return self.norm("embeddings.norm", x, "embeddings.norm") if "embeddings.norm.weight" in self.w else x
 
     def pre_norm(self, x: np.ndarray, layer: int) -> np.ndarray:
         first, second = self.norms
@@ -124,6 +135,8 @@ class PlainDecoder:
             up = self.linear(x, "ffn.hidden" if "up and gate" in self.planted else "ffn.gate")
             return self.linear(h / (1 + np.exp(-h)) * up, "ffn.output")
         gelu = h * (1 + np.vectorize(erf)(h / np.sqrt(2))).astype(h.dtype) / 2
+        if self.c.activation == "gelu_tanh":
+            gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
         return self.linear(np.maximum(h, 0) if self.c.activation == "relu" else gelu, "ffn.output")
 
     def attention(self, x: np.ndarray, layer: int) -> np.ndarray:
@@ -136,7 +149,10 @@ class PlainDecoder:
         for name, h in (("query", q), ("key", k), ("value", v)):
             self.keep(f"{self.at}attention.{name}_heads", h.swapaxes(0, 1))
         k, v = (each.repeat(self.c.n_heads // self.c.kv_heads, axis=1) for each in (k, v))
-        scores = self.keep(f"{self.at}attention.scores", np.einsum("ihk,jhk->hij", q, k) / np.sqrt(self.c.d_head))
+        scores = np.einsum("ihk,jhk->hij", q, k) / np.sqrt(self.c.d_head)
+        if "Alibi" in mechanisms and "no ALiBi" not in self.planted:
+            scores = scores + self.biases(len(x))
+        self.keep(f"{self.at}attention.scores", scores)
         seen = np.tri(len(x), dtype=bool)
         if "Window" in mechanisms:
             seen &= ~np.tri(len(x), k=-1 - mechanisms["Window"].reach, dtype=bool)
@@ -144,6 +160,23 @@ class PlainDecoder:
         weights = self.keep(f"{self.at}attention.weights", weights / weights.sum(-1, keepdims=True))
         context = np.einsum("hij,jhk->ihk", weights, v).reshape(len(x), -1)
         return self.linear(self.keep(f"{self.at}attention.combined", context), "attention.output")
+
+    def biases(self, length: int) -> np.ndarray:
+        """Slope * (key - query), (H, L, L)."""
+        distance = np.arange(length) - np.arange(length)[:, None]
+        if "wrong sign" in self.planted or "absolute distances" in self.planted:
+            distance = -distance if "wrong sign" in self.planted else np.abs(distance)
+        count = self.c.n_heads
+        below, above = 1 << count.bit_length() - 1, 1 << (count - 1).bit_length()
+        first = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+        slopes = np.array(first + [2 ** (-8 * h / (2 * below)) for h in range(1, 2 * below, 2)])[:count]
+        if "slopes of 2^(-8 h / H)" in self.planted:
+            slopes = 2 ** (-8 * np.arange(1, count + 1) / count)
+        if "slopes of the first heads" in self.planted:
+            slopes = 2 ** (-8 * np.arange(1, count + 1) / above)
+        scale = self.c.d_head**-0.5 if "scaled" in self.planted else 1.0
+        biases: np.ndarray = (slopes[:, None, None] * distance * scale).astype(np.float32)
+        return biases
 
     def rotated(self, x: np.ndarray, rotary: Any) -> np.ndarray:
         """Rotates the first columns of each head (T, H, K)."""

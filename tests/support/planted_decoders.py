@@ -12,7 +12,7 @@ from tests.support.plain_decoder import PlainDecoder
 
 TEXTS = (np.arange(5, 14), np.arange(20, 26))
 #: Stages of a port that exports its hidden states and answers only.
-ANSWERS = ("embeddings.sum", "norm", "logits", "project")
+ANSWERS = ("embeddings.sum", "embeddings.norm", "norm", "logits", "project")
 
 
 def diagnosis(model: Model, planted: str, full: bool) -> str:

@@ -1,0 +1,67 @@
+"""BLOOM and ALiBi: config.json, slopes, masked tokens, and a port whose mistakes are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npformer import NpformerError
+from npformer.families import read_config, write_config
+from npformer.interpret.direct_attribution import logit_attribution
+from npformer.mechanisms.alibi import alibi_slopes
+from tests.support import tiny
+from tests.support.plain_decoder import PLANTED
+from tests.support.planted_decoders import diagnosis
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+
+
+def read(**fields: Any) -> Any:
+    return read_config({"model_type": "bloom", **SIZES, **fields})
+
+
+def test_older_and_newer_names() -> None:
+    config = read()
+    assert (
+        read_config({"model_type": "bloom", "vocab_size": 50, "n_embed": 32, "n_layer": 2, "num_attention_heads": 4})
+        == config
+    )
+    assert (config.d_ffn, config.max_length, config.activation) == (128, 2048, "gelu_tanh")
+    assert read_config(write_config(config)) == config
+    with pytest.raises(NpformerError, match="apply_residual_connection_post_layernorm: True is not supported"):
+        read(apply_residual_connection_post_layernorm=True)
+
+
+def test_slopes_of_powers_of_two_and_of_other_numbers() -> None:
+    """The paper's example of eight heads; twelve have every other slope of sixteen after them."""
+    eight = [2.0**-h for h in range(1, 9)]
+    assert alibi_slopes(8).tolist() == eight
+    np.testing.assert_allclose(alibi_slopes(12), [*eight, *(2.0 ** (-h / 2) for h in (1, 3, 5, 7))], rtol=1e-6)
+    assert len({alibi_slopes(count).shape == (count,) for count in range(1, 40)}) == 1
+
+
+def test_masked_tokens_are_at_no_distance() -> None:
+    model, ids = tiny.model("bloom", "base", dtype=np.float64), np.arange(5, 14)
+    mask = np.array([0, 0, 1, 1, 0, 1, 1, 1, 0])
+    alone = model(ids[mask == 1]).last_hidden_state[0]
+    np.testing.assert_array_equal(model(ids, attention_mask=mask).last_hidden_state[0][mask == 1], alone)
+
+
+def test_the_parts_of_a_logit_add_up() -> None:
+    found = logit_attribution(tiny.model("bloom", "causal-lm", dtype=np.float64), np.arange(5, 14), 7)
+    assert found.total == pytest.approx(found.logit, rel=1e-12)
+
+
+QUICK = ("slopes of 2^(-8 h / H)", "wrong sign")
+CASES = [(name, True) for name in PLANTED["bloom"]] + [("no ALiBi", False)]
+
+
+@pytest.mark.parametrize(
+    ("planted", "full"),
+    [pytest.param(*case, marks=() if case[1] and case[0] in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
+    found = diagnosis(tiny.model("bloom", "causal-lm", n_heads=6, d_model=48), planted, full)
+    assert PLANTED["bloom"][planted] in found, found
