@@ -107,6 +107,11 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "1 / sqrt(T)": ("scores scaled otherwise", "1 / sqrt(T with padding)", attr("scale", lambda p: p.ids.shape[1] ** -0.5)),
     "a head missing": (MISSING, "heads: 1 are 0", put("merge", only_head)),
     "units missing": (MISSING, "columns 50 to 63 of layers.0.ffn.activation", put("ffn", cut_units)),
+    "gelu cut below": (
+        "clipped",
+        "to at least -0.05",
+        put("gelu", lambda p, x: np.maximum(PlainPort.gelu(p, x), -0.05)),
+    ),
     "scores clipped": ("clipped", "scores from -1 to 1", put("masked", lambda p, s: PlainPort.masked(p, s.clip(-1, 1)))),
     "another bias": (PLACE, "query.bias is layers.0.attention.key.bias", query_bias("layers.0.attention.key")),
     "a later bias": (PLACE, "is layers.1.attention.query.bias", query_bias("layers.1.attention.query")),

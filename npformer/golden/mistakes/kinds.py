@@ -274,8 +274,15 @@ def _said(port: Port, name: str, columns: np.ndarray) -> str:
 
 def clipped(port: Port) -> Ways:
     """The stage is cut off at a bound, or what it reads; inside of several stages only scores are tried."""
-    low, high = (getattr(np, end)([getattr(a, end)() for a in port.theirs]) for end in ("min", "max"))
-    yield f"from {low:.4g} to {high:.4g}", {in_all_layers(port.stage): lambda y, at: y.clip(low, high)}
+    numbers = np.concatenate([np.ravel(array) for array in port.theirs])
+    low, high = numbers.min(), numbers.max()
+    cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # else it is the largest number
+    if cut_below and not cut_above:
+        yield f"to at least {low:.4g}", {in_all_layers(port.stage): lambda y, at: np.maximum(y, low)}
+    elif cut_above and not cut_below:
+        yield f"to at most {high:.4g}", {in_all_layers(port.stage): lambda y, at: np.minimum(y, high)}
+    else:
+        yield f"from {low:.4g} to {high:.4g}", {in_all_layers(port.stage): lambda y, at: y.clip(low, high)}
     inside = not is_single(port)
     for name in places(port):
         if name == port.stage or (inside and not name.endswith("scores")):
