@@ -131,7 +131,14 @@ def _sample_cases() -> list[tuple[Any, ...]]:
     wide = [
         (_distinct(seed), t, p, u) for seed in (1, 2) for t in (0.7, 1.5) for p in (0.3, 0.8) for u in (0.03, 0.5, 0.9)
     ]
-    return [*small, *wide, (array([1, 2, 9]), 1.0, 0.5, 0.9)]
+    close = [(_distinct(3), 0.7, 1.0, u) for u in _near_sums(_distinct(3), 0.7)]  # a small change draws another word
+    return [*small, *wide, *close, (array([1, 2, 9]), 1.0, 0.5, 0.9)]
+
+
+def _near_sums(logits: Array, temperature: float) -> list[float]:
+    """Numbers a little above and below sums of the first probabilities."""
+    sums = softmax(logits.astype(np.float64) / temperature).cumsum()[1:6:2]
+    return [float(each + step) for each in sums for step in (-1e-4, 1e-4)]
 
 
 def _distinct(seed: int) -> Array:
