@@ -28,6 +28,7 @@ class Llama(EncoderTable):
     """Llama's config.json and layers. The subclasses have what differs: windows, biases, norms of heads."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary,)  # of the layers' mechanisms
+    scaled = True  # rotations may be scaled to longer texts
     answering_prefix = "transformer."  # of the model in the class for question answering
 
     @property

@@ -21,6 +21,7 @@ class Phi3(Mistral):
     """Phi-3's config.json."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, PartialRotary, Window)
+    scaled = False
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         return super().own_fields({"sliding_window": None, **data}, head, n_layers)

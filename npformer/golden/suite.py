@@ -212,8 +212,9 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
     if plain.pooling == "last":
         about = "texts that end in padding, whose classifier reads the token before"
-        untrained = 3 if isinstance(family, Llama) else None
-        yield Case(f"{name}-ends-in-padding", about, replace(plain, pad_id=3, padding_idx=untrained))
+        padded = replace(plain, pad_id=3)
+        untrained = family.read_config(family.write_config(padded), plain.head).padding_idx
+        yield Case(f"{name}-ends-in-padding", about, replace(padded, padding_idx=untrained))
     if "d_embedding" in family.sizes:
         about, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
         about = f"tables as wide as the layers, {about} a projection"
@@ -234,7 +235,9 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     usual = encoder_config(family, words, n_layers=1)
     about = "a vocabulary projection of its own" if usual.tied else "the token table as the vocabulary projection"
     yield Case(f"{name}-{'untied' if usual.tied else 'tied'}", about, replace(usual, tied=not usual.tied))
-    if isinstance(family, Llama) and not plain.local:
+    if plain.parallel:
+        yield Case(f"{name}-in-turn", "blocks of a layer one after another", replace(plain, parallel=False))
+    if isinstance(family, Llama) and family.scaled and not plain.local:
         for kind, scaling in SCALINGS.items():
             scaled = replace(plain, mechanisms=(Rotary(100.0, scaling=scaling),), head_width=6, bias=True)
             yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, heads 6 wide, and biases in attention", scaled)
