@@ -19,10 +19,11 @@ from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
+from npformer.golden.fit import Fit, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
-from npformer.golden.graph import parents, span
-from npformer.golden.mistakes import GENERAL, of_model
+from npformer.golden.graph import CROSS, parents, parted, span
+from npformer.golden.mistakes import GENERAL, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
 from npformer.golden.mistakes.precision import ALIKE_IN_A_BATCH, HALVES, half, held
@@ -38,20 +39,6 @@ EXPLAINED = 0.9  # the least fraction of the error that the closest mistake expl
 HALVED = 0.5  # the most of the error that a cause may leave: many mistakes fit a small error
 FAULTS = 5  # the most faults to report, one after another
 LATER = 4  # stages after a fault that are used to choose between two causes
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A mistake that gives their values, or nearly, when it is applied to their inputs."""
-
-    mistake: Mistake
-    way: str
-    budgets: float  # largest distance from their values
-    explained: float  # the share of the error that it explains
-    certain: bool  # within the error budget
-
-    def __str__(self) -> str:
-        return f"{self.mistake.name}{f' ({self.way})' if self.way else ''}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +113,7 @@ class Diagnosis:
 
 
 TRAINING = "dropout left on"
+ROUNDING = {mistake.name for mistake in precision.MISTAKES}
 Progress = Callable[[str], object]
 
 
@@ -239,7 +227,7 @@ class _Case:
                 later = diverging[i + 1 : i + 1 + LATER]
                 known = [sum(self.explained(name, [port]) for name in later) for _, port in certain]
                 certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
-                each = replace(each, fits=_together([fit for fit, _ in certain]))
+                each = replace(each, fits=together([fit for fit, _ in certain]))
             found.append(each)
             if not certain or certain[0][0].mistake.reorders:
                 break
@@ -256,11 +244,14 @@ class _Case:
         }
         if self.findings or len(found) < len(diverging) or not all(found.values()):
             return None
+        of = parents(self.right.config, self.right.weights)
+        if all(set(of.get(stage, ())) & set(names) for stage, names in found.items()):
+            return None  # each is the stage before it: something is left out
         first = diverging[0]
         each, certain = self.explain(first, self.right)
         others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]
         fit = Fit(RENAMED, said_of(found), 0.0, 1.0, True)
-        return replace(each, fits=_together([fit, *others]))
+        return replace(each, fits=together([fit, *others]))
 
     def explained(self, stage: str, bases: Iterable[Port]) -> bool:
         """Returns whether one of the ports gives their values of a stage."""
@@ -312,16 +303,35 @@ class _Case:
             fit = Fit(IN_HALF, f"{kind}, the whole stage", budgets / RATIOS[kind], 1.0, True)
             return Diagnosis(stage, budgets, inputs, [fit], groups=groups), [(fit, replace(port, dtype=kind))]
         for mistakes, tried, texts in self.tiers(port):
-            fits = self.fits(mistakes, tried, texts)
+            fits = [
+                (replace(fit, certain=fit.certain and not self.refuted(fit, wrong, port, texts)), wrong)
+                for fit, wrong in self.fits(mistakes, tried, texts)
+            ]
             certain = [(fit, wrong) for fit, wrong in fits if fit.certain]
             if certain:
                 self.texts = texts
-                causes = _together([fit for fit, _ in certain])
+                causes = together([fit for fit, _ in certain])
                 return Diagnosis(stage, budgets, inputs, causes, groups=groups), certain
             if tried is port and texts is self.texts:
                 closest += [fit for fit, _ in fits]
         best = {fit.mistake.name: fit for fit in sorted(closest, key=lambda fit: fit.explained)}
         return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
+
+    def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
+        """Whether a cause would change a stage of the same layer and attention that is right in their port.
+
+        Rounding is no such cause: a port may round in one product of several.
+        """
+        block, before = _block(base.stage), self.texts
+        if not block or fit.mistake.name in ROUNDING:
+            return False
+        self.texts = texts
+        try:
+            made = self.everywhere(wrong)
+            near = [name for name in self.given if name != base.stage and _block(name) == block and name in made]
+            return any(self.explained(name, [base]) and not self.explained(name, [wrong]) for name in near)
+        finally:
+            self.texts = before
 
     def half_of(self, port: Port) -> str | None:
         """The 16 bits that hold all of their numbers of a stage but not the correct ones, which they are near to."""
@@ -413,20 +423,16 @@ class _Case:
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
 
 
+def _block(stage: str) -> tuple[str, int, bool] | None:
+    """The stack and layer of a stage, and whether it belongs to attention to a source; None outside the layers."""
+    stack, layer, rest = parted(stage)
+    return (stack, layer, rest.startswith(CROSS)) if layer >= 0 else None
+
+
 def _solvable(ways: Ways) -> Ways:
     """Yields the ways up to one that is solved for, and has no solution with their numbers."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
-
-
-def _together(fits: list[Fit]) -> list[Fit]:
-    """Returns the best fit of each mistake; ways that give the same numbers are all said."""
-    best: dict[str, Fit] = {}
-    for fit in fits:
-        first = best.setdefault(fit.mistake.name, fit)
-        if fit.budgets == first.budgets and fit.way not in first.way:
-            best[fit.mistake.name] = replace(first, way=first.way and f"{first.way}, or {fit.way}")
-    return list(best.values())
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:

@@ -180,6 +180,15 @@ def _turned(port: Any) -> Ways:
     yield "with d_model for d_head in the frequencies", dict.fromkeys(ROTATED, _with_d_model)
     values: Rules = {"*.attention.value": rotated_in}
     yield "of the values too", port.rereading(values, "*.attention.value_heads")
+    yield "of the values too", values
+    yield "the sines added in both halves", _rotated(_added)
+
+
+def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """(a cos + b sin, b cos + a sin): no sign is changed."""
+    a, b = np.split(x.reshape(len(x), -1, 2 * cos.shape[-1]), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
 
 
 def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:

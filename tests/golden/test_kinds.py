@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from npformer import golden, load, trace
+from npformer.checkpoint import tree as layout
 from npformer.mechanisms.rotary import Rotary
 from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
 from tests.support.plain_port import PlainPort
-from tests.support.planted import put
+from tests.support.planted import Plant, put
 from tests.support.planted_kinds import KINDS
 
 pytestmark = pytest.mark.numbers
@@ -100,3 +101,55 @@ def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
     arrays = stages("bert", KINDS["units missing"][2])
     arrays["layers.0.ffn.activation"] = arrays["layers.0.ffn.activation"] + np.inf
     assert diagnosed("bert", arrays).stage
+
+
+def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
+    """Queries of rows that are not normalized look like post-norm; keys and values show that it is not."""
+    model, _ = reference("gpt2")
+    arrays, query = stages("gpt2"), layout.flat_arrays(model.weights)
+    name = "layers.0.attention.query"
+    arrays[name] = arrays["embeddings.sum"] @ query[f"{name}.weight"] + query[f"{name}.bias"]
+    diagnosis = diagnosed("gpt2", arrays)
+    assert diagnosis.mistake == "another stage in its place", str(diagnosis)
+
+
+def parallel(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    a = port.attention(port.note(f"{at}.attention_norm", port.norm(x, f"{at}.attention_norm")), f"{at}.attention")
+    f = port.ffn(port.note(f"{at}.ffn_norm", port.norm(x, f"{at}.ffn_norm")), f"{at}.ffn")
+    return port.note(f"{at}.ffn_residual", x + a + f)
+
+
+def added_after_the_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    y = port.note(f"{at}.attention_residual", x + port.attention(x, f"{at}.attention"))
+    y = port.note(f"{at}.attention_norm", port.norm(y, f"{at}.attention_norm"))
+    f = port.note(f"{at}.ffn_residual", port.ffn(y, f"{at}.ffn"))
+    return port.note(f"{at}.ffn_norm", port.norm(f, f"{at}.ffn_norm")) + y
+
+
+@pytest.mark.parametrize(
+    ("family", "plant", "name"),
+    [
+        ("gpt2", put("layer", parallel), "the FFN reads another stage"),
+        ("bert", put("layer", added_after_the_norm), "norm before the residual sum"),
+    ],
+)
+def test_it_is_not_called_by_the_name_of_a_mistake_that_looks_alike(family: str, plant: Plant, name: str) -> None:
+    diagnosis = diagnosed(family, stages(family, plant))
+    assert diagnosis.mistake == name, str(diagnosis)
+
+
+def test_other_ids_are_found_from_the_embeddings_norm() -> None:
+    model, recorded = reference("bert")
+    texts = [replace(text, ids=np.where(text.ids > 20, 3, text.ids)) for text in recorded.texts]
+    t = trace(model, texts, ["embeddings.norm"])
+    arrays = {f"{i}/embeddings.norm": array for i, array in enumerate(t.texts("embeddings.norm"))}
+    assert golden.diagnose(recorded, arrays, model).mistake == "other token ids"
+
+
+def test_a_cap_that_is_left_out_is_not_a_wrong_name() -> None:
+    """The logits then have the numbers of the stage before them."""
+    model = load(Path(__file__).parent / "data" / "gemma2-causal-lm")
+    recorded = golden.record(model, [[3, 5, 7, 2]])
+    t = trace(model, recorded.texts)
+    arrays = {f"0/{name}": t.texts("head.output" if name == "logits" else name)[0] for name in t}
+    assert golden.diagnose(recorded, arrays, model).mistake == "soft cap of logits left out"

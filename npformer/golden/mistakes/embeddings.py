@@ -79,11 +79,19 @@ def other_sinusoids(port: Port) -> Ways:
     if port.config.positions.table.startswith("sinusoidal"):
         halves = port.config.positions.table == "sinusoidal"  # positions of the other order
         yield "", {POSITION: lambda y, at: _sinusoids(port, at, halves)}
+        yield "cosines before sines", {POSITION: lambda y, at: _sinusoids(port, at, not halves, cosines_first=True)}
+        for base in (1e3, 1e5, 1e6):
+            said = f"{base:.0f} for 10000"
+            yield said, {POSITION: lambda y, at, base=base: _sinusoids(port, at, not halves, base)}
 
 
-def _sinusoids(port: Port, at: At, halves: bool) -> np.ndarray:
-    table = sinusoidal_positions(port.config.n_positions, port.config.table_width, np.float64, halves)
-    return table[positions_of(port, at.read_text) + port.config.positions.first]
+def _sinusoids(port: Port, at: At, halves: bool, base: float = 1e4, cosines_first: bool = False) -> np.ndarray:
+    places, width = positions_of(port, at.read_text) + port.config.positions.first, port.config.table_width
+    if base == 1e4 and not cosines_first:
+        return sinusoidal_positions(port.config.n_positions, width, np.float64, halves)[places]
+    angle = places[:, None] / base ** (np.arange(0, width, 2) / width)
+    pair = (np.cos(angle), np.sin(angle)) if cosines_first else (np.sin(angle), np.cos(angle))
+    return np.concatenate(pair, axis=-1) if halves else np.stack(pair, axis=-1).reshape(len(places), width)
 
 
 def twice(port: Port) -> Ways:

@@ -7,12 +7,14 @@ from itertools import permutations
 
 import numpy as np
 
+from npformer.activations import ACTIVATIONS
 from npformer.blocks.activation_mistakes import from_source, other_activations, sigmoid
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.config import POOLED_HEADS
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.port import Port
+from npformer.norms import standard
 
 MOST_LABELS = 5  # the most labels for which every order is tried
 
@@ -70,6 +72,25 @@ def pooler_activation(port: Port) -> Ways:
         yield from other_activations(port.config.pooler, "pooled")
 
 
+def transform_order(port: Port) -> Ways:
+    """Normalize(x W + b), then act, for Normalize(act(x W + b)); by the names of the stages or of the operations."""
+    if not {"head.hidden", "head.norm"} <= set(port.known):
+        return
+    act = ACTIVATIONS[port.config.activation]
+
+    def normed(y: np.ndarray, at: At) -> np.ndarray:
+        return at.affine(standard(at("head.hidden"), at.config.eps), "head.norm")
+
+    in_place: Rules = {"head.activation": normed, "head.norm": lambda y, at: act(normed(y, at))}
+    yield "the norm before the activation", {**in_place, "head.activation": lambda y, at: at("head.hidden")}
+    yield "the norm before the activation, in its place", in_place
+    by_operation: Rules = {"head.norm": normed, "head.activation": lambda y, at: act(normed(y, at))}
+    yield (
+        "the norm before the activation, where they are read",
+        port.ruling(by_operation).rereading({"head.norm": lambda y, at: act(y)}, "logits"),
+    )
+
+
 NO_POOLER: dict[str, Rules] = {
     "": {"pooled": lambda y, at: at.last[at.row]},
     "only its linear layer": {"pooler": lambda y, at: at.last[at.row]},
@@ -115,6 +136,7 @@ MISTAKES = (
     Mistake(
         "another activation of the pooler", "a pooler is act(x W + b), act as in this model's config", pooler_activation
     ),
+    Mistake("head in another order", "the head is a linear layer, its activation and a norm", transform_order),
     Mistake("pooler left out", "the pooler is between the first row and the classifier", NO_POOLER),
     Mistake("labels in another order", "the head's columns are the labels of config.json, in its order", other_labels),
     Mistake(

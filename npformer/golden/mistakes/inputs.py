@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
 from npformer.golden.port import Port
+from npformer.norms import standard
 from npformer.runtime.packing import Text
+
+MOST = 1 << 31  # numbers of the token table times tokens that are compared to find other ids
 
 LOWEST = float(np.finfo(np.float32).min)
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights
@@ -108,10 +111,39 @@ def other_ids(port: Port) -> Ways:
         rows = port.weights[f"{port.stage}.weight"].astype(np.float64) * scale
         sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row is
         ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
-        found = port.ruling({port.stage: lambda y, at: rows[ids[at.text]]})
+        found = port.ruling({port.stage: lambda y, at: put(y, rows[ids[at.text]])})
         if not port.config.decoder:
             found = port.reading(lambda text, i: replace(text, ids=ids[i]))
         yield f"{ids[0].tolist()!s:.60}", found
+    elif parted(port.stage)[2] in ("embeddings.sum", "embeddings.norm"):
+        yield "found by the nearest rows of the table", {f"{parted(port.stage)[0]}embeddings.sum": _nearest(port)}
+
+
+def put(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns y with other first rows; the others are padding."""
+    made = y.copy()
+    made[: len(rows)] = rows
+    return made
+
+
+def _nearest(port: Port) -> Rule:
+    """The sum of embeddings of the tokens with which it, or its norm, is nearest to theirs."""
+
+    def rule(y: np.ndarray, at: At) -> np.ndarray:
+        table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)
+        if table is None or table.shape[1] != y.shape[1] or table.size * len(theirs) > MOST:
+            raise ValueError("no table of rows to compare with")
+        table = table * port.config.token_scale
+        rest = (y - at("embeddings.token"))[: len(theirs)]  # positions and token types
+        if port.stage.endswith("sum"):
+            sizes = np.vecdot(table, table)
+            return put(y, rest + table[np.argmin(sizes / 2 - (theirs - rest) @ table.T, axis=-1)])
+        shift = at.affine(np.zeros_like(theirs), port.stage)
+        wanted = (theirs - shift) / (at.affine(np.ones_like(theirs), port.stage) - shift)
+        near = [int(np.argmax(standard(table + r, at.config.eps) @ z)) for r, z in zip(rest, wanted, strict=True)]
+        return put(y, rest + table[near])
+
+    return rule
 
 
 def texts_of(port: Port) -> list[Text]:

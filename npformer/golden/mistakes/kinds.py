@@ -92,6 +92,20 @@ def constant(port: Port) -> Ways:
     d = float(np.median(theirs - right))
     yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}
     yield "all zeros", {port.stage: lambda y, at: 0 * y}
+    yield from _inner_constant(port)
+
+
+def _inner_constant(port: Port) -> Ways:
+    """A stage before this one has one of the usual factors, such as those of dropout."""
+    for name in _inside(port):
+        for c in (0.9, 0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0):
+            yield f"{c:.4g} times {name}", changing(port, name, lambda y, at, c=c: c * y)
+
+
+def _inside(port: Port) -> list[str]:
+    """The stages of the blocks between the other program's and this one."""
+    ends = ("attention.weights", "attention.value", "ffn.hidden", "activation", "gated", "embeddings.position")
+    return [name for name in port.span if name != port.stage and name.endswith(ends)]
 
 
 def _terms(port: Port) -> tuple[list[str], np.ndarray] | None:
@@ -346,8 +360,15 @@ def one_rounded(port: Port) -> Ways:
         if port.weights.get(name, np.zeros(0)).ndim == 2 and not parted(name)[2].startswith("embeddings."):
             for kind in HALVES:
                 yield f"{name} in {kind}", port.rounding(partial(half, kind), [name])
-            for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a row"):
-                yield f"{name} in {way}", port.rounding(SCHEMES[way], [name])
+            for way, rounding in SCHEMES.items():
+                yield f"{name} in {way}", port.rounding(rounding, [name])
+
+
+def one_stage_rounded(port: Port) -> Ways:
+    """A stage before this one is rounded to 16 bits, and no other."""
+    for name in _inside(port):
+        for kind in HALVES:
+            yield f"{kind}, only {name}", changing(port, name, lambda y, at, kind=kind: half(kind, y))
 
 
 def reordered(port: Port) -> Ways:
@@ -388,5 +409,6 @@ MISTAKES = (
     Mistake("clipped", "numbers are cut off at a bound; the model has none", clipped),
     Mistake("weights of another place", "a weight or bias has the numbers of another one", other_weights),
     Mistake("weight in another order", "its rows and columns are in the order of the checkpoint", reordered),
+    Mistake("one stage rounded", "all stages have the precision of the others", one_stage_rounded),
     Mistake("one weight rounded", "all weights have the precision of the checkpoint", one_rounded),
 )

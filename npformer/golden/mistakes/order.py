@@ -64,6 +64,11 @@ def norm_of_block(port: Port) -> Ways:
     for way, rules in (("X is added to it", added), ("without X", alone)):
         yield from ((f"{way}, after {name[2:-5]}", {name: rule}) for name, rule in rules.items())
         yield f"{way}, after both blocks", rules
+    for block, x in (("attention", "input"), ("ffn", "attention_norm")):
+        sums, stage = f"*.{block}_residual", f"*.{block}_norm"  # exported before X is added
+        rules = {sums: lambda y, at, block=block: at.written(block), stage: alone[stage]}
+        changed = port.ruling(rules).rereading({stage: lambda y, at, x=x: at(x) + y})
+        yield f"X is added to it, after {block}, where {block}_norm is read", changed
 
 
 AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at.written("attention")}
@@ -129,6 +134,8 @@ def other_ffn_input(port: Port) -> Ways:
         said: "attention_residual",
     }.items():
         yield f"reads {way}", {"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}
+    if port.config.norm_first:
+        yield "its norm reads the layer's input, parallel to attention", {"*.ffn_norm": _norm_of_input}
     yield (
         "parallel to attention, both added to the layer's input",
         {
@@ -136,6 +143,11 @@ def other_ffn_input(port: Port) -> Ways:
             FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
         },
     )
+
+
+def _norm_of_input(y: np.ndarray, at: At) -> np.ndarray:
+    weights = {part: each for part in ("weight", "bias") if (each := at.weight("ffn_norm", part)) is not None}
+    return at.norm(at("input"), **weights)
 
 
 def ffn_first(port: Port) -> Ways:

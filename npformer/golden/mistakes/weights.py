@@ -22,11 +22,13 @@ def each_and_all(port: Port, wrong: Mapping[str, np.ndarray]) -> Ways:
 
 
 def transposed_weight(port: Port) -> Ways:
-    """Reads the numbers of a weight stored as (out, in) in the order of (in, out)."""
+    """Reads the numbers of a weight stored as (out, in) in the order of (in, out), or the reverse."""
     known = parameters(port.config)
     linear = [name for name in (f"{group}.weight" for group in port.groups) if known[name].transposed]
-    wrong = {name: port.weights[name].T.reshape(port.weights[name].shape) for name in linear}
-    yield from each_and_all(port, wrong)
+    own = {name: port.weights[name] for name in linear}
+    yield from each_and_all(port, {name: array.T.reshape(array.shape) for name, array in own.items()})
+    oblong = {name: array for name, array in own.items() if array.shape[0] != array.shape[1]}
+    yield from each_and_all(port, {name: array.reshape(array.shape[::-1]).T for name, array in oblong.items()})
 
 
 def missing_bias(port: Port) -> Ways:
@@ -38,7 +40,8 @@ def _biases(port: Port) -> list[str]:
 
 
 def wrong_bias(port: Port) -> Ways:
-    for way, factor in (("added twice", 2), ("subtracted", -1)):
+    times = {2: "added twice", **{n: f"added {n} times" for n in (3, 4, port.n_heads, port.depth) if n > 2}}
+    for factor, way in {**times, -1: "subtracted"}.items():
         for name, changed in each_and_all(port, {name: factor * port.weights[name] for name in _biases(port)}):
             yield f"{way}, {name}", changed
 
