@@ -16,6 +16,7 @@ from npformer.families import family_of, parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
 from npformer.golden.port import Port
 from npformer.interpret.study_inputs import row_read
+from npformer.interpret.text_parts import Cut
 from npformer.mechanisms import Mechanism, SoftCap
 from npformer.mechanisms.alibi import alibi_of
 from npformer.mechanisms.relative_bias import bias_of
@@ -26,28 +27,37 @@ from npformer.runtime.packing import Text
 
 
 class Arrays:
-    """The arrays of one run of a port: computed stages, the other program's stages, and weights."""
+    """The arrays of one run of ports: computed stages, the other program's stages, and weights.
 
-    def __init__(self, port: Port, given: Mapping[str, list[np.ndarray]], weight: Callable[[str], np.ndarray]) -> None:
-        self.port, self.given, self.weight = port, given, weight
+    A row is a text of one port: row i has text i // copies.
+    """
+
+    def __init__(
+        self, port: Port, copies: int, given: Mapping[str, list[np.ndarray]], weight: Callable[[str], np.ndarray]
+    ) -> None:
+        self.port, self.copies, self.given, self.weight = port, copies, given, weight
         self.parents = parents(port.config, port.weights)
         self.kept: dict[tuple[str, int], np.ndarray] = {}
+        self.whole: dict[str, list[tuple[int, Cut, np.ndarray]]] = {}  # stages not cut yet, with their first rows
 
-    def kept_array(self, name: str, text: int) -> np.ndarray | None:
-        """Returns a stage as later stages read it; None before it is computed."""
-        return self.kept.get((name, text))
+    def kept_array(self, name: str, row: int) -> np.ndarray | None:
+        """Returns a stage of a row as later stages read it; None before it is computed."""
+        for first, cut, array in self.whole.pop(name, ()):
+            self.kept |= {(name, i): piece for i, piece in enumerate(cut(array), first)}
+        return self.kept.get((name, row))
 
-    def given_array(self, name: str, text: int) -> np.ndarray | None:
-        """Returns the other program's array of a stage; None without one."""
+    def given_array(self, name: str, row: int) -> np.ndarray | None:
+        """Returns the other program's array of a stage of a row's text; None without one."""
         name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
-        return self.given[name][text] if name in self.given else None
+        return self.given[name][row // self.copies] if name in self.given else None
 
 
 class At:
     """A stage of one text, and the other arrays that a rule can read."""
 
-    def __init__(self, run: Arrays, text: int, name: str) -> None:
-        self._run, self.text, self.name = run, text, name
+    def __init__(self, run: Arrays, row: int, name: str) -> None:
+        self._run, self._row, self.name = run, row, name
+        self.text = row // run.copies
         stack, self.layer, self._rest = parted(name)
         self.stack = stack or list(stacks(run.port.config))[-1]  # a head reads the last stack
         self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
@@ -61,7 +71,7 @@ class At:
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):
             for each in names:
-                if (found := read(each, self.text)) is not None:
+                if (found := read(each, self._row)) is not None:
                     return found
         raise KeyError(name)
 

@@ -26,17 +26,17 @@ from npformer.golden.graph import CROSS, parents, parted, span
 from npformer.golden.mistakes import GENERAL, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
-from npformer.golden.mistakes.precision import ALIKE_IN_A_BATCH, HALVES, half, held
+from npformer.golden.mistakes.precision import HALF, HALVES, half, held
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
 
-IN_HALF = next(each for each in ALIKE_IN_A_BATCH if each.name == "half precision")
 CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
 DRAWS = 3  # runs with random rounding, to measure that error
 EXPLAINED = 0.9  # the least fraction of the error that the closest mistake explains to be reported
 HALVED = 0.5  # the most of the error that a cause may leave: many mistakes fit a small error
+TOGETHER = 1 << 16  # numbers of a stage (T, D) in ports that run together
 FAULTS = 5  # the most faults to report, one after another
 LATER = 4  # stages after a fault that are used to choose between two causes
 
@@ -198,7 +198,9 @@ class _Case:
         if dtype in HALVES:
             weights = {name: half(dtype, array) for name, array in weights.items()}
         self.texts = list(range(len(golden.texts)))  # texts whose stages are explained
-        self.promising: set[tuple[str, str]] | None = None  # mistakes that could explain the unpadded texts
+        self.promising: set[str] | None = (
+            None  # names of mistakes that could explain the unpadded texts; None if these are right
+        )
         self.runs: dict[
             tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
         ] = {}  # results of `everywhere`
@@ -300,7 +302,7 @@ class _Case:
         closest: list[Fit] = []
         self.promising = None
         if (kind := self.half_of(port)) is not None:
-            fit = Fit(IN_HALF, f"{kind}, the whole stage", budgets / RATIOS[kind], 1.0, True)
+            fit = Fit(HALF, f"{kind}, the whole stage", budgets / RATIOS[kind], 1.0, True)
             return Diagnosis(stage, budgets, inputs, [fit], groups=groups), [(fit, replace(port, dtype=kind))]
         for mistakes, tried, texts in self.tiers(port):
             fits = [
@@ -351,9 +353,8 @@ class _Case:
         unpadded = self.unpadded(port)
         if unpadded != self.texts:  # a mistake may depend on their padding
             if (batch := port.in_a_batch()) is not None:
-                may_differ = tuple(each for each in self.mistakes if each not in ALIKE_IN_A_BATCH)
-                yield may_differ, batch, self.texts
-            if unpadded:
+                yield self.mistakes, batch, self.texts
+            if self.promising:
                 yield self.mistakes, port, unpadded
         yield GENERAL, port, self.texts
         yield elsewhere(self.mistakes), port, self.texts
@@ -365,27 +366,22 @@ class _Case:
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
         """Returns the mistakes that give their values on these texts, or nearly, best first.
 
-        A mistake tried on all texts is tried on some of them only if it could explain these: this takes most of the
-        time.
+        A mistake tried on all texts is tried again, in a padded batch or on some texts, only if it could explain the
+        texts without padding: this takes most of the time.
         """
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
-        some = self.unpadded(port) if mistakes is self.mistakes and texts is self.texts else []
-        known = self.promising if mistakes is self.mistakes and texts is not self.texts else None
-        tried, promising = [], set[tuple[str, str]]()
-        for mistake in mistakes:
-            self.progress(f"{port.stage}: {mistake.name}?")
-            for way, wrong in _solvable(mistake.ways(port)):
-                if not wrong.matters or (known is not None and (mistake.name, way) not in known):
-                    continue
-                with suppress(NpformerError):  # impossible with these weights or texts
-                    made = self.compute(wrong)
-                    explained = _explained(port, made, texts, budget)
-                    if explained > 1 - HALVED:
-                        distance = largest_error([made[i] for i in texts], theirs)
-                        tried.append((distance, explained, mistake, way, wrong, made))
-                    if _explained(port, made, some, budget) > 1 - HALVED:
-                        promising.add((mistake.name, way))
-        if some:
+        first = mistakes is self.mistakes and texts is self.texts and not port.hides
+        some = self.unpadded(port) if first else []
+        known = self.promising if mistakes is self.mistakes else None
+        tried, promising = [], set[str]()
+        for mistake, way, wrong, made in self.made(mistakes, port, known):
+            explained = _explained(port, made, texts, budget)
+            if explained > 1 - HALVED:
+                distance = largest_error([made[i] for i in texts], theirs)
+                tried.append((distance, explained, mistake, way, wrong, made))
+            if _explained(port, made, some, budget) > 1 - HALVED:
+                promising.add(mistake.name)
+        if some and largest_error([port.theirs[i] for i in some], [port.rightly[i] for i in some]) > budget:
             self.promising = promising
         found = []
         for distance, explained, mistake, way, wrong, made in sorted(tried, key=lambda each: each[0])[:CANDIDATES]:
@@ -397,6 +393,42 @@ class _Case:
             if certain or explained >= EXPLAINED:
                 found.append((Fit(mistake, way, distance / allowed, explained, certain), wrong))
         return found
+
+    def made(
+        self, mistakes: Iterable[Mistake], port: Port, known: set[str] | None
+    ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
+        """Yields each possible way to make a mistake, the port with it, and what that port computes.
+
+        Ports that differ from `port` in their rules alone run together: in a small model, Python takes most of the
+        time of a run.
+        """
+        waiting: list[tuple[Mistake, str, Port]] = []
+        most = TOGETHER // (sum(map(len, (*port.texts, *port.sources))) * port.config.d_model)
+        for mistake in mistakes if known is None else (each for each in mistakes if each.name in known):
+            self.progress(f"{port.stage}: {mistake.name}?")
+            for way, wrong in _solvable(mistake.ways(port)):
+                if not wrong.matters:
+                    continue
+                if most > 1 and _by_rules(wrong, port):
+                    waiting.append((mistake, way, wrong))
+                    if len(waiting) == most:
+                        yield from self.together(waiting)
+                        waiting = []
+                    continue
+                with suppress(NpformerError):  # impossible with these weights or texts
+                    yield mistake, way, wrong, self.compute(wrong)
+        yield from self.together(waiting)
+
+    def together(
+        self, waiting: list[tuple[Mistake, str, Port]]
+    ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
+        """Computes the stage with each of these ports, in one run."""
+        ports = [port for _, _, port in waiting]
+        if ports:
+            with suppress(NpformerError):
+                for each, made in zip(waiting, self.forward.together(ports, ports[0].stage), strict=True):
+                    if made is not None:
+                        yield *each, self.cut(made, ports[0].theirs)
 
     def looked_at(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [arrays[i] for i in self.texts]
@@ -433,6 +465,12 @@ def _solvable(ways: Ways) -> Ways:
     """Yields the ways up to one that is solved for, and has no solution with their numbers."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
+
+
+def _by_rules(port: Port, other: Port) -> bool:
+    """Whether ports differ in their rules alone, and so can run together."""
+    alike = (getattr(port, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources"))
+    return port.hides == other.hides and all(alike)
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:

@@ -7,7 +7,7 @@ ours as soon as ours are noted; so one run says of every stage what it should be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -44,9 +44,17 @@ class Forward:
         self, port: Port, until: str = "", dtype: Any = np.float64, seed: int | None = None
     ) -> dict[str, list[np.ndarray]]:
         """Returns the port's stages up to `until` ("" for all), one array per text."""
-        run = Run(self, port, until, dtype, None if seed is None else jitter(seed))
+        run = Run(self, [port], until, dtype, None if seed is None else jitter(seed))
         run.run()
+        if run.failed:
+            raise run.failed[0]
         return run.made
+
+    def together(self, ports: Sequence[Port], until: str) -> list[list[np.ndarray] | None]:
+        """Returns the stage `until` of ports that differ in their rules alone, from one run; None if impossible."""
+        run = Run(self, ports, until, np.float64, None)
+        run.run()
+        return [None if i in run.failed else run.made[until][i :: len(ports)] for i in range(len(ports))]
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
         if id(array) not in self._own:  # a mistake's own
@@ -58,11 +66,16 @@ class Forward:
 
 
 class Run(Arrays):
-    """One forward: a listener that applies the port's rules and replaces our stages with the other program's."""
+    """One forward: a listener that applies the ports' rules and replaces our stages with the other program's.
 
-    def __init__(self, forward: Forward, port: Port, until: str, dtype: Any, noise: Any) -> None:
-        super().__init__(port, forward.given, lambda name: forward.cast(port.weights[name], dtype))
-        self.until, self.noise = until, noise
+    Its rows are the texts, each as often as there are ports: the first text of every port, then the second.
+    """
+
+    def __init__(self, forward: Forward, ports: Sequence[Port], until: str, dtype: Any, noise: Any) -> None:
+        port = ports[0]
+        super().__init__(port, len(ports), forward.given, lambda name: forward.cast(port.weights[name], dtype))
+        self.ports, self.until, self.noise = ports, until, noise
+        self.failed: dict[int, NpformerError] = {}  # ports with impossible rules
         self.made: dict[str, list[np.ndarray]] = {}
         self._parts, self._forward, self._dtype = TextParts(), forward, dtype
         self._after = {made_from[0]: name for name, made_from in self.parents.items() if name.endswith(".input")}
@@ -108,10 +121,11 @@ class Run(Arrays):
             within = tree[stack[:-1]] if stack else tree
             within.setdefault("layers", [])
         with suppress(_Enough), listen(self._hear), np.errstate(all="ignore"):
+            texts, sources = ([text for text in each for _ in self.ports] for each in (port.texts, port.sources))
             if config.head == "translation":
-                Seq2Seq(config, tree, threads=1).run(list(zip(port.sources, port.texts, strict=True)))
+                Seq2Seq(config, tree, threads=1).run(list(zip(sources, texts, strict=True)))
             else:
-                post_process(config, Model(config, tree, threads=1).run(port.texts))
+                post_process(config, Model(config, tree, threads=1).run(texts))
 
     @cached_property
     def _embedded(self) -> dict[str, str]:
@@ -134,47 +148,66 @@ class Run(Arrays):
         stack, layer, rest = parted(name)
         if layer >= 0:  # numbered from the first that runs
             name = f"{stack}layers.{layer + self._ranges[stack][0]}.{rest}"
+        if self._untouched(name):
+            self.whole.setdefault(name, []).append((first, cut, array))
+            return array
         pieces = [self._stage(name, first + i, piece) for i, piece in enumerate(cut(array))]
-        if name == self.until and len(self.made[name]) == len(self.port.texts):
+        if name == self.until and len(self.made[name]) == len(self.port.texts) * len(self.ports):
             raise _Enough
         if name in self._embedded:
             name = self._embedded[name]
             pieces = [self._kept(name, first + i, piece) for i, piece in enumerate(pieces)]
         if (after := self._after.get(name)) is not None:
             for i, piece in enumerate(pieces, first):
-                pieces[i - first] = self.kept[after, i] = self._ruled(after, i, piece)
+                rules = self.ports[i % len(self.ports)].rules
+                pieces[i - first] = self.kept[after, i] = self._ruled(after, i, piece, rules)
         return join(pieces)
 
-    def _stage(self, name: str, text: int, array: np.ndarray) -> np.ndarray:
-        made = self._ruled(name, text, array)
+    def _untouched(self, name: str) -> bool:
+        """Whether a stage stays as the model makes it, and is not asked for: most stages of most runs."""
+        if self.noise is not None or name in self.given or name in self._embedded or name in self._after:
+            return False
+        patterns = (pattern for port in self.ports for pattern, _ in (*port.rules, *port.reads))
+        return self.until not in ("", name) and not any(matches(name, pattern) for pattern in patterns)
+
+    def _stage(self, name: str, row: int, array: np.ndarray) -> np.ndarray:
+        made = self._ruled(name, row, array, self.ports[row % len(self.ports)].rules)
         if self.noise is not None:
             made = self.noise(made)
         self.made.setdefault(name, []).append(made)
-        return self._kept(name, text, made)
+        return self._kept(name, row, made)
 
-    def _ruled(
-        self, name: str, text: int, array: np.ndarray, rules: Iterable[tuple[str, Rule]] | None = None
-    ) -> np.ndarray:
-        for pattern, rule in self.port.rules if rules is None else rules:
+    def _ruled(self, name: str, row: int, array: np.ndarray, rules: Iterable[tuple[str, Rule]]) -> np.ndarray:
+        number = row % len(self.ports)
+        for pattern, rule in rules if number not in self.failed else ():
             if matches(name, pattern):
                 try:
-                    made = np.asarray(rule(array, At(self, text, name)))
-                except (KeyError, IndexError, ValueError) as error:  # a stage or weight that is missing
-                    raise NpformerError(f"{name}: impossible with this model: {error}") from None
-                if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
-                    made = made[..., 0]  # its one column
-                if made.shape != array.shape:
-                    raise NpformerError(f"{name}: the rule gives {made.shape} for {array.shape}")
-                array = made.astype(array.dtype, copy=False)
+                    array = self._changed(name, row, array, rule)
+                except NpformerError as error:
+                    self.failed[number] = error
+                    if len(self.failed) == len(self.ports):
+                        raise _Enough from None
+                    break
         return array
 
-    def _kept(self, name: str, text: int, made: np.ndarray) -> np.ndarray:
+    def _changed(self, name: str, row: int, array: np.ndarray, rule: Rule) -> np.ndarray:
+        try:
+            made = np.asarray(rule(array, At(self, row, name)))
+        except (KeyError, IndexError, ValueError) as error:  # a stage or weight that is missing
+            raise NpformerError(f"{name}: impossible with this model: {error}") from None
+        if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
+            made = made[..., 0]  # its one column
+        if made.shape != array.shape:
+            raise NpformerError(f"{name}: the rule gives {made.shape} for {array.shape}")
+        return made.astype(array.dtype, copy=False)
+
+    def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
         """Replaces our array with theirs, except for padding that the port adds."""
-        if (theirs := self.given.get(name)) is not None:
-            corner = tuple(slice(size) for size in theirs[text].shape)
+        if (theirs := self.given_array(name, row)) is not None:
+            corner = tuple(slice(size) for size in theirs.shape)
             made = made.copy()
-            if made[corner].shape != theirs[text].shape:
-                raise NpformerError(f"{name}: theirs is {theirs[text].shape}, the port's {made.shape}")
-            made[corner] = theirs[text]
-        self.kept[name, text] = made = self._ruled(name, text, made, self.port.reads)
+            if made[corner].shape != theirs.shape:
+                raise NpformerError(f"{name}: theirs is {theirs.shape}, the port's {made.shape}")
+            made[corner] = theirs
+        self.kept[name, row] = made = self._ruled(name, row, made, self.ports[row % len(self.ports)].reads)
         return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from npformer.config import Config
@@ -26,6 +27,7 @@ Parents = dict[str, tuple[str, ...]]
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1 << 12)
 def parted(stage: str) -> tuple[str, int, str]:
     """Returns the stack of a stage ("" without a decoder), its layer (-1: none) and the rest of its name.
 
@@ -37,6 +39,7 @@ def parted(stage: str) -> tuple[str, int, str]:
     return found[1], -1 if found[2] is None else int(found[2]), found[3]
 
 
+@lru_cache(maxsize=1 << 14)
 def matches(stage: str, pattern: str) -> bool:
     """Returns whether a pattern matches a stage: by its name, or in either stack, where each attention is attention.
 

@@ -56,17 +56,18 @@ class TextParts:
         first = max(self._covered.get(name, 0), self._first.get(own, 0))
         cut: Cut = _alone
         join: Join = _only
+        count = 1
         if own in self._lengths:
             others = [lengths for scope, lengths in self._lengths.items() if scope != own]
             either = [*others, self._lengths[own]] if name.endswith(OF_SOURCE) else [self._lengths[own]]
             lengths = next((each for each in either if each.sum() == len(array)), None)
             if self._is_per_text(name) or (name.rpartition(".")[2] in RUNS and array.ndim == 4):
-                cut, join = list, np.stack
+                cut, join, count = list, np.stack, len(array)
             elif lengths is not None:
-                cut, join = partial(split_rows, lengths=lengths), np.concatenate
+                cut, join, count = partial(split_rows, lengths=lengths), np.concatenate, len(lengths)
             elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts without a pooler
-                cut, join = list, np.stack
-        self._covered[name] = first + len(cut(array))
+                cut, join, count = list, np.stack, len(array)
+        self._covered[name] = first + count
         return first, cut, join
 
     def _is_per_text(self, name: str) -> bool:

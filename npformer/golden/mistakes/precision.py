@@ -228,12 +228,13 @@ def integer_products(port: Port) -> Ways:
             yield f"{way}, the other inputs in {bits} bits", products(of_x, SCHEMES[way])
 
 
+HALF = Mistake(
+    "half precision",
+    "numbers are rounded to 16 bits on the way; use float32, or compare with --dtype",
+    half_precision,
+)
 MISTAKES = (
-    Mistake(
-        "half precision",
-        "numbers are rounded to 16 bits on the way; use float32, or compare with --dtype",
-        half_precision,
-    ),
+    HALF,
     Mistake(
         "tf32 products",
         "a graphics card rounds the inputs of float32 products to 10 bits; switch TF32 off",
@@ -250,5 +251,3 @@ MISTAKES = (
         integer_products,
     ),
 )
-#: These give the same numbers for a text alone and in a batch. (Integers' steps may depend on padding.)
-ALIKE_IN_A_BATCH = MISTAKES[:3]
