@@ -24,7 +24,8 @@ from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import load_folder
 from npformer.common.errors import NpformerError
 from npformer.golden.compare import Comparison, compare
-from npformer.golden.diagnose import Diagnosis, diagnose
+from npformer.golden.diagnose import diagnose
+from npformer.golden.diagnosis import Diagnosis
 from npformer.golden.format import Golden, load
 from npformer.golden.suite import INPUTS, answers, read_suite
 from npformer.golden.tiny import TINY_FILE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
-from npformer.golden.fit import Fit, together
+from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import CROSS, parents, parted, span
@@ -40,79 +40,6 @@ TOGETHER = 1 << 16  # numbers of a stage (T, D) in ports that run together
 FAULTS = 5  # the most faults to report, one after another
 LATER = 4  # stages after a fault that are used to choose between two causes
 
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
-
-    stage: str  # "" if none diverges
-    # Difference between their stage and the correct one, in budgets; inf if they cannot be compared.
-    rightly: float = 0.0
-    inputs: tuple[str, ...] = ()  # their stages from which it is computed
-    fits: list[Fit] = field(default_factory=list)  # the causes, best first; without a cause, the closest mistakes
-    weights: list[Finding] = field(default_factory=list)  # errors in their weights, which all stages below then use
-    training: bool = False  # their model is in training mode: its dropout is on
-    then: list[Diagnosis] = field(default_factory=list)  # of the later stages
-    groups: tuple[str, ...] = ()  # groups of weights that the stage uses
-
-    @property
-    def lies_earlier(self) -> bool:
-        return self.rightly <= 1
-
-    @property
-    def mistake(self) -> str:
-        """The name of the mistake, or "" without a certain one."""
-        return next(iter(self.causes), "")
-
-    @property
-    def causes(self) -> list[str]:
-        """The names of all mistakes that give their values: training mode, weights, then others, best first."""
-        found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
-        return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
-
-    def __str__(self) -> str:
-        lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
-        if self.weights:
-            lines.append("the stages below are computed with these weights")
-        if self.training:
-            lines.append(f"cause: {TRAINING}\n    your model is in training mode; call eval() before using it")
-        if not self.stage:
-            told = "no other stage diverges" if lines else "no stage diverges: nothing to diagnose"
-            return "\n".join([*lines, told])
-        lines += self._lines()
-        for each in self.then:
-            lines += [
-                "",
-                f"with that in the model too, the next stage that diverges is {each._lines()[0]}",
-                *each._lines()[1:],
-            ]
-        return "\n".join(lines)
-
-    def _lines(self) -> list[str]:
-        if self.rightly == float("inf"):
-            return [f"{self.stage}: your array cannot be used; see its line above"]
-        source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
-        lines = [f"{self.stage}, computed again from {source}:"]
-        if self.lies_earlier:
-            return [*lines, "  agrees with yours; the fault is earlier, where these stages come from"]
-        lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
-        for i, fit in enumerate(self.fits[:4]):
-            if fit.certain:
-                lines.append(f"  {'cause' if i == 0 else 'also fits'}: {fit}")
-                lines.append(f"    {fit.mistake.explanation}")
-                lines.append(f"    with it, the difference is {fit.budgets:.3g} budgets")
-            else:
-                lines.append(f"  closest known mistake: {fit}")
-                left = f"the difference is {fit.budgets:.3g} budgets"
-                lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
-        if not self.fits:
-            lines.append("  no known mistake gives your values")
-        if self.groups and not any(fit.certain for fit in self.fits):
-            lines.append(f"  check the weights it uses: {', '.join(self.groups[:6])}")
-        return lines
-
-
-TRAINING = "dropout left on"
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}
 Progress = Callable[[str], object]
 

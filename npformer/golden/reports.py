@@ -12,7 +12,7 @@ from typing import Any
 
 from npformer.golden.compare import Comparison
 from npformer.golden.conformance import Verdict, why
-from npformer.golden.diagnose import Diagnosis
+from npformer.golden.diagnosis import Diagnosis
 
 FORMATS = ("text", "json", "github")
 

@@ -1,0 +1,105 @@
+"""The diagnosis of a port, as `diagnose.py` makes it: causes, the closest known mistakes, and how they are printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from npformer.common.mistake import Mistake
+from npformer.golden.weights import Finding
+
+TRAINING = "dropout left on"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A mistake that gives their values, or nearly, when it is applied to their inputs."""
+
+    mistake: Mistake
+    way: str
+    budgets: float  # largest distance from their values
+    explained: float  # the share of the error that it explains
+    certain: bool  # within the error budget
+
+    def __str__(self) -> str:
+        return f"{self.mistake.name}{f' ({self.way})' if self.way else ''}"
+
+
+def together(fits: list[Fit]) -> list[Fit]:
+    """Returns the best fit of each mistake; ways that give the same numbers are all said."""
+    best: dict[str, Fit] = {}
+    for fit in fits:
+        first = best.setdefault(fit.mistake.name, fit)
+        if fit.budgets == first.budgets and fit.way not in first.way:
+            best[fit.mistake.name] = replace(first, way=first.way and f"{first.way}, or {fit.way}")
+    return list(best.values())
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
+
+    stage: str  # "" if none diverges
+    # Difference between their stage and the correct one, in budgets; inf if they cannot be compared.
+    rightly: float = 0.0
+    inputs: tuple[str, ...] = ()  # their stages from which it is computed
+    fits: list[Fit] = field(default_factory=list)  # the causes, best first; without a cause, the closest mistakes
+    weights: list[Finding] = field(default_factory=list)  # errors in their weights, which all stages below then use
+    training: bool = False  # their model is in training mode: its dropout is on
+    then: list[Diagnosis] = field(default_factory=list)  # of the later stages
+    groups: tuple[str, ...] = ()  # groups of weights that the stage uses
+
+    @property
+    def lies_earlier(self) -> bool:
+        return self.rightly <= 1
+
+    @property
+    def mistake(self) -> str:
+        """The name of the mistake, or "" without a certain one."""
+        return next(iter(self.causes), "")
+
+    @property
+    def causes(self) -> list[str]:
+        """The names of all mistakes that give their values: training mode, weights, then others, best first."""
+        found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
+        return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
+
+    def __str__(self) -> str:
+        lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
+        if self.weights:
+            lines.append("the stages below are computed with these weights")
+        if self.training:
+            lines.append(f"cause: {TRAINING}\n    your model is in training mode; call eval() before using it")
+        if not self.stage:
+            told = "no other stage diverges" if lines else "no stage diverges: nothing to diagnose"
+            return "\n".join([*lines, told])
+        lines += self._lines()
+        for each in self.then:
+            lines += [
+                "",
+                f"with that in the model too, the next stage that diverges is {each._lines()[0]}",
+                *each._lines()[1:],
+            ]
+        return "\n".join(lines)
+
+    def _lines(self) -> list[str]:
+        if self.rightly == float("inf"):
+            return [f"{self.stage}: your array cannot be used; see its line above"]
+        source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
+        lines = [f"{self.stage}, computed again from {source}:"]
+        if self.lies_earlier:
+            return [*lines, "  agrees with yours; the fault is earlier, where these stages come from"]
+        lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
+        for i, fit in enumerate(self.fits[:4]):
+            if fit.certain:
+                lines.append(f"  {'cause' if i == 0 else 'also fits'}: {fit}")
+                lines.append(f"    {fit.mistake.explanation}")
+                lines.append(f"    with it, the difference is {fit.budgets:.3g} budgets")
+            else:
+                lines.append(f"  closest known mistake: {fit}")
+                left = f"the difference is {fit.budgets:.3g} budgets"
+                lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
+        if not self.fits:
+            lines.append("  no known mistake gives your values")
+        if self.groups and not any(fit.certain for fit in self.fits):
+            lines.append(f"  check the weights it uses: {', '.join(self.groups[:6])}")
+        return lines
