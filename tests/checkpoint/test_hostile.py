@@ -81,7 +81,7 @@ def views(folder: Path, config: dict[str, object], strides, step: int = 0, size:
     for number, (ours, source) in enumerate(layout.sources(settings).items()):
         parameter = parameters[ours]
         shape = parameter.shape[::-1] if parameter.transposed else parameter.shape
-        shape = shape if source.part is None else (source.part[1] * shape[0], *shape[1:])
+        shape = shape if source.part is None else (sum(source.part.widths) * shape[0], *shape[1:])
         where = storage("FloatStorage", "0", size // 4)
         content[source.names[0]] = tensor(where, shape, strides(shape), step * number)
     write_zip(folder / "pytorch_model.bin", content, {"0": bytes(size)})

@@ -157,8 +157,9 @@ def other_segments(port: Port) -> Ways:
 def swapped_tables(port: Port) -> Ways:
     """Looks up rows in another table, such as positions in the token table."""
     tables = {name: name.replace(".position.", ".token.") for name in port.weights if name.endswith(".position.weight")}
-    if tables and port.config.vocab_size >= port.config.n_positions:
-        changes = {position: port.weights[token] for position, token in tables.items()}
+    changes = {position: port.weights[token] for position, token in tables.items()}
+    alike = all(table.shape[1] == port.weights[position].shape[1] for position, table in changes.items())
+    if tables and alike and port.config.vocab_size >= port.config.n_positions:
         yield "positions from the token table", port.weighing(changes)
 
 
