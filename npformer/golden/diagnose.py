@@ -22,7 +22,7 @@ from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
-from npformer.golden.graph import CROSS, parents, parted, span
+from npformer.golden.graph import block_of, parents, span
 from npformer.golden.mistakes import GENERAL, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
@@ -249,15 +249,15 @@ class _Case:
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Whether a cause would change a stage of the same layer and attention that is right in their port.
 
-        Rounding is no such cause: a port may round in one product of several.
+        Rounding and rules for this stage are not refuted: a port may have them in one place of several.
         """
-        block, before = _block(base.stage), self.texts
-        if not block or fit.mistake.name in ROUNDING:
+        block, before = block_of(base.stage), self.texts
+        if not block or fit.mistake.name in ROUNDING or wrong.is_rule_for(base):
             return False
         self.texts = texts
         try:
             made = self.everywhere(wrong)
-            near = [name for name in self.given if name != base.stage and _block(name) == block and name in made]
+            near = [name for name in self.given if name != base.stage and block_of(name) == block and name in made]
             return any(self.explained(name, [base]) and not self.explained(name, [wrong]) for name in near)
         finally:
             self.texts = before
@@ -380,12 +380,6 @@ class _Case:
         """Returns the error budget of a stage with a mistake: its numbers may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
-
-
-def _block(stage: str) -> tuple[str, int, bool] | None:
-    """The stack and layer of a stage, and whether it belongs to attention to a source; None outside the layers."""
-    stack, layer, rest = parted(stage)
-    return (stack, layer, rest.startswith(CROSS)) if layer >= 0 else None
 
 
 def _solvable(ways: Ways) -> Ways:

@@ -53,6 +53,12 @@ def matches(stage: str, pattern: str) -> bool:
     return fnmatchcase(stage.partition(".")[2].replace(CROSS, "attention"), pattern)
 
 
+def block_of(stage: str) -> tuple[str, int, bool] | None:
+    """The stack and layer of a stage, and whether it belongs to attention to a source; None outside the layers."""
+    stack, layer, rest = parted(stage)
+    return (stack, layer, rest.startswith(CROSS)) if layer >= 0 else None
+
+
 def stacks(config: Config) -> dict[str, int]:
     """Returns the names of a model's stacks, as its stages begin with them -> the number of layers."""
     if config.decoder:

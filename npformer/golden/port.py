@@ -210,6 +210,11 @@ class Port:
         sizes = [size for size in self.sizes(0) if any(self.sizes(text)[size] != 1 for text in texts)]
         return {form.format(size): of(size, form) for size in sizes for form in FORMS}
 
+    def is_rule_for(self, base: Port) -> bool:
+        """Whether the port differs from another one in rules alone, of which one is for the stage in question."""
+        same = self.config == base.config and self.weights is base.weights and self.reads == base.reads
+        return same and any(matches(base.stage, pattern) for pattern in self.touched)
+
     @property
     def groups(self) -> list[str]:
         """The groups of weights that the stage in question depends on directly."""
