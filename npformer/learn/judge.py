@@ -179,6 +179,9 @@ def _judged(
     numbers = shown_answer(names, made.args, made.outcome.answer, true, values)
     if made.written:
         problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
+        if "." in made.written:
+            name, _, place = made.written.partition(".")
+            problem = f"It changes its argument {name}, at {place}. Change a copy, of the list too if it is in one."
         if same(made.outcome.answer, true):
             numbers = shown_case(names, made.args)
         return replace(

@@ -15,6 +15,7 @@ from npformer.learn.chapters import EXERCISES
 from npformer.learn.chapters.attention_gradients import _backward
 from npformer.learn.chapters.more_gradients import _mean, _norm
 from npformer.learn.chapters.whole_gradient import _gradients, _of_rows
+from npformer.learn.judge import judge
 from npformer.learn.right import (
     causal_mask,
     combine_heads,
@@ -28,6 +29,7 @@ from npformer.learn.right import (
     split_heads,
 )
 from npformer.learn.shown import difference, value_name
+from npformer.learn.template import signatures
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
@@ -304,3 +306,31 @@ def test_the_largest_difference_is_named_by_its_value() -> None:
     logits, caches = mapped(np.copy, true.outcome.answer)
     caches[1][0][1, 5, 1] += 9
     assert difference((logits, caches), true, decoder_step.values).startswith(", most at caches[1][0][1, 5, 1]: yours ")
+
+
+@pytest.mark.parametrize("is_in_set", [np.less, np.less_equal])
+def test_the_last_word_of_the_set_left_out_is_named_also_beside_the_most_likely_one(is_in_set: Any) -> None:
+    """All words may be kept at top_p = 1, as rounding has it."""
+
+    def sample(logits: Any, temperature: float, top_p: float, u: float) -> int:
+        p = right.softmax(logits / temperature)
+        order = np.argsort(-p)
+        kept = order[is_in_set(np.cumsum(p[order]), top_p)]
+        kept = kept if len(kept) else order[:1]
+        q = np.zeros_like(p)
+        q[kept] = p[kept] / p[kept].sum()
+        return int(np.argmax(np.cumsum(q) > u))
+
+    found = judge(EXERCISES["sample"], sample, signatures()["sample"], "mine.py").with_cause()
+    assert found.cause == "last word of the set left out"
+
+
+def test_a_change_of_a_list_of_arrays_is_said_with_its_place() -> None:
+    def decoder_step(ids: Any, n_heads: int, weights: Any, caches: Any = None) -> Any:
+        given = caches and list(caches)
+        if caches:
+            caches[0] = tuple(2 * each for each in caches[0])
+        return right.decoder_step(ids, n_heads, weights, given)
+
+    found = judge(EXERCISES["decoder_step"], decoder_step, signatures()["decoder_step"], "mine.py").with_cause()
+    assert found.sentence.startswith("It changes its argument caches, at 0.0. ")

@@ -157,6 +157,13 @@ def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
     return kept
 
 
+def _without_last(p: Array, top_p: float) -> Array:
+    """Whether each word is in the set but not its last one."""
+    if top_p == 1:
+        raise Undetermined  # rounding decides whether the sum of all is larger
+    return _kept(p, top_p, one=-1)
+
+
 def _kept_ranks(p: Array, top_p: float) -> Array:
     """The ranks of those words, as if they were the words."""
     kept = _kept(p, top_p)
@@ -246,7 +253,7 @@ SAMPLE = Exercise(
         Slip(
             "last word of the set left out",
             "The word with which the sum reaches top_p is left out. It belongs to the set.",
-            partial(_drawn, keep=lambda p, top: _kept(p, top, one=-1)),
+            partial(_drawn, keep=_without_last),
         ),
         Slip(
             "one word more",

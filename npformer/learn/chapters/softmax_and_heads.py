@@ -236,7 +236,7 @@ COMBINE_HEADS = Exercise(
         ),
         Slip(
             "interleaved",
-            "The first columns of all heads stand side by side. The columns of one head stand side by side.",
+            "The first columns of all heads stand side by side. The columns of one head should.",
             lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1),
         ),
         Slip("heads in reverse order", "The heads are in reverse order.", lambda x: right.combine_heads(x[::-1])),
