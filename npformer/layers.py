@@ -56,7 +56,7 @@ class Layer:
                 y = block(h, rows, **weights[name])
             y = tap(f"{name}_residual", (x if len(x) == len(y) else x[rows.attending]) + y)
             x = tap(after, self.norm(y, out=spare(y), **weights[after])) if after else y
-            rows = rows.whole  # attention has left the attending rows only
+            rows = rows.whole  # attention returned only the attending rows
         return x
 
     def backward(
@@ -161,7 +161,7 @@ class Stack:
         return [block for block in blocks if isinstance(block, Attention)]
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
-        """The last layer, (T, D). first: the number of the layer that reads x; those below it are not computed."""
+        """The stack's output, (T, D). first: the number of the layer that reads x; the layers below are skipped."""
         rows = self._begun(x, rows, weights)
         for i, (layer, of_layer) in list(enumerate(zip(self.layers, weights["layers"], strict=False)))[first:]:
             at = self._at(i, rows, last=i + 1 == len(weights["layers"]))

@@ -1,6 +1,6 @@
 """Models from token ids to answers: `Model`, an encoder with its head, and `Seq2Seq`, an encoder-decoder.
 
-`transformer.py` computes, `runtime/runner.py` distributes the work over cores, `generation/` writes token by token.
+`transformer.py` computes, `runtime/runner.py` distributes the work over cores, and `generation/` writes the tokens.
 `tasks/` read and write text.
 """
 

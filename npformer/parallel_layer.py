@@ -27,7 +27,7 @@ class ParallelLayer(Layer):
 
     Parameters
     ----------
-    blocks, norm, norm_first, unnormed : as in `Layer`, with norm_first and without unnormed
+    blocks, norm, norm_first, unnormed : as in `Layer`, with norm_first=True and no unnormed blocks
     """
 
     norm_first: bool = True
@@ -40,7 +40,7 @@ class ParallelLayer(Layer):
             h = tap(f"{name}_norm", self.norm(read, **weights[f"{name}_norm"]))
             with scope(name):
                 y = block(h, rows, **weights[name])
-            if len(y) != len(total):  # attention has left the attending rows only
+            if len(y) != len(total):  # attention returned only the attending rows
                 total = read = x[rows.attending]
             total = total + y
             rows = rows.whole

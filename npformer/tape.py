@@ -1,4 +1,4 @@
-"""Records the stages of a forward for its backward pass: a `Recording` keeps them, `Stages` reads them.
+"""Records the stages of a forward for its backward pass: a `Recording` keeps them, and `Stages` reads them.
 
 Training thus differentiates the same forward that inference runs. An `Edit` changes a stage (dropout, an ablation) and
 gives the recording a pullback, which maps the gradient after the change to the gradient before it. A backward pass

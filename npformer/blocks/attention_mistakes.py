@@ -20,7 +20,7 @@ HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
 
 # --- query, key and value --------------------------------------------------------------------------------------------
 
-#: Which of the three are exchanged -> the mistake's name.
+#: New order of query, key and value -> the mistake's name.
 SWAPS = {(1, 0, 2): "query and key swapped", (2, 1, 0): "query and value swapped", (0, 2, 1): "key and value swapped"}
 ROTATIONS = ((1, 2, 0), (2, 0, 1))
 

@@ -18,7 +18,7 @@ from npformer.tape import Stages
 
 Activation = Callable[..., np.ndarray]
 Linear = Mapping[str, np.ndarray]
-Shared = dict[Hashable, Sums]  # owner of arrays that several layers read, a mechanism for one -> their gradients
+Shared = dict[Hashable, Sums]  # a mechanism, or other owner of shared arrays -> their gradients
 Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, the gradients of the block's weights, those of shared arrays
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: reads and writes a model's weights as files, without torch, and never executes a file's content.
 
-`load_folder` reads a local folder, `convert` writes one, `module_path` gives Hugging Face's module name for a group
+`load_folder` reads a local folder, `convert` writes one, and `module_path` gives Hugging Face's module name for a group
 of weights. From bytes to models: `storage`, `safetensors`, `pickled` and `torch_file`, `tree`, `read`, `convert`.
 """
 

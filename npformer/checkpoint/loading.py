@@ -66,7 +66,7 @@ def load(
         a writable model has no such copies and is slower on short texts.
     keep : dtype of the weights in memory, which are widened to float32 in parts as they are used: "bfloat16" or
         "float16" for half of the memory, "int8" with a scale for each output for a quarter, or "stored" for each
-        tensor's own. Rounding is that of the weights: a bfloat16 checkpoint kept in bfloat16 gives the bits of
+        tensor's own. Only the weights are rounded: a bfloat16 checkpoint kept in bfloat16 gives the bits of
         "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
 
     Returns

@@ -1,6 +1,6 @@
 """Reads a local model folder: its config.json, and the weights from the usual files.
 
-`safetensors.py` and `torch_file.py` read the file formats, `families/` defines the names in them.
+`safetensors.py` and `torch_file.py` read the file formats; `families/` defines the names in them.
 """
 
 from __future__ import annotations

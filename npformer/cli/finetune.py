@@ -47,13 +47,13 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, model_options())
     parser.add_argument("--train", metavar="FILE", nargs="+", required=True, help="files to train on")
-    parser.add_argument("--dev", metavar="FILE", nargs="+", required=True, help="files that select the best epoch")
+    parser.add_argument("--dev", metavar="FILE", nargs="+", required=True, help="files used to select the best epoch")
     recipes.add_output_argument(parser)
     parser.add_argument("--labels", metavar="A,B,...", help="names of the labels (default: the model's, or the file's)")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
     parser.add_argument("--as-distilbert", action="store_true", help="rewrite a BERT as a DistilBERT first")
-    parser.add_argument("--max-length", type=whole, metavar="N", help="most tokens in a text or block (the model's)")
+    parser.add_argument("--max-length", type=whole, metavar="N", help="maximum tokens in a text or block (the model's)")
     recipes.add_arguments(parser, Recipe())
 
 

@@ -22,7 +22,9 @@ TRAINING = "training"  # folder of the checkpoints, in the result's folder
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
     what = "folder for the result; checkpoints to resume from are in its training/ until the end"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
-    parser.add_argument("--keep-state", action="store_true", help="keep training/, about four times the model's size")
+    parser.add_argument(
+        "--keep-state", action="store_true", help="keep the folder training/, about four times the model's size"
+    )
 
 
 def output(args: argparse.Namespace) -> Path:

@@ -47,7 +47,7 @@ DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt for searche
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", metavar="QUERY", help="text to search for")
-    parser.add_argument("file", nargs="*", metavar="FILE", help="files with a text in each line (default: stdin)")
+    parser.add_argument("file", nargs="*", metavar="FILE", help="files with one text per line (default: stdin)")
     best = option("-k --top-k K", "show the K nearest lines (%(default)s)", type=whole, default=10)
     add_options(parser, [*model_options("distilbert-sst2"), best, JSON])
 

@@ -27,12 +27,12 @@ example:
 
 #: Option -> the field of ServiceLimits that it sets, and its help.
 LIMITS = {
-    "--max-body": ("body", "most bytes in a request"),
-    "--max-texts": ("texts", "most texts in a request"),
-    "--max-tokens": ("tokens", "most tokens in a request"),
-    "--timeout": ("seconds", "most seconds from a request to its answer"),
-    "--max-queue": ("queue", "most waiting texts; more get 429"),
-    "--max-batch-tokens": ("batch_tokens", "most tokens in a batch"),
+    "--max-body": ("body", "maximum bytes in a request"),
+    "--max-texts": ("texts", "maximum texts in a request"),
+    "--max-tokens": ("tokens", "maximum tokens in a request"),
+    "--timeout": ("seconds", "maximum seconds from a request to its answer"),
+    "--max-queue": ("queue", "maximum waiting texts; more get 429"),
+    "--max-batch-tokens": ("batch_tokens", "maximum tokens in a batch"),
     "--max-wait": ("wait_ms", "milliseconds a text waits for others to share its batch"),
     "--grace": ("grace", "seconds to answer accepted requests when stopped"),
 }

@@ -44,7 +44,7 @@ READS: dict[str, tuple[Option | OneOf, ...]] = {
     ),
     "query": (
         Option(("query",), {"nargs": "?", "metavar": "QUERY", "help": "the query that the texts should answer"}),
-        Option(("file",), {"nargs": "*", "metavar": "FILE", "help": "files with a text in each line (default: stdin)"}),
+        Option(("file",), {"nargs": "*", "metavar": "FILE", "help": "files with one text per line (default: stdin)"}),
         PAIR_COLUMN,
     ),
 }

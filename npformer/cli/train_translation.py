@@ -36,8 +36,8 @@ RECIPE = Recipe(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair = {"nargs": 2, "metavar": ("SOURCE", "TARGET"), "required": True}
-    parser.add_argument("--train", help="sentences and translations to train on", **pair)  # type: ignore[arg-type]
-    parser.add_argument("--dev", help="pairs that select the best epoch", **pair)  # type: ignore[arg-type]
+    parser.add_argument("--train", help="sentences and their translations to train on", **pair)  # type: ignore[arg-type]
+    parser.add_argument("--dev", help="pairs used to select the best epoch", **pair)  # type: ignore[arg-type]
     recipes.add_output_argument(parser)
     sizes = {
         "--vocabulary": (6000, "tokens shared by both languages"),
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--heads": (4, "attention heads"),
         "--ffn": (512, "width of the feed-forward networks"),
         "--layers": (4, "layers of the encoder, and of the decoder"),
-        "--max-length": (256, "most tokens of a sentence"),
+        "--max-length": (256, "maximum tokens in a sentence"),
     }
     for name, (default, what) in sizes.items():
         parser.add_argument(name, type=whole, metavar="N", default=default, help=f"{what} (%(default)s)")

@@ -51,7 +51,7 @@ def connected(scheduler: str) -> Iterator[Any]:
 
 
 def _close_quietly() -> None:
-    """Runs on a worker before it closes: a heartbeat that is under way then is no error that a user should read."""
+    """Runs on a worker before it closes: a heartbeat in flight is not an error that a user should see."""
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 

@@ -22,7 +22,7 @@ from npformer.dataset.sources import Dataset, File, check_text_column, parts, su
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.tasks.task import Task
 
-PART = 8192  # rows: seconds to minutes of work, the loss of an interrupted run, and not too many files
+PART = 8192  # rows: an interrupted run loses seconds to minutes of work, and there are not too many files
 
 #: Place, columns of the input, their texts -> results and the probe of the worker, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]

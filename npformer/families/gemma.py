@@ -28,7 +28,7 @@ from npformer.zero_centred import ZeroCentredRMSNorm
 class Gemma(Llama):
     """Gemma's config.json and layers."""
 
-    bidirectional = False  # attention in both directions is computed
+    bidirectional = False  # whether attention in both directions is supported
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         """Reads config.json. Its "gelu" means the approximation by tanh, with which Gemma was trained."""

@@ -226,7 +226,7 @@ ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassifica
 
 
 def classes(name: str) -> dict[str, str]:
-    """A family's classes, which begin with its name -> their heads."""
+    """Maps a family's class names, `name` with each suffix, to their heads."""
     return dict(zip((name + end for end in ENDS), HEADS, strict=True))
 
 

@@ -94,7 +94,8 @@ class Settings:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     seed: int | None = None
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # ids, and the bias of the last id after the others
+    # pairs of ids and the bias that is added to the last id when the others precede it
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
@@ -102,9 +103,9 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # number of tokens before it begins, factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # number of tokens before it begins, and factor
     renormalize_logits: bool = False
-    logprobs: int | None = None  # number of most likely tokens to return for each step, with the chosen one
+    logprobs: int | None = None  # how many of the most likely tokens to return with the chosen one
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raises NpformerError for a setting that is invalid, in general or for this model."""

@@ -23,10 +23,10 @@ from npformer.model import Model, Seq2Seq
 DRAWS = 8
 FACTOR = 5
 
-#: A port's precision -> its budgets over those of float32, as errors that are small grow alike. float16 and tf32 keep
-#: 13 bits less of a number and bfloat16 16, but such a port rounds each number once, by half a unit in the last place
-#: at most, where the runs above move it by one. Measured on tiny models: right ports stay within half these budgets,
-#: as do torch's half(), bfloat16() and autocast.
+#: A port's precision -> its budgets over those of float32, because small errors grow in the same way. float16 and
+#: tf32 keep 13 bits fewer than float32, bfloat16 16 fewer. But such a port rounds each number once, by at most half a
+#: unit in the last place, while the runs above move it by one. Measured on tiny models: correct ports stay within half
+#: of these budgets, as do torch's half(), bfloat16() and autocast.
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
 
 

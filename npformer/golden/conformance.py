@@ -144,7 +144,7 @@ def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
     """Runs a program in its own process group; returns its exit code (None after the timeout) and the end of its
     output.
 
-    What it prints goes to a file, as a pipe would stay open as long as a child of it lives.
+    Its output goes to a file, because a pipe would stay open as long as one of its children lives.
     """
     with tempfile.TemporaryFile() as said:
         try:

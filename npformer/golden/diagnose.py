@@ -34,10 +34,10 @@ from npformer.model import Model, Seq2Seq
 
 CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
 DRAWS = 3  # runs with random rounding, to measure that error
-EXPLAINED = 0.9  # the least fraction of the error that the closest mistake explains to be reported
-HALVED = 0.5  # the most of the error that a cause may leave: many mistakes fit a small error
+EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
+HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
 TOGETHER = 1 << 16  # numbers of a stage (T, D) in ports that run together
-FAULTS = 5  # the most faults to report, one after another
+FAULTS = 5  # maximum number of faults to report, one after another
 LATER = 4  # stages after a fault that are used to choose between two causes
 
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}

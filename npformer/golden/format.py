@@ -92,7 +92,7 @@ def load(path: str | Path) -> Golden:
     Raises
     ------
     NpformerError
-        If the file is no golden file, is cut short, or does not fit its manifest.
+        If the file is not a golden file, is truncated, or does not fit its manifest.
 
     Examples
     --------

@@ -64,7 +64,7 @@ class Target:
     what: str  # part of a sentence: "the log-odds of POSITIVE"
     labels: tuple[int, ...]
     alone: bool  # whether the target is the logit itself, independent of the other labels
-    first: int | None = None  # the row of a text's logits that has the first label, -1 the last; None: one row a text
+    first: int | None = None  # the row of a text's logits that has the first label, -1 the last; None: one row per text
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
         """The rows of the packed logits of texts of these lengths that hold the labels, those of each text in turn."""

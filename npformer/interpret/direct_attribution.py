@@ -74,14 +74,14 @@ class LogitAttribution:
     ffn: np.ndarray
     biases: dict[str, float]
     lens: np.ndarray
-    lens_logit: np.ndarray  # (n_layers + 1,) of these the number that is explained
+    lens_logit: np.ndarray  # (n_layers + 1,) the one of these that is explained
     lens_labels: tuple[str, ...]  # the label or word with the largest logit after the embeddings and each layer
     source_heads: int = 0  # number of heads, the last ones, that attend to the encoder's output
     convolution: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (0,) without one
 
     @property
     def words(self) -> np.ndarray:
-        """What each token adds in each part, (n_layers + 1, T): the embeddings, then the layers, without biases.
+        """The contribution of each token, (n_layers + 1, T): to the embeddings, then to each layer, without biases.
 
         A token adds to a layer what the heads read from it, and token `position` also the FFN. A convolution's tokens
         count to the first layer.

@@ -20,7 +20,7 @@ from npformer.text.words import word_text
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
-MOST = 1 << 16  # most numbers of an answer for a derivative by differences
+MOST = 1 << 16  # maximum size of an answer for a derivative by differences
 STEP = 1e-4  # relative step of the differences; their error is near its square
 
 Answers = Mapping[str, np.ndarray]

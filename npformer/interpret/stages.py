@@ -118,7 +118,7 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     return {stage.name: stage for stage in found}
 
 
-@lru_cache(maxsize=4)  # asked once a stage of a model
+@lru_cache(maxsize=4)  # asked for each stage of a model
 def of_model(config: Config) -> Mapping[str, Stage]:
     """Returns the stages of a model, by name, in firing order.
 
@@ -158,7 +158,7 @@ def modules(config: Config) -> dict[str, str]:
     return {path: stages[0] for path, stages in module_runs(config).items() if len(stages) == 1}
 
 
-@lru_cache(maxsize=4)  # asked once a stage of a model
+@lru_cache(maxsize=4)  # asked for each stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
     """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for torch's own modules.
 

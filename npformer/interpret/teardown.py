@@ -16,9 +16,9 @@ from npformer.interpret.traces import Trace
 
 WIDTH = 80
 EDGE = 3  # rows and columns shown at either end
-COLUMNS = 2 * EDGE  # most columns shown without gaps
-LABEL = 14  # most characters for a row's number and token
-ROWS = 8  # most rows shown without gaps
+COLUMNS = 2 * EDGE  # maximum number of columns shown without gaps
+LABEL = 14  # maximum characters for a row's number and token
+ROWS = 8  # maximum number of rows shown without gaps
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:

@@ -2,7 +2,7 @@
 
 The table of the exercise has its mistakes one by one. Learners also make them in one branch of a function, write out a
 function that they should call and make its mistakes, and make two at once. `CANDIDATES` makes a program of each.
-`constants.py` makes those with a number that no table has, `changed.py` changes the right answer.
+`constants.py` makes those with a number that no table has, and `changed.py` changes the right answer.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
 
 
 def _only_0(cases: Sequence[Case], path: str) -> bool:
-    """Whether a right value is 0 but for rounding in every case, so that the learner's has the rounding of others."""
+    """Whether the right value is 0 up to rounding in every case: the learner's is then rounding of other values."""
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
         for case in cases

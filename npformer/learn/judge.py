@@ -31,7 +31,7 @@ from npformer.learn.causes import cause
 from npformer.learn.exercise import Exercise, Function
 from npformer.learn.shown import difference, shown_answer, shown_case, value_name
 
-SECONDS = 0.75  # processor time to look for the cause of a wrong answer, after the table of the exercise
+SECONDS = 0.75  # processor time for the search for a cause, once the mistakes of the exercise's table are tried
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
 
 

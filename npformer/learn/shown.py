@@ -9,8 +9,8 @@ import numpy as np
 
 from npformer.learn.answers import Truth, is_numeric, leaves, near
 
-NUMBERS = 24  # the most numbers of an array that are shown
-ARRAYS = 4  # the most arrays of a dict that are shown
+NUMBERS = 24  # maximum number of an array's values that are shown
+ARRAYS = 4  # maximum number of a dict's arrays that are shown
 DIGITS = 4  # behind the point, or more where the answer and the right one would look alike
 WIDTH = 74  # the report indents by 6
 

@@ -43,7 +43,7 @@ PRINTED = 2**24  # bytes; a loop that prints would fill the disk
 
 
 class Request(NamedTuple):
-    """What the worker is asked for.
+    """A request to the worker.
 
     Parameters
     ----------

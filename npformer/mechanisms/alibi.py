@@ -119,7 +119,7 @@ def _other_slopes(port: Any) -> Ways:
     count = port.config.n_heads
     above = 2 ** math.ceil(math.log2(count))
     others = {
-        "2^(-8 h / H), also if H is no power of two": 2.0 ** (-8 * np.arange(1, count + 1) / count),
+        "2^(-8 h / H), even if H is not a power of two": 2.0 ** (-8 * np.arange(1, count + 1) / count),
         "the first of the power of two above": _geometric(above)[:count],
         "in ascending order": np.sort(alibi_slopes(count)),
         "in descending order": np.sort(alibi_slopes(count))[::-1],

@@ -207,9 +207,10 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
 def distance_rows(
     queries: np.ndarray, keys: np.ndarray, zero: int, n_rows: int, max_distance: int, n_buckets: int
 ) -> np.ndarray:
-    """The row of each distance query - key in the table of distances, (N, L), (N, S) -> (N or 1, L, S).
+    """The row of the distance table for each query and key, (N, L), (N, S) -> (N or 1, L, S).
 
-    Distance 0 has row `zero`, and those beyond the table have its first or last row. N is 1 where all texts agree.
+    The distance is query - key. Distance 0 has row `zero`, and distances beyond the table take its first or last row.
+    N is 1 where all texts agree.
 
     Parameters
     ----------
@@ -236,7 +237,7 @@ def distance_scores(
     ----------
     q, k : (..., H, L, K), (..., H, S, K) arrays
     rows : (N or 1, L, S) integer array, r, from `distance_rows`
-    distance_key, distance_query : (..., H, R, K) arrays, the table of distances as keys and as queries, at least one
+    distance_key, distance_query : (..., H, R, K) arrays, the table of distances as keys and queries; give at least one
 
     Returns
     -------

@@ -118,7 +118,7 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, with x_1, x_2 the halves of each head's columns.
 
     x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query with a rotated key depends on their
-    positions' distance only. The paper takes neighbouring columns as pairs, checkpoints take the halves.
+    positions' distance only. The paper pairs neighbouring columns; checkpoints pair the two halves.
 
     References
     ----------

@@ -92,7 +92,7 @@ class _Way:
         self.no_panels: list[Panels | None] = [None] * len(shapes)
         paneled = [_may_have_panels(dtype, *shape) for shape in shapes]
         self.paneled = paneled if any(paneled) else []
-        # For the first guess multiplying counts, and reading little: all cores share one memory.
+        # A first guess. Reading counts little, because more cores do not read faster: they share one memory.
         self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
         self._trial = functools.partial(_trial, shapes, power(self.rows), dtype.char, *part_counts(self.nanoseconds))
         self.widths = tuple([columns for _, columns in shapes])

@@ -15,14 +15,14 @@ class ServiceLimits:
 
     Parameters
     ----------
-    body : int, most bytes in a request
-    texts : int, most texts in a request
-    tokens : int, most tokens in a request's texts together
-    seconds : float, timeout: most seconds from the end of a request's body to its answer; of a stream, to each token
-    queue : int, most waiting texts, and most open requests; more get 429
-    batch_tokens : int, most tokens in a batch
+    body : int, maximum bytes in a request
+    texts : int, maximum texts in a request
+    tokens : int, maximum tokens in all texts of a request
+    seconds : float, timeout: seconds from the end of a request's body to its answer, or to each token of a stream
+    queue : int, maximum waiting texts, and maximum open requests; more get 429
+    batch_tokens : int, maximum tokens in a batch
     wait_ms : float, milliseconds that a text waits for others to share its batch while the batcher is idle
-    grace : float, most seconds to answer accepted requests at shutdown
+    grace : float, maximum seconds to answer accepted requests at shutdown
     """
 
     body: int = 4_000_000

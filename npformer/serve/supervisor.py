@@ -50,7 +50,7 @@ POLL = 0.2  # seconds between checks of workers, and of whether a stopping serve
 SHORT_LIFE = 5.0  # a worker that dies sooner than this is replaced after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
-CONNECTIONS = 16_384  # most open files; each connection takes a few kilobytes
+CONNECTIONS = 16_384  # maximum number of open files; each connection takes a few kilobytes
 BACKLOG = 2048  # connections that the system queues until they are accepted
 
 

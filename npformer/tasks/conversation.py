@@ -45,7 +45,7 @@ class Conversation:
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.writer: Writer | None = None
         self.n_kept = 0
-        self._read = np.zeros(0, np.int64)  # the tokens that the state below has keys and values of
+        self._read = np.zeros(0, np.int64)  # the tokens whose keys and values are in the state below
         self._state: PromptState | None = None
 
     def say(self, text: str) -> Iterator[str]:

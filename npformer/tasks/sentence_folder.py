@@ -60,7 +60,7 @@ class EmbeddingRecipe:
     default_prompt_name: str | None = None
     similarity: str | None = None  # one of SIMILARITIES, or None if the folder names no similarity
     truncate_dim: int | None = None
-    max_active_dims: int | None = None  # most nonzero weights of a sparse vector
+    max_active_dims: int | None = None  # maximum number of nonzero weights of a sparse vector
 
 
 def recipe_of(model: Model) -> EmbeddingRecipe:

@@ -18,7 +18,7 @@ from npformer.common.errors import NpformerError
 from npformer.text.chat_template import read_template, render, special_tokens
 from npformer.text.inputs import as_text
 
-BLANK = re.compile(r"[\s▁]*")  # tokens for runs of spaces are no control tokens
+BLANK = re.compile(r"[\s▁]*")  # tokens for runs of spaces are not control tokens
 TAG = re.compile(r"</?\w+>")  # a template may read <think> in an answer
 
 Message = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Examples, and the loss and gradients of a shard, for an encoder's head or an encoder-decoder.
 
-`batch_gradients.py` adds the shards of a batch, `data.py` reads examples from files.
+`batch_gradients.py` adds the shards of a batch, and `data.py` reads examples from files.
 """
 
 from __future__ import annotations

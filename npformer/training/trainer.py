@@ -2,7 +2,7 @@
 
 A run that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
 examples and the dropout masks depend only on the seed, the epoch and the step, and a step has the same bits for any
-number of threads. `batch_gradients.py` computes the gradients, `run_folder.py` writes the checkpoints.
+number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the checkpoints.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import fit
 
-WORDS = 40  # words of a translation, each with its logit; of a longer one only the least probable word
+WORDS = 40  # a longer translation shows the logit of its least probable word only
 
 
 def logit(
@@ -74,7 +74,7 @@ class LogitView(View):
     """See `logit`."""
 
     found: LogitAttribution
-    words: tuple[LogitAttribution, ...] = ()  # of a translation the logit of each word, `found` among them
+    words: tuple[LogitAttribution, ...] = ()  # the logits of all words of a translation, including `found`
 
     kind: ClassVar[str] = "logit"
     scripts: ClassVar[tuple[str, ...]] = ("logit",)

@@ -128,7 +128,7 @@ def stages(
     Raises
     ------
     NpformerError
-        If there are no stages, or tokens or labels do not match the arrays.
+        If there are no stages, or if tokens or labels do not match the arrays.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from npformer.golden.at import At
 from npformer.golden.port import Port
 from npformer.norms import standard
 
-MOST_LABELS = 5  # the most labels for which every order is tried
+MOST_LABELS = 5  # maximum number of labels for which every order is tried
 
 
 def other_pooling(port: Port) -> Ways:

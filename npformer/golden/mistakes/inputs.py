@@ -15,7 +15,7 @@ from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text
 
-MOST = 1 << 31  # numbers of the token table times tokens that are compared to find other ids
+MOST = 1 << 31  # limit of the search for other ids: numbers of the token table times tokens
 
 LOWEST = float(np.finfo(np.float32).min)
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights

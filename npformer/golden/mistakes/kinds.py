@@ -21,9 +21,9 @@ from npformer.golden.mistakes.general import flat
 from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
 from npformer.golden.port import Port, made_by
 
-NEAR = 2e-3  # the most that a fitted factor may be off, relative to it; the budget decides afterwards
-MOST = 60  # the most weights that replace one
-MOST_COLUMNS = 4096  # whose sum is solved for those left out
+NEAR = 2e-3  # maximum relative error of a fitted factor; the budget decides afterwards
+MOST = 60  # maximum number of weights to try for one
+MOST_COLUMNS = 4096  # maximum number of columns in the search for those left out
 BOUNDS = (1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1e3, 1e4)
 
 
@@ -109,7 +109,7 @@ def _inside(port: Port) -> list[str]:
 
 
 def _terms(port: Port) -> tuple[list[str], np.ndarray] | None:
-    """The stages that a stage is the sum of, and their numbers in columns; None if it is no sum."""
+    """The stages that add up to a stage, and their numbers in columns; None if it is not a sum."""
     names = parents_of(port)
     arrays = [port.given.get(name) for name in names]
     sizes = [sum(a.size for a in each or ()) for each in (*arrays, port.theirs)]

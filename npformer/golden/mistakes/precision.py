@@ -1,6 +1,6 @@
 """Mistakes in precision: rounding of weights alone, of the inputs of each product, or of every stage.
 
-A port that is meant to be in 16 or 8 bits is no mistake: `compare` has separate budgets for it.
+A port that is meant to be in 16 or 8 bits is not a mistake: `compare` has separate budgets for it.
 """
 
 from __future__ import annotations

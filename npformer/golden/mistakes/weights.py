@@ -11,7 +11,7 @@ from npformer.common.mistake import Mistake, Ways
 from npformer.golden.graph import parted, stacks
 from npformer.golden.port import Port
 
-MOST = 40  # the most weights to try one by one
+MOST = 40  # maximum number of weights to try one by one
 
 
 def each_and_all(port: Port, wrong: Mapping[str, np.ndarray]) -> Ways:
