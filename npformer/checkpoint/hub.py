@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, through huggingface_hub: its cache, endpoint, login, progress bars and retries.
 
 `download` turns a hub id into a local folder for `read.py`. A model in the cache is found without importing the client.
-`loading.py` decides whether a name is a hub id.
+`loading.py` decides whether a name is a hub id. The client itself locks the cache.
 """
 
 from __future__ import annotations

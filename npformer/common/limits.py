@@ -1,4 +1,7 @@
-"""Limits on files and texts, which are checked before memory or time is spent."""
+"""Limits on files and texts, which are checked before memory or time is spent.
+
+`MOST` in `config.py` limits each size of a model.
+"""
 
 from __future__ import annotations
 

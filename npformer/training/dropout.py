@@ -1,4 +1,7 @@
-"""Dropout as an `Edit` of named stages (Srivastava et al., 2014). Evaluation runs without it."""
+"""Dropout as an `Edit` of named stages (Srivastava et al., 2014). Evaluation runs without it.
+
+The parts of a model say which stages it changes: `dropped` in `parts.py`.
+"""
 
 from __future__ import annotations
 
