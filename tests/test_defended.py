@@ -121,7 +121,7 @@ def outputs(folder: Path) -> None:
 
 
 ATTACKS: dict[str, Callable[[Path], None]] = {
-    "pickles in .bin files": pickles,
+    "pickles in pytorch_model.bin and other files of `torch.save`": pickles,
     "sizes in config.json, headers, strides, npz": sizes,
     "pipes, devices, links out of a model's folder": what_is_no_file,
     "NaN, infinity, damage in weights": damage,

@@ -177,6 +177,8 @@ def test_answers_have_hugging_faces_names_and_shapes(family: str, head: str, dty
     answer = model(ids)
     has_pooler = head == "base" and "pooler" in encoders()[family].heads[head]
     shapes = SHAPES[head] | ({"pooler_output": (3, 36)} if has_pooler else {})
+    if (family, head) == ("opt", "base"):  # whose output is as wide as its table
+        shapes = {"last_hidden_state": (3, 7, model.config.d_embedding)}
     assert {name: array.shape for name, array in answer.items()} == shapes
     assert {array.dtype for array in answer.values()} == {np.dtype(dtype)}
     assert isinstance(answer, Output)

@@ -325,4 +325,6 @@ def _elsewhere() -> dict[str, str]:
     for side in ("encoder", "decoder"):
         for group, path in MARIAN_LAYER.items():
             paths.setdefault(f"model.{side}.layers.*.{path}", set()).add(f"{side}.layers.*.{group}")
-    return known | {path: stage for path, (stage, *others) in paths.items() if not others}
+    # A path in a decoder may mean the model's only stack, too (OPT): `resolve` gives both.
+    alike = {path: {each.removeprefix("decoder.") for each in stages} for path, stages in paths.items()}
+    return known | {path: max(stages, key=len) for path, stages in paths.items() if len(alike[path]) == 1}
