@@ -69,7 +69,7 @@ def check_install_without_the_model(folder: Path) -> None:
     python = environment(folder / "small", ROOT, NPFORMER_DEMO="0")
     size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())
     print(f"npformer alone: {size / 1e6:.1f} MB with its compiled Python")
-    assert size < 7e6, size  # with the model it is 46 MB more
+    assert size < 8e6, size  # 7.2 MB with four families and the tables of the course; with the model it is 46 MB more
     for name in ("distilbert-sst2", *IN_THE_CHECKOUT):
         model = ROOT / "weights" / name
         expect(load(python, name, folder), f"use its path: {model}")
