@@ -43,7 +43,7 @@ SPECIAL_TOKENS = {
 class Part(NamedTuple):
     """One of several linear layers that form a tensor: by default the outputs of one follow those of another.
 
-    With blocks, the tensor is so many tensors one below another, with the same share of each layer.
+    A tensor with blocks is a stack of tensors, each with the same share of every layer.
     """
 
     number: int
@@ -58,15 +58,17 @@ class Part(NamedTuple):
         """This layer's outputs; a view if there is one block."""
         rows = tensor.swapaxes(0, axis)
         unit, first = len(rows) // (self.blocks * sum(self.widths)), sum(self.widths[: self.number])
-        blocks = rows.reshape(self.blocks, -1, *rows.shape[1:])
+        # Sizes instead of -1, which a tensor without columns would leave undetermined.
+        blocks = rows.reshape(self.blocks, len(rows) // self.blocks, *rows.shape[1:])
         own = blocks[:, first * unit : (first + self.widths[self.number]) * unit]
-        return own.reshape(-1, *rows.shape[1:]).swapaxes(0, axis)
+        return own.reshape(own.shape[0] * own.shape[1], *rows.shape[1:]).swapaxes(0, axis)
 
     def joined(self, layers: Sequence[Any], axis: int) -> Any:
         """The tensor of these layers, the inverse of `of`."""
         rows = [each.swapaxes(0, axis) for each in layers]
-        blocks = np.concatenate([each.reshape(self.blocks, -1, *each.shape[1:]) for each in rows], axis=1)
-        return blocks.reshape(-1, *rows[0].shape[1:]).swapaxes(0, axis)
+        split = [each.reshape(self.blocks, len(each) // self.blocks, *each.shape[1:]) for each in rows]
+        blocks = np.concatenate(split, axis=1)
+        return blocks.reshape(blocks.shape[0] * blocks.shape[1], *rows[0].shape[1:]).swapaxes(0, axis)
 
     @property
     def title(self) -> str:

@@ -76,6 +76,7 @@ class Run(Arrays):
         super().__init__(port, len(ports), forward.given, lambda name: forward.cast(port.weights[name], dtype))
         self.ports, self.until, self.noise = ports, until, noise
         self.failed: dict[int, NpformerError] = {}  # ports with impossible rules
+        self._patterns = {pattern for port in ports for pattern, _ in (*port.rules, *port.reads)}
         self.made: dict[str, list[np.ndarray]] = {}
         self._parts, self._forward, self._dtype = TextParts(), forward, dtype
         self._after = {made_from[0]: name for name, made_from in self.parents.items() if name.endswith(".input")}
@@ -167,8 +168,7 @@ class Run(Arrays):
         """Whether a stage stays as the model makes it, and is not asked for: most stages of most runs."""
         if self.noise is not None or name in self.given or name in self._embedded or name in self._after:
             return False
-        patterns = (pattern for port in self.ports for pattern, _ in (*port.rules, *port.reads))
-        return self.until not in ("", name) and not any(matches(name, pattern) for pattern in patterns)
+        return self.until not in ("", name) and not any(matches(name, pattern) for pattern in self._patterns)
 
     def _stage(self, name: str, row: int, array: np.ndarray) -> np.ndarray:
         made = self._ruled(name, row, array, self.ports[row % len(self.ports)].rules)

@@ -101,3 +101,11 @@ def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
     model = tiny.model("gpt_neox", "causal-lm", mechanisms=(PartialRotary(30.0, columns=4),))
     found = diagnosis(model, planted, full)
     assert PLANTED["gpt_neox"][planted] in found, found
+
+
+@pytest.mark.parametrize("shape", [(12, 0), (0, 4), (12, 4)])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_the_parts_of_a_tensor_form_it_also_without_numbers(shape: tuple[int, int], blocks: int) -> None:
+    parts, tensor = [Part(i, (1, 1, 1), blocks) for i in range(3)], np.arange(float(np.prod(shape))).reshape(shape)
+    joined = parts[0].joined([each.of(tensor, 0) for each in parts], 0)
+    np.testing.assert_array_equal(joined, tensor)
