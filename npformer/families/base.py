@@ -157,6 +157,8 @@ class Family:
     ends_sources: bool = False  # a source ends with the token that ends a target
     writes: str = "translation"  # task of its encoder-decoders
     tokenizer_pieces: bool = False  # SentencePiece files replace tokenizer.json
+    scales_queries: bool = False  # in Transformers, queries are scaled before its attention function gets them
+    unheard: tuple[str, ...] = ()  # stages of attention with other numbers in Transformers, but the same weights
 
     # --- config.json -------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ BLOOM = Bloom(
         "BloomForQuestionAnswering": "question-answering",
     },
     prefix="transformer.",
+    unheard=("scores",),  # with a bias that is greater by a number for each query
     encoder={
         "embeddings.token": "transformer.word_embeddings",
         "embeddings.norm": "transformer.word_embeddings_layernorm",

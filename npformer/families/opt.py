@@ -87,6 +87,7 @@ OPT = Opt(
         "OPTForQuestionAnswering": "question-answering",
     },
     prefix="model.",
+    scales_queries=True,
     encoder={
         "embeddings.token": "model.decoder.embed_tokens",
         "embeddings.project": "model.decoder.project_in",

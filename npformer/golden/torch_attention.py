@@ -15,13 +15,11 @@ import numpy as np
 
 from npformer.checkpoint.tree import module_path
 from npformer.config import Config
+from npformer.families import family_of
 from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers
 from npformer.interpret import stages as table
 
-SCALED_FIRST = ("opt",)  # families whose queries are scaled before the function gets them
-#: Stages that a family computes otherwise: the scores of BLOOM have a bias that is greater by a number for each query.
-UNHEARD = {"bloom": ("scores",)}
 EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
 PRODUCTS = ("matmul", "bmm", "__matmul__")
 #: Methods of DeBERTa's attention -> the stages that they return, in the order in which they are called.
@@ -39,9 +37,7 @@ def attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[s
 
     def hear(ours: str, name: str, tensor: Any) -> None:
         stage = f"{ours}.{name}"
-        if name in UNHEARD.get(golden.config.model_type, ()):
-            return
-        if stage in golden.stages and stage not in heard:
+        if stage in golden.stages and stage not in heard and name not in family_of(golden.config).unheard:
             heard[stage] = as_numpy(tensor)
 
     home = sys.modules[type(model).__module__]
@@ -75,7 +71,7 @@ def _recording(
     def recording(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, *args, **kwargs)
         ours = next((queries[each].pop(0) for each in module.children() if queries.get(each)), "")
-        own = query / config.d_head**-0.5 if config.model_type in SCALED_FIRST else query
+        own = query / config.d_head**-0.5 if family_of(config).scales_queries else query
         arrays = {"query_heads": own, "key_heads": key, "value_heads": value, "weights": weights}
         for name, array in {**arrays, "context": context.transpose(1, 2)}.items():  # it returns (B, L, H, K)
             hear(ours, name, array)
