@@ -14,7 +14,7 @@ import numpy as np
 from npformer.activations import soft_cap, soft_cap_backward
 from npformer.common.mistake import Mistake, Ways
 from npformer.functions import linear, linear_backward
-from npformer.heads import Answers, Logits
+from npformer.output_heads import Answers, Logits
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap

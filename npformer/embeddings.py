@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.direction import Direction
 from npformer.functions import (
     embedding,
@@ -19,13 +19,13 @@ from npformer.functions import (
     linear,
     linear_backward,
 )
-from npformer.group import Group
 from npformer.multi_head import Linear
 from npformer.norms import LAYER_NORM, Norm
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
+from npformer.weight_group import Group
 
 
 def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:
@@ -192,10 +192,10 @@ class Embeddings:
     def groups(self, d_model: int) -> dict[str, Group]:
         """The groups of weights, in the order of the forward pass."""
         rows = {"token": self.n_tokens, "position": self.n_positions, "segment": self.n_token_types}
-        found = {name: group.table(count, self.width) for name, count in rows.items() if count}
+        found = {name: weight_group.table(count, self.width) for name, count in rows.items() if count}
         found |= {} if self.norm is None else {"norm": self.norm.group(self.width)}
-        found |= {"project": group.linear(self.width, d_model)} if self.projected else {}
-        return group.within("embeddings", found)
+        found |= {"project": weight_group.linear(self.width, d_model)} if self.projected else {}
+        return weight_group.within("embeddings", found)
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
         positions = batch.positions + self.first_position

@@ -2,7 +2,7 @@
 
 All functions take arrays with any leading axes, in float32 or float64, and return the same type. Activations are in
 `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and `decoder_layers.py`, heads in
-`heads.py`.
+`output_heads.py`.
 
 A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
 ... with respect to the inputs.

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.blocks.attention import Attention
 from npformer.blocks.block import Backward, Block, Shared
 from npformer.blocks.rows import Rows
 from npformer.direction import Direction
-from npformer.group import Group
 from npformer.mechanisms.mechanism import Mechanism, add_up
 from npformer.norms import LAYER_NORM, Norm
 from npformer.runtime.threads import all_gather
 from npformer.stage import EMBEDDED, INPUT, SOURCE, Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Layer:
         for name, block in self.blocks:
             before, after = self._norms(name)
             found |= {before: self.norm.group(d_model)} if before else {}
-            found |= group.within(name, block.groups(d_model))
+            found |= weight_group.within(name, block.groups(d_model))
             found |= {after: self.norm.group(d_model)} if after else {}
         return found
 
@@ -243,7 +243,7 @@ class Stack:
         for mechanism in self.mechanisms:
             found |= mechanism.groups(d_model)
         for i, layer in enumerate(self.layers):
-            found |= group.within(f"layers.{i}", layer.groups(d_model))
+            found |= weight_group.within(f"layers.{i}", layer.groups(d_model))
             if i == 0 and self.after_first is not None:
                 found |= self.after_first.groups(d_model)
         return found if self.norm is None else {**found, "norm": self.norm.group(d_model)}

@@ -12,8 +12,8 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.direction import Direction
 from npformer.functions import layer_norm, layer_norm_backward
-from npformer.group import Group
 from npformer.stage import Stage
+from npformer.weight_group import Group
 
 
 class Norm(ABC):

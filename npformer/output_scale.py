@@ -13,10 +13,10 @@ import numpy as np
 
 from npformer.common.mistake import Mistake
 from npformer.direction import Direction
-from npformer.group import Group
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npformer.embeddings import Embeddings
-from npformer.group import Group, within
-from npformer.heads import Head, HiddenStates
 from npformer.layers import Stack
+from npformer.output_heads import Head, HiddenStates
+from npformer.weight_group import Group, within
 
 
 @dataclass(frozen=True)

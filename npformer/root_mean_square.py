@@ -13,8 +13,8 @@ import numpy as np
 from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.group import Group
 from npformer.norms import EPS, Norm, centred, normed, standard
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.common.mistake import Mistake
 from npformer.direction import Direction
 from npformer.embeddings import Embeddings
 from npformer.functions import embedding, embedding_backward, linear, linear_backward
-from npformer.group import Group
 from npformer.layers import Stack
 from npformer.multi_head import Linear
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, tap
+from npformer.weight_group import Group
 
 
 def projected_tokens(
@@ -55,9 +55,9 @@ class ProjectedTokens(Embeddings):
     mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        found = {"token": group.table(self.n_tokens, self.width)}
-        found |= {"project": group.linear(self.width, d_model, bias=False)} if self.projected else {}
-        return group.within("embeddings", found | {"position": group.table(self.n_positions, d_model)})
+        found = {"token": weight_group.table(self.n_tokens, self.width)}
+        found |= {"project": weight_group.linear(self.width, d_model, bias=False)} if self.projected else {}
+        return weight_group.within("embeddings", found | {"position": weight_group.table(self.n_positions, d_model)})
 
     def __call__(self, ids: np.ndarray, batch: Batch, weights: Mapping[str, Any]) -> np.ndarray:
         return projected_tokens(ids, batch.positions + self.first_position, **weights["embeddings"])
@@ -134,7 +134,7 @@ class ProjectedStack(Stack):
         return super().pull(direction, at, weights)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {**super().groups(d_model), "project": group.linear(d_model, self.table_width, bias=False)}
+        return {**super().groups(d_model), "project": weight_group.linear(d_model, self.table_width, bias=False)}
 
     def stages(self, x: str) -> list[Stage]:
         found = super().stages(x)

@@ -16,8 +16,8 @@ from npformer.blocks.rows import Caches
 from npformer.config import Config
 from npformer.embeddings import Embeddings
 from npformer.families import parts_of
-from npformer.heads import mean_rows, mean_rows_backward
 from npformer.layers import Stack
+from npformer.output_heads import mean_rows, mean_rows_backward
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
 from npformer.stage import SOURCE, Stage, within

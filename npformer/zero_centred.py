@@ -13,8 +13,8 @@ import numpy as np
 from npformer.common.mistake import Mistake
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.group import Group
 from npformer.root_mean_square import RMSNorm, over_root_mean_square
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from npformer.checkpoint.tree import flatten, unflatten
 from npformer.config import InputConvolution, Local
 from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows, rms_norm
-from npformer.group import Group, linear, table
 from npformer.interpret.traces import trace
 from npformer.mechanisms import (
     Alibi,
@@ -36,6 +35,7 @@ from npformer.runtime.threads import single_blas_thread
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.transformer import encode, encode_backward, last_rows, packed
+from npformer.weight_group import Group, linear, table
 from tests.support import tiny
 from tests.support.mechanisms import Added, with_mechanisms
 

@@ -28,7 +28,7 @@ ORDER = (
         "common",
         "taps",
         "stage",
-        "group",
+        "weight_group",
         "direction",
         "runtime",
     ),
@@ -50,7 +50,7 @@ ORDER = (
         "token_projections",
         "encoder_layers",
     ),
-    *("decoder_layers", "output_scale", "heads", "capped_logits", "parts"),
+    *("decoder_layers", "output_scale", "output_heads", "capped_logits", "parts"),
     *(
         "config",
         "families",

@@ -20,8 +20,6 @@ from npformer.blocks.rows import OwnCache, Rows
 from npformer.blocks.terms import adding, part, terms_of
 from npformer.direction import Direction
 from npformer.functions import linear, linears
-from npformer.group import Group
-from npformer.group import linear as linear_group
 from npformer.mechanisms.causal import Causal
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums, add_up
 from npformer.multi_head import (
@@ -36,6 +34,8 @@ from npformer.runtime.packing import places_of
 from npformer.stage import INPUT, SOURCE, Stage
 from npformer.tape import Stages
 from npformer.taps import tap
+from npformer.weight_group import Group
+from npformer.weight_group import linear as linear_group
 
 PROJECTIONS = ("query", "key", "value", "output")
 EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a row may attend to its whole source

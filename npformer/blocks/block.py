@@ -11,10 +11,10 @@ import numpy as np
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake
 from npformer.direction import Direction
-from npformer.group import Group
 from npformer.mechanisms.mechanism import Sums
 from npformer.stage import Stage
 from npformer.tape import Stages
+from npformer.weight_group import Group
 
 Activation = Callable[..., np.ndarray]
 Linear = Mapping[str, np.ndarray]

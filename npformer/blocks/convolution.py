@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.activations import ACTIVATIONS, BACKWARDS
 from npformer.blocks.activation_mistakes import other_activations
 from npformer.blocks.block import Activation, Around, Backward, Block
@@ -18,12 +18,12 @@ from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
-from npformer.group import Group
 from npformer.norms import standard
 from npformer.runtime.threads import all_gather
 from npformer.stage import EMBEDDED, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Convolution(Block):
         return added
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {"": group.linear(self.width * d_model, d_model)}
+        return {"": weight_group.linear(self.width * d_model, d_model)}
 
     @property
     def stages(self) -> list[Stage]:

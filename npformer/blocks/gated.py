@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.activations import ACTIVATIONS, BACKWARDS
 from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Backward, Block, Linear
@@ -19,10 +19,10 @@ from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward, linears
-from npformer.group import Group
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ class Gated(Block):
         return FeedForward(self.activation).pull(direction, at, **weights)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        inner, output = group.linear(d_model, self.d_ffn, self.bias), group.linear(self.d_ffn, d_model, self.bias)
+        inner, output = (
+            weight_group.linear(d_model, self.d_ffn, self.bias),
+            weight_group.linear(self.d_ffn, d_model, self.bias),
+        )
         return {"hidden": inner, "gate": inner, "output": output}
 
     @property

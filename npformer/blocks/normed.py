@@ -14,11 +14,11 @@ from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.direction import Direction
-from npformer.group import Group
 from npformer.norms import Norm
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
+from npformer.weight_group import Group
 
 NAME = "output_norm"  # of the stage and of the weights
 

@@ -1,6 +1,6 @@
 """Families of checkpoints, one file each: the fields of config.json, the names of weights, special tokens, dropout.
 
-A new family is a file here and an entry in `FAMILIES`. BERT's relatives are an `EncoderTable` (`table.py`).
+A new family is a file here and an entry in `FAMILIES`. BERT's relatives are an `EncoderTable` (`encoder_table.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from npformer.families.bloom import BLOOM
 from npformer.families.deberta import DEBERTA
 from npformer.families.distilbert import DISTILBERT
 from npformer.families.electra import ELECTRA
+from npformer.families.encoder_table import EncoderTable
 from npformer.families.gemma import GEMMA, GEMMA2, GEMMA3
 from npformer.families.gpt2 import GPT2
 from npformer.families.gpt_neox import GPT_NEOX
@@ -34,7 +35,6 @@ from npformer.families.opt import OPT
 from npformer.families.phi3 import PHI3
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.t5 import MT5, T5
-from npformer.families.table import EncoderTable
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.families.unsupported import find_family, ignored
 from npformer.parallel_layer import ParallelLayer

@@ -8,7 +8,7 @@ reads the sentence-order head (0: in order, 1: swapped), for which transformers 
 from __future__ import annotations
 
 from npformer.config import Sharing
-from npformer.families.table import EncoderTable
+from npformer.families.encoder_table import EncoderTable
 
 LAYER = "albert.encoder.albert_layer_groups.*.albert_layers.*"
 

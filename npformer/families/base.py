@@ -15,10 +15,10 @@ from npformer.common.mistake import Mistake
 from npformer.config import LABELLED, MOST, Config
 from npformer.embeddings import Embeddings
 from npformer.families.building import embeddings_of, head_of, stack_of
-from npformer.group import Group
 from npformer.layers import Stack
 from npformer.norms import LayerNorm, Norm
 from npformer.parts import Parts
+from npformer.weight_group import Group
 
 #: Hugging Face's names of activations -> npformer's. If several map to one, the first is written back.
 ACTIVATIONS = {

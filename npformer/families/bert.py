@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npformer.families.table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable
 
 #: The masked-word head and the next-word head.
 WORDS = {

@@ -10,10 +10,10 @@ from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import decoder_layer_of
 from npformer.embeddings import Embeddings
 from npformer.encoder_layers import layer_of
-from npformer.heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal, Mechanism
 from npformer.norms import Norm
+from npformer.output_heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
 from npformer.output_scale import OutputScale
 
 

@@ -18,7 +18,7 @@ from npformer.config import MOST, Config, InputConvolution, Positions
 from npformer.families import base
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
-from npformer.families.table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Disentangled
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npformer.families.table import EncoderTable
+from npformer.families.encoder_table import EncoderTable
 
 DISTILBERT = EncoderTable(
     model_type="distilbert",

@@ -5,7 +5,7 @@ The generator has the masked-word head; the discriminator has the replaced-token
 
 from __future__ import annotations
 
-from npformer.families.table import EncoderTable
+from npformer.families.encoder_table import EncoderTable
 
 #: The masked-word head and the next-word head.
 WORDS = {

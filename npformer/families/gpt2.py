@@ -13,7 +13,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.config import MOST, Config
-from npformer.families.table import EncoderTable
+from npformer.families.encoder_table import EncoderTable
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -14,9 +14,9 @@ from npformer.blocks import Attention, FeedForward
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.families.building import mechanisms_of
+from npformer.families.encoder_table import SIZES
 from npformer.families.interleaved import Interleaved
 from npformer.families.rope import read_partial_rotary, write_partial_rotary
-from npformer.families.table import SIZES
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import PartialRotary, Rotary
 from npformer.norms import LayerNorm, Norm

@@ -13,7 +13,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Ways
 from npformer.config import Config
 from npformer.families.base import Part
-from npformer.families.table import EncoderTable
+from npformer.families.encoder_table import EncoderTable
 
 QKV = ("query", "key", "value")
 

@@ -15,9 +15,9 @@ from npformer.blocks import Attention, Gated
 from npformer.common import checks
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.building import mechanisms_of
+from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import read_rotary, write_rotary
-from npformer.families.table import SIZES, EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import HeadNorm, Mechanism, Rotary, Window
 from npformer.norms import Norm

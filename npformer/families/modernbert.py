@@ -15,8 +15,8 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import ACTIVATIONS, first, read_activation
 from npformer.families.building import stack_of
+from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
-from npformer.families.table import SIZES, EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary, Window
 

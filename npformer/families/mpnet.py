@@ -6,8 +6,8 @@ Positions are counted as in RoBERTa, always with padding token 1. There are no t
 from __future__ import annotations
 
 from npformer.config import Positions
+from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.roberta import SPECIAL_TOKENS
-from npformer.families.table import SIZES, EncoderTable
 from npformer.mechanisms import RelativeBias
 
 MPNET = EncoderTable(

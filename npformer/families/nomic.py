@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions
 from npformer.families.base import reject_other
 from npformer.families.building import stack_of
-from npformer.families.table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 

@@ -13,7 +13,7 @@ from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.embeddings import Embeddings
 from npformer.families.building import stack_of
-from npformer.families.table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.layers import Stack
 from npformer.norms import LayerNorm, Norm
 from npformer.token_projections import ProjectedStack, ProjectedTokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from npformer.config import Positions
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
-from npformer.families.table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable
 
 SPECIAL_TOKENS = {
     "unk_token": "<unk>",

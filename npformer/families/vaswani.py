@@ -11,10 +11,10 @@ from npformer.config import Config
 from npformer.embeddings import Embeddings
 from npformer.families.base import Family
 from npformer.families.building import decoder_stack_of, embeddings_of
-from npformer.group import Group
 from npformer.layers import Stack
 from npformer.norms import Norm
 from npformer.parts import Parts
+from npformer.weight_group import Group
 
 
 class Transformer(Family):

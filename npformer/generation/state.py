@@ -19,7 +19,7 @@ from npformer.families import parts_of
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
-from npformer.heads import Head
+from npformer.output_heads import Head
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
 from npformer.taps import listening

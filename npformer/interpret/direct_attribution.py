@@ -41,13 +41,13 @@ from npformer.config import POOLED_HEADS
 from npformer.direction import Direction
 from npformer.families import parts_of
 from npformer.functions import log_softmax
-from npformer.heads import Head
 from npformer.interpret.effects import Effects
 from npformer.interpret.logit_lens import hidden_logits, streams
 from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
+from npformer.output_heads import Head
 from npformer.runtime.packing import Text
 from npformer.transformer import head_stack
 

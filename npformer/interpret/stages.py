@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer import heads, mechanisms, transformer
+from npformer import mechanisms, output_heads, transformer
 from npformer.activations import gelu
 from npformer.blocks import Attention, Convolution, Gated, Normed
 from npformer.blocks.normed import NAME as OUTPUT_NORM
@@ -74,12 +74,12 @@ STAGES = (
     *_CONVOLUTION.stages,
     LAYER_NORM.stage("norm", "Z", ""),
     project_stage(""),
-    *heads.pool_stages(""),
-    *heads.transform_stages("", gelu, LAYER_NORM),
+    *output_heads.pool_stages(""),
+    *output_heads.transform_stages("", gelu, LAYER_NORM),
     *OutputScale(1.0).stages(""),
-    heads.classify_stage("")._replace(name=UNCAPPED_LOGITS, kept=True),
-    heads.classify_stage(""),
-    *heads.spans_stages(""),
+    output_heads.classify_stage("")._replace(name=UNCAPPED_LOGITS, kept=True),
+    output_heads.classify_stage(""),
+    *output_heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),
 )
 _NO_NUMBERS = np.zeros(0)  # for weights of which only the names matter

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
 from npformer.functions import embedding_backward, linear, linear_backward
-from npformer.group import Group
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.norms import LayerNorm
@@ -26,6 +25,7 @@ from npformer.runtime.products import inner_products_in_room
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
+from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Disentangled(Mechanism):
         return self.n_rows // 2
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        found = {"distances": group.table(self.n_rows, d_model)}
+        found = {"distances": weight_group.table(self.n_rows, d_model)}
         return found | {"distances_norm": LayerNorm(self.eps).group(d_model)} if self.norm else found
 
     def projections(self, d_model: int) -> dict[str, Group]:
-        return {f"distance_{form}": group.linear(d_model, d_model, joined=3) for form in self.forms if self.own}
+        return {f"distance_{form}": weight_group.linear(d_model, d_model, joined=3) for form in self.forms if self.own}
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Disentangled:
         farthest = batch.farthest

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from npformer.common.mistake import Mistake, Rules, Ways
-from npformer.group import Group
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.mechanisms.rotary import ROTATED, rotated_in
 from npformer.root_mean_square import RMSNorm, over_root_mean_square
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
+from npformer.weight_group import Group
 from npformer.zero_centred import ZeroCentredRMSNorm
 
 NAMES = ("query", "key")

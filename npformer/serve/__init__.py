@@ -1,9 +1,9 @@
 """An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs it. It needs the extra `serve`.
 
 Requests of different clients share batches (`batching.py`), and each answer has the bits that it would have alone.
-`routes.py`, `text_to_text.py` and `write.py` define the routes, `fields.py` validates requests, `asgi.py` has the code
-shared by all routes, `bodies.py` reads requests, `watch.py` counts and logs them, and `supervisor.py` runs servers and
-workers.
+`routes.py`, `text_to_text.py` and `text_generation.py` define the routes, `fields.py` validates requests, `asgi.py` has
+the code shared by all routes, `bodies.py` reads requests, `watch.py` counts and logs them, and `supervisor.py` runs
+servers and workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py`, `write.py` and `chat.py`.
+"""The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py`, `text_generation.py` and `chat.py`.
 
 A request passes these checks in order: the API key, shutdown, its body, the number of open requests, its fields, the
 limits of its texts, and the queue. If its client disconnects, its texts leave the queue. Refusals are exceptions; the

@@ -23,7 +23,7 @@ from npformer.serve.fields import Field, Refusal
 from npformer.serve.logprobs import NewScores, of_chat
 from npformer.serve.models import choose
 from npformer.serve.routes import MODEL, Reply, Route, Service
-from npformer.serve.write import (
+from npformer.serve.text_generation import (
     COLDEST,
     COMPLETIONS,
     MORE_LIMITS,

@@ -1,7 +1,8 @@
 """All routes, and the ones made from a task's declaration: texts in, the values of their answers out.
 
 For vectors, labels, ranks and generated texts other services have formats of their own, which `routes.py`,
-`text_to_text.py`, `write.py` and `chat.py` follow. The parameters of other routes are the options of a task's command.
+`text_to_text.py`, `text_generation.py` and `chat.py` follow. The parameters of other routes are the options of a
+task's command.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from npformer.serve import fields as f
 from npformer.serve.fields import REQUIRED, Field, Kind
 from npformer.serve.models import TaskWork, choose
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Route, Service
-from npformer.serve.write import settled
+from npformer.serve.text_generation import settled
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Option, comma_separated, whole
 

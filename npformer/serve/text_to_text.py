@@ -1,6 +1,6 @@
 """The routes of encoder-decoders: whole answers in batches, or one answer as a stream of pieces.
 
-/generate also serves causal language models, whose part is in `write.py`.
+/generate also serves causal language models, whose part is in `text_generation.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from npformer.serve import fields as f
 from npformer.serve.fields import Field
 from npformer.serve.models import TaskWork, choose, choose_writer
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Route, Service
-from npformer.serve.write import (
+from npformer.serve.text_generation import (
     COMPLETIONS,
     COST,
     GENERATE,

@@ -36,7 +36,7 @@ POOL = Exercise(
         "relu(y) is np.maximum(y, 0).",
         "Apply linear to the first row, then relu.",
     ),
-    ("npformer.heads:pool",),
+    ("npformer.output_heads:pool",),
     (
         Slip("last row", "The last row is read. The first one should be.", lambda x, w, b: pool(x[::-1], w, b)),
         Slip(

@@ -21,7 +21,7 @@ from npformer.serve.fields import Refusal, read_fields
 from npformer.serve.models import TaskWork, serve_all
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Service
-from npformer.serve.write import until, withheld
+from npformer.serve.text_generation import until, withheld
 from npformer.tasks import text_generation
 from npformer.tasks.text_generation import TextGeneration
 from npformer.text.encoding import Encoder

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer import group
+from npformer import weight_group
 from npformer.activations import BACKWARDS, gelu
 from npformer.blocks.block import Activation
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
-from npformer.group import Group
 from npformer.multi_head import Linear
 from npformer.norms import LAYER_NORM, Norm
 from npformer.output_scale import OutputScale
@@ -25,6 +24,7 @@ from npformer.runtime.packing import split_rows
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
+from npformer.weight_group import Group
 
 
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def pool_stages(x: str) -> list[Stage]:
 def pooled_stage(x: str) -> Stage:
     """The stage of the row that a head on texts reads, made from stage x."""
     formula = "act(pooler); Z[0] or the mean of Z without one"
-    return Stage("pooled", "(D,)", formula, "heads.pool", "pooler.hook_pooler_out", (x,))
+    return Stage("pooled", "(D,)", formula, "output_heads.pool", "pooler.hook_pooler_out", (x,))
 
 
 def classify(pooled: np.ndarray, output: Linear) -> np.ndarray:
@@ -93,7 +93,7 @@ def spans_backward(
 def spans_stages(x: str) -> list[Stage]:
     """The stages of `spans`, of rows that are stage x."""
     return [
-        Stage(f"{name}_logits", "(T,)", f"Z W + b, column {column}", "heads.spans", parents=(x,), kept=False)
+        Stage(f"{name}_logits", "(T,)", f"Z W + b, column {column}", "output_heads.spans", parents=(x,), kept=False)
         for column, name in enumerate(("start", "end"))
     ]
 
@@ -204,7 +204,7 @@ class Pooler:
     output: ClassVar[str] = "pooled"
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {"pooler": group.linear(d_model, d_model)}
+        return {"pooler": weight_group.linear(d_model, d_model)}
 
     def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
         return pool(read, self.activation, **weights["pooler"])
@@ -246,7 +246,7 @@ class Transform:
     output: ClassVar[str] = "head.norm"
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        hidden = group.linear(d_model, self.width, self.bias)
+        hidden = weight_group.linear(d_model, self.width, self.bias)
         return {"head.hidden": hidden, "head.norm": self.norm.group(self.width)}
 
     def __call__(self, read: np.ndarray, weights: Weights) -> np.ndarray:
@@ -294,7 +294,7 @@ class Head(ABC):
         """The groups of weights."""
         below = {} if self.below is None else self.below.groups(d_model)
         width = self.below.width if isinstance(self.below, Transform) else d_model
-        return {**below, "head.output": group.linear(width, self.n_outputs, self.bias)}
+        return {**below, "head.output": weight_group.linear(width, self.n_outputs, self.bias)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
         """The answers by name, from the last layer (T, D) and each text's pooled row (B, D)."""
@@ -388,7 +388,7 @@ class ReplacedTokens(Head):
     activation: Activation = gelu
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        return {"head.hidden": group.linear(d_model, d_model), **super().groups(d_model)}
+        return {"head.hidden": weight_group.linear(d_model, d_model), **super().groups(d_model)}
 
     def pull(self, direction: Direction, weights: Weights) -> None:
         hidden_pull(direction, weights["head"]["hidden"])

@@ -24,7 +24,7 @@ from npformer.families.base import (
     write_text_ids,
 )
 from npformer.families.building import embeddings_of
-from npformer.group import Group
+from npformer.weight_group import Group
 
 #: npformer's field -> config.json's field for BERT and most of its successors.
 SIZES = {
