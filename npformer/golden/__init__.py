@@ -18,7 +18,7 @@ from npformer.golden.tiny import TINY_FILE, tiny
 from npformer.golden.torch_model import load_torch
 from npformer.golden.weights import check_weights
 
-DTYPES = tuple(RATIOS)  # in which a port can be judged
+DTYPES = tuple(RATIOS)  # the precisions that a port may have
 
 __all__ = [
     "DTYPES",

@@ -1,4 +1,4 @@
-"""`At`: the stages and weights that a port's rule can read, besides the array that it changes."""
+"""`At`: the stages and weights that a rule of a port can read, in addition to the array that it changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Arrays:
         self.port, self.copies, self.given, self.weight = port, copies, given, weight
         self.parents = parents(port.config, port.weights)
         self.kept: dict[tuple[str, int], np.ndarray] = {}
-        self.whole: dict[str, list[tuple[int, Cut, np.ndarray]]] = {}  # stages not cut yet, with their first rows
+        self.whole: dict[str, list[tuple[int, Cut, np.ndarray]]] = {}  # not split into rows yet
 
     def kept_array(self, name: str, row: int) -> np.ndarray | None:
         """Returns a stage of a row as later stages read it; None before it is computed."""
@@ -47,26 +47,26 @@ class Arrays:
         return self.kept.get((name, row))
 
     def given_array(self, name: str, row: int) -> np.ndarray | None:
-        """Returns the other program's array of a stage of a row's text; None without one."""
+        """Returns the other program's values of a stage for a row's text; None if it has no such stage."""
         name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
         return self.given[name][row // self.copies] if name in self.given else None
 
 
 class At:
-    """A stage of one text, and the other arrays that a rule can read."""
+    """One stage of one text, with access to the other arrays that a rule can read."""
 
     def __init__(self, run: Arrays, row: int, name: str) -> None:
         self._run, self._row, self.name = run, row, name
         self.text = row // run.copies
         stack, self.layer, self._rest = parted(name)
-        self.stack = stack or list(stacks(run.port.config))[-1]  # a head reads the last stack
+        self.stack = stack or list(stacks(run.port.config))[-1]  # heads belong to the last stack
         self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
 
     def __call__(self, name: str) -> np.ndarray:
-        """Returns an earlier stage: of the same layer if the layer has one of this name, else of the same stack.
+        """Returns an earlier stage, from the same layer if it has one of this name, else from the same stack.
 
-        In a decoder's layer, "attention" and "input" are those that lead to this stage: in attention to the source the
-        block's own, in the FFN the block's before it.
+        In a decoder's layer, "attention" and "input" name the stages that lead to this one: within cross-attention,
+        that block's own; within the FFN, those of the cross-attention before it.
         """
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):
@@ -88,7 +88,7 @@ class At:
 
     @property
     def n_heads(self) -> int:
-        """Attention heads of the stack."""
+        """The number of attention heads in the stage's stack."""
         return heads_of(self.config, self.stack)
 
     @property
@@ -99,7 +99,7 @@ class At:
 
     @property
     def source(self) -> np.ndarray:
-        """The stage from which this one is computed; for a head on whole texts, the row that it reads."""
+        """The stage from which this one is computed; for a head that classifies whole texts, the row that it reads."""
         array = self(self._run.parents[self.name][0])
         of_texts = self.config.head in POOLED_HEADS
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
@@ -112,12 +112,12 @@ class At:
 
     @property
     def row(self) -> int:
-        """The row that a head on texts reads."""
+        """The index of the row that a text's head reads."""
         return row_read(self.config, self._run.port.texts[self.text])
 
     @property
     def last(self) -> np.ndarray:
-        """The last layer of the stack that a head reads, (T, D)."""
+        """The output of the stack that the head reads, (T, D)."""
         name = self.name
         while name.startswith(HEAD):
             name = self._run.parents[name][0]
@@ -130,14 +130,14 @@ class At:
 
     @property
     def unchanged_input(self) -> np.ndarray:
-        """The layer's input before any rule."""
+        """The layer's input before any rule changed it."""
         return self(self._run.parents[f"{self._here}input"][0])
 
     # --- texts -------------------------------------------------------------------------------------------------------
 
     @property
     def read_text(self) -> Text:
-        """The text that the stage's rows come from."""
+        """The text that the stage is computed from: a source for the encoder of a translation model."""
         port = self._run.port
         return (port.sources if port.sources and self.stack == "encoder." else port.texts)[self.text]
 
@@ -154,13 +154,13 @@ class At:
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """The mechanisms of the layer's attention to its own text."""
+        """The mechanisms of the layer's self-attention."""
         parts = parts_of(self.config)
         stack = parts.decoder[1] if parts.decoder and self.stack == "decoder." else parts.stack
         return stack.attentions[max(self.layer, 0)].mechanisms
 
     def heads(self, name: str) -> np.ndarray:
-        """The heads of the query, key or value (H, T, K); a key or value that several heads share is repeated."""
+        """The heads of "query", "key" or "value" (H, T, K), repeated where several heads share one."""
         return repeat_heads(self(f"attention.{name}_heads"), self.n_heads)
 
     @property
@@ -169,22 +169,22 @@ class At:
         return float(self.config.score_scale or self.d_head**-0.5)
 
     def bias(self, scores: np.ndarray) -> np.ndarray | float:
-        """The relative biases in scores (H, T, T), besides q k^T; 0 without them."""
+        """The position biases that `scores` (H, T, T) contain; 0 without any."""
         return 0.0 if self.crosses else bias_of(self, scores) + alibi_of(self, scores)
 
     def products(self, scores: np.ndarray) -> np.ndarray:
-        """q k^T * scale, of scores without biases and caps."""
+        """q k^T * scale: the scores before biases and the soft cap."""
         before = scores if self.cap is None else self(f"attention.{UNCAPPED_SCORES}")
         return np.asarray(before - self.bias(scores))
 
     def scored(self, products: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """The scores of q k^T * scale, with the biases of `scores` and the cap of the layer."""
+        """The scores that follow from q k^T * scale, with the layer's biases and soft cap."""
         added = np.asarray(products + self.bias(scores))
         return added if self.cap is None else soft_cap(added, self.cap)
 
     @property
     def cap(self) -> float | None:
-        """The soft cap of the layer's scores."""
+        """The layer's soft cap of scores; None without one."""
         own = () if self.crosses else self.mechanisms
         return next((each.cap for each in own if isinstance(each, SoftCap)), None)
 
@@ -200,18 +200,18 @@ class At:
 
     @property
     def scores(self) -> np.ndarray:
-        """The scores as the softmax reads them; masked ones are far below all others."""
+        """The scores as the softmax reads them, with masked scores far below all others."""
         return self.causal(self.uncovered)
 
     @property
     def uncovered(self) -> np.ndarray:
-        """The scores without a causal mask."""
+        """The scores with every mask except the causal one."""
         scores = self.near
         return np.where(self.is_token(scores), scores, -1e9) if self._run.port.hides else scores
 
     @property
     def near(self) -> np.ndarray:
-        """The scores with the masks of the layer's mechanisms, such as a window, and no others."""
+        """The scores with only the masks of the layer's mechanisms, such as a window."""
         scores, config = self("attention.scores"), self.config
         places = np.arange(scores.shape[-1])[None]
         for mechanism in () if self.stack == "decoder." else config.mechanisms_of(self.layer):
@@ -220,7 +220,7 @@ class At:
         return scores
 
     def causal(self, scores: np.ndarray) -> np.ndarray:
-        """Hides later tokens, if this attention has a causal mask."""
+        """Returns the scores with later tokens masked, if this attention is causal."""
         seen = np.tri(scores.shape[-1], dtype=bool) if self.is_causal else True
         return np.where(seen, scores, -1e9)
 
@@ -244,14 +244,14 @@ class At:
         return y if bias is None else y + bias
 
     def affine(self, z: np.ndarray, norm: str = "") -> np.ndarray:
-        """The output of a norm for normalized rows z, by default of the norm of the stage itself."""
+        """Applies a norm's weight and bias to normalized rows z; by default, those of the stage's own norm."""
         weight, bias = (self.weight(norm or self.name, part) for part in ("weight", "bias"))
         assert weight is not None
         return self.norm.affine(z, weight, bias)
 
     @property
     def norm(self) -> Norm:
-        """The norm of the model's layers."""
+        """The kind of norm in the model's layers."""
         return family_of(self.config).norm(self.config)
 
     def layer_weights(self) -> Any:
@@ -265,5 +265,5 @@ class At:
 
     @staticmethod
     def unheard(function: Callable[[], np.ndarray]) -> np.ndarray:
-        """Calls a function whose stages no listener hears."""
+        """Calls a function without notifying the listeners of its stages."""
         return Context().run(function)

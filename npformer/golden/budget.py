@@ -1,13 +1,11 @@
 """The error budget of each stage: how far a correct float32 port may be from the truth.
 
-Correct ports differ in rounding: in the order of additions, in the last bit of exp or tanh. To sample these errors, the
-model runs a few more times with each value of each stage moved by up to one unit in the last place. The gap is the
-largest distance of any run from the truth, the budget FACTOR times the gap. Measured on tiny models and a six-layer
-DistilBERT, torch stays within 1.6 gaps at every stage and a port that adds in plain loops within 3.5; the smallest of
-the known mistakes, eps = 1e-5 in a single layer norm, is 7 gaps off.
+Correct ports differ only in rounding, such as the order of additions or the last bit of exp or tanh. To sample these
+errors, the model runs a few more times with every value of every stage moved by up to one unit in the last place. The
+gap is the largest distance of any run from the truth, and the budget is FACTOR times the gap. On tiny models and a
+six-layer DistilBERT, torch stays within 1.6 gaps at every stage, and a port that adds in plain loops within 3.5. The
+smallest known mistake, eps = 1e-5 in a single layer norm, is 7 gaps off.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -23,10 +21,10 @@ from npformer.model import Model, Seq2Seq
 DRAWS = 8
 FACTOR = 5
 
-#: A port's precision -> its budgets over those of float32, because small errors grow in the same way. float16 and
-#: tf32 keep 13 bits fewer than float32, bfloat16 16 fewer. But such a port rounds each number once, by at most half a
-#: unit in the last place, while the runs above move it by one. Measured on tiny models: correct ports stay within half
-#: of these budgets, as do torch's half(), bfloat16() and autocast.
+#: Precision of a port -> its budgets divided by those of float32: small errors grow alike in every precision. float16
+#: and tf32 keep 13 bits fewer than float32, bfloat16 16 fewer. But such a port rounds each number once, by at most half
+#: a unit in the last place, while `jitter` moves it by a whole one. On tiny models, correct ports stay within half of
+#: these budgets, as do torch's half(), bfloat16() and autocast.
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
 
 

@@ -23,14 +23,14 @@ from npformer.golden.names import Theirs, read
 
 @dataclass(frozen=True)
 class StageError:
-    """The error of one stage, in absolute terms and in budgets, and the position (text, then index) of the largest."""
+    """The error of one stage, in absolute terms and in budgets, and where it is largest (text, then index)."""
 
     stage: str
-    max_abs: float  # NaN if their array is not finite
+    max_abs: float  # NaN if the port's array is not finite
     budgets: float
-    cosine: float  # of the angle between their values and the truth
+    cosine: float  # of the angle between the port's values and the truth
     worst: tuple[int, ...]
-    problem: str = ""  # why it could not be compared
+    problem: str = ""  # why the stage could not be compared
 
     @property
     def diverges(self) -> bool:
@@ -43,9 +43,9 @@ class Comparison:
 
     rows: list[StageError]
     theirs: Theirs
-    missing: list[str]  # stages of the golden file that the other program does not have
-    dtype: str = "float32"  # the precision whose budgets they are held to
-    evaluated: Comparison | None = None  # comparison of their model after eval(), if it diverged in training mode
+    missing: list[str]  # stages of the golden file that the other program lacks
+    dtype: str = "float32"  # the precision that sets the budgets
+    evaluated: Comparison | None = None  # of a torch model in training mode that diverged: its comparison after eval()
 
     @property
     def first(self) -> StageError | None:
@@ -94,16 +94,16 @@ def compare(
     """Compares another program's stages with a golden file.
 
     Parameters
-    ----------
-    golden : Golden
-    arrays : mapping from name to array, or a torch model
+        Names are npformer's, Hugging Face's or TransformerLens's names of stages. A list has one array for each text,
+        like a trace of several texts. A torch model runs on the file's token ids, in the mode (training or evaluation)
+        that it is in.
         A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A list has an array for each text,
         as in a trace of several. A torch model runs on the file's token ids, in training or evaluation mode as it was
         given.
     names : mapping, optional
-        From their names to npformer's, for other names.
+        From the other program's names to npformer's, for any other naming.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional
-        The precision that the port is meant to have. Unless given, it is float16 or bfloat16 if most of the stages are,
+        The intended precision of the port. By default, float16 or bfloat16 if most of the stages have that precision,
         else float32.
 
     Returns
@@ -114,7 +114,7 @@ def compare(
     Raises
     ------
     NpformerError
-        If no array is recognised, they were computed from other token ids, or the dtype is unknown.
+        If no array is recognised, the arrays belong to other token ids, or the dtype is unknown.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def compare(
         return comparison
     evaluated = _compare(golden, stages_of(arrays, golden, after_eval=True), names, dtype)
     alike = [row.max_abs for row in comparison.rows] == [row.max_abs for row in evaluated.rows]
-    return comparison if alike else replace(comparison, evaluated=evaluated)  # the model has no dropout
+    return comparison if alike else replace(comparison, evaluated=evaluated)  # no dropout changed the result
 
 
 def _compare(
@@ -160,7 +160,7 @@ def _compare(
 
 
 def _dtype(golden: Golden, theirs: Theirs) -> str:
-    """Returns float16 or bfloat16 if it represents most of their stages exactly, but not the golden file's."""
+    """Returns float16 or bfloat16 if it represents most of the port's stages exactly, but not the golden file's."""
     for kind in HALVES:
         known = [name for name, arrays in golden.stages.items() if not all(held(kind, array) for array in arrays)]
         compared = [theirs.stages[name] for name in known if name in theirs.stages]
@@ -173,7 +173,7 @@ def _dtype(golden: Golden, theirs: Theirs) -> str:
 def assert_close(
     golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None, dtype: str | None = None
 ) -> None:
-    """Raises an AssertionError with the table of `compare` if a stage diverges or no stage was compared: for pytest.
+    """Raises an AssertionError with the table of `compare` if a stage diverges or no stage was compared; for tests.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def assert_close(
         raise AssertionError(f"{comparison}")
 
 
-@np.errstate(over="ignore", invalid="ignore")  # non-finite values are reported in the row
+@np.errstate(over="ignore", invalid="ignore")  # the row reports non-finite values
 def _error(name: str, theirs: list[np.ndarray], golden: Golden, ratio: float) -> StageError:
     truth = golden.truth[name]
     errors = [np.abs(array.astype(np.float64) - true) for array, true in zip(theirs, truth, strict=True)]

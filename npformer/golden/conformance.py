@@ -1,10 +1,10 @@
-"""Runs a port's program on the cases of a conformance suite, and judges the files that it writes.
+"""Runs a port's program on the cases of a conformance suite and judges the files it writes.
 
     for verdict in npformer.golden.run_suite("suite", ["./port"]):
         print(verdict.case, verdict.kind, verdict.why)
 
-The program is started once for each case with three more arguments: the model's folder, the file of the token ids, and
-the path of the safetensors file that it has to write. Whatever it does instead is a verdict too.
+The program is started once for each case, with three more arguments: the model's folder, the file of token ids, and the
+path of the safetensors file to write. A crash or a timeout gives a verdict too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from npformer.golden.suite import INPUTS, answers, read_suite
 from npformer.golden.tiny import TINY_FILE
 from npformer.model import Model, Seq2Seq
 
-TIMEOUT = 60.0  # seconds allowed for a case
-TAIL = 4000  # bytes kept from the end of a program's output
+TIMEOUT = 60.0  # seconds for one case
+TAIL = 4000  # bytes kept from the end of the program's output
 
 PASS = "pass"
-#: Every other verdict, and what it means.
+# The verdicts other than PASS, with their meanings.
 FAULTS = {
     "diverges": "a stage or a weight is wrong",
     "incomplete": "all stages that it wrote are correct, but its answer is missing",
@@ -45,7 +45,7 @@ FAULTS = {
     "unreadable": "its file is not a safetensors file, or has no stage of this case",
 }
 
-#: Dtype of a case's stored weights -> what a port that fails without a known cause may have read wrongly.
+#: Dtype of a case's stored weights -> a hint for a port that fails without a known cause.
 HINTS = {
     "float16": "the weights of this case are stored in float16: read two bytes per number and convert to float32",
     "bfloat16": "the weights of this case are stored in bfloat16, which NumPy does not have: "
@@ -58,14 +58,14 @@ class Verdict:
     """The verdict on one case."""
 
     case: str
-    tests: str  # the features that a passing port computes correctly
-    kind: str  # PASS or one of FAULTS
+    tests: str  # features that a passing port computes correctly
+    kind: str
     why: str  # the reason, in one line
     details: str = ""  # the diagnosis, or the end of the program's output
     stage: str = ""  # the first stage that diverges
-    causes: tuple[str, ...] = ()  # the names of the mistakes
-    compared: int = 0  # stages
-    seconds: float = 0.0  # the program's run time
+    causes: tuple[str, ...] = ()  # the names of the mistakes found
+    compared: int = 0  # number of stages compared
+    seconds: float = 0.0  # run time of the program
 
     @property
     def ok(self) -> bool:
@@ -87,7 +87,7 @@ def run_suite(
     command : the program and its arguments; the model's folder, the file of ids and the output's path follow them
     cases : list of str, optional
         Names of cases, or patterns with `*`; all cases unless given.
-    timeout : seconds that the program has for a case
+    timeout : seconds allowed for each case
     dtype : str, optional
         The precision of the port, as in `compare`.
 
@@ -114,7 +114,7 @@ def run_suite(
 
 
 def _hinted(verdict: Verdict, entry: dict[str, Any]) -> Verdict:
-    """Adds the dtype of the stored weights to a fault without a known cause."""
+    """Adds a hint on the dtype of the stored weights to a fault without a known cause."""
     hint = HINTS.get(str(entry.get("dtype")))
     return replace(verdict, why=f"{verdict.why}; {hint}") if hint and not (verdict.ok or verdict.causes) else verdict
 
@@ -141,10 +141,9 @@ def _verdict(folder: Path, command: Sequence[str], timeout: float, dtype: str | 
 
 
 def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
-    """Runs a program in its own process group; returns its exit code (None after the timeout) and the end of its
-    output.
+    """Runs a program in its own process group; returns its exit code (None after a timeout) and the end of its output.
 
-    Its output goes to a file, because a pipe would stay open as long as one of its children lives.
+    The output goes to a file: a pipe would stay open as long as any child process lives.
     """
     with tempfile.TemporaryFile() as said:
         try:
@@ -216,7 +215,7 @@ def _judged(folder: Path, reference: Golden, arrays: dict[str, Any], comparison:
 
 
 def why(comparison: Comparison, diagnosis: Diagnosis | None) -> str:
-    """Returns in a line what diverges, and the causes that are known."""
+    """Returns one line with the stages that diverge and their known causes."""
     first = comparison.first
     told = [f"{finding} ({finding.cause})" for finding in diagnosis.weights[:2]] if diagnosis else []
     if first is not None and (diagnosis is None or diagnosis.stage != first.stage or not diagnosis.fits):

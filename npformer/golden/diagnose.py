@@ -1,8 +1,8 @@
-"""Finds out why stages diverge, by computing them again from the other program's own inputs.
+"""Finds out why stages diverge, by computing each again from the other program's earlier stages.
 
-If the correct computation gives their values, the fault lies earlier. If a known mistake gives their values, that is
-the diagnosis: it is put into the model, and the next stage that diverges is explained. Each computation is the model's
-forward in float64, in which their arrays replace its stages; `mistakes/` has the mistakes.
+If the correct computation gives the other program's values, the fault is in an earlier stage. If a known mistake gives
+them, that mistake is the diagnosis: it is put into the model to explain the next stage that diverges. Every computation
+is the model's forward pass in float64 on the other program's arrays; `mistakes/` defines the mistakes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
 
-CANDIDATES = 8  # number of nearest mistakes whose rounding error is measured
-DRAWS = 3  # runs with random rounding, to measure that error
+CANDIDATES = 8  # how many of the closest mistakes have their rounding error measured
+DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
 HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
-TOGETHER = 1 << 16  # numbers of a stage (T, D) in ports that run together
+TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
 LATER = 4  # stages after a fault that are used to choose between two causes
 
@@ -53,7 +53,7 @@ def diagnose(
     dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Finds the causes of divergences: known mistakes, wrong weights, or a fault in an earlier stage.
+    """Finds why stages diverge: known mistakes, wrong weights, or a fault in an earlier stage.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def diagnose(
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
-    """Raises NpformerError unless the golden file was recorded from this model's weights."""
+    """Raises NpformerError if the golden file was recorded from other weights."""
     if weights_sha256(model) != golden.weights_sha256:
         raise NpformerError(
             f"the golden file was recorded from {golden.model}, whose weights differ from this model's; use that model"
@@ -105,7 +105,7 @@ def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
 
 
 class _Case:
-    """The other program's stages and weights, and the ports that explain some of them."""
+    """A comparison to diagnose: the other program's stages and weights, and the ports that explain them."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class _Case:
             weights = weights | as_ours(model, theirs.weights)
         if dtype in HALVES:
             weights = {name: half(dtype, array) for name, array in weights.items()}
-        self.texts = list(range(len(golden.texts)))  # texts whose stages are explained
+        self.texts = list(range(len(golden.texts)))  # texts with stages to explain
         self.promising: set[str] | None = (
-            None  # names of mistakes that could explain the unpadded texts; None if these are right
+            None  # mistakes that could explain the unpadded texts; None if these texts are correct
         )
         self.runs: dict[
             tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
@@ -144,7 +144,7 @@ class _Case:
         )  # fmt: skip
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
-        """Explains the diverging stages one after another, each with the causes of the earlier ones."""
+        """Explains the diverging stages in order, each in a port that has the causes found before."""
         if renamed := self.renamed(diverging):
             return renamed
         found, bases = list[Diagnosis](), [self.right]
@@ -152,7 +152,7 @@ class _Case:
             if len(found) == FAULTS or ((found or self.findings) and self.explained(stage, bases)):
                 continue
             each, certain = self.explain(stage, bases[-1])
-            if len(certain) > 1:  # the stages after this one decide
+            if len(certain) > 1:  # later stages decide between the causes
                 later = diverging[i + 1 : i + 1 + LATER]
                 known = [sum(self.explained(name, [port]) for name in later) for _, port in certain]
                 certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
@@ -165,7 +165,7 @@ class _Case:
         return replace(first, then=found[1:], weights=self.findings)
 
     def renamed(self, diverging: list[str]) -> Diagnosis | None:
-        """Returns the diagnosis of a port in which only names are wrong; None if there is another explanation."""
+        """Returns the diagnosis of a port that only confuses the names of stages; None if that does not explain it."""
         found = {
             stage: names_of(replace(self.right, stage=stage, theirs=self.given[stage]))
             for stage in diverging
@@ -175,7 +175,7 @@ class _Case:
             return None
         of = parents(self.right.config, self.right.weights)
         if all(set(of.get(stage, ())) & set(names) for stage, names in found.items()):
-            return None  # each is the stage before it: something is left out
+            return None  # each has its parent's values: a step is left out
         first = diverging[0]
         each, certain = self.explain(first, self.right)
         others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]
@@ -183,7 +183,7 @@ class _Case:
         return replace(each, fits=together([fit, *others]))
 
     def explained(self, stage: str, bases: Iterable[Port]) -> bool:
-        """Returns whether one of the ports gives their values of a stage."""
+        """Returns whether one of the ports gives the other program's values of a stage."""
         theirs = self.looked_at(self.given[stage])
         for base in bases:
             made = self.everywhere(base).get(stage)
@@ -198,7 +198,7 @@ class _Case:
         return False
 
     def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
-        """Computes all stages at once, each from their inputs; empty if the port is impossible."""
+        """Computes all stages in one run, each from the other program's inputs; empty if the port is impossible."""
         key = id(base), seed
         if key not in self.runs:
             made: dict[str, list[np.ndarray]] = {}
@@ -209,14 +209,14 @@ class _Case:
 
     @staticmethod
     def cut(made: list[np.ndarray], theirs: list[np.ndarray]) -> list[np.ndarray]:
-        """Cuts off the padding that a port has added."""
+        """Removes the padding that a port added."""
         return [
             array[tuple(slice(size) for size in other.shape)].astype(np.float64)
             for array, other in zip(made, theirs, strict=True)
         ]
 
     def explain(self, stage: str, base: Port) -> tuple[Diagnosis, list[tuple[Fit, Port]]]:
-        """Returns the diagnosis of a stage, and the certain causes with the ports that have them."""
+        """Returns the diagnosis of a stage, and the certain causes, each with its port."""
         port = self.at_stage(base, stage)
         right = self.compute(port)
         port = replace(port, rightly=right)
@@ -247,9 +247,9 @@ class _Case:
         return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
 
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
-        """Whether a cause would change a stage of the same layer and attention that is right in their port.
+        """Returns whether a cause would change a correct stage of the same layer and attention block.
 
-        Rounding and rules for this stage are not refuted: a port may have them in one place of several.
+        Precision and rules for this stage alone are never refuted: a port may make the mistake in one place only.
         """
         block, before = block_of(base.stage), self.texts
         if not block or fit.mistake.name in ROUNDING or wrong.is_rule_for(base):
@@ -263,7 +263,7 @@ class _Case:
             self.texts = before
 
     def half_of(self, port: Port) -> str | None:
-        """The 16 bits that hold all of their numbers of a stage but not the correct ones, which they are near to."""
+        """Returns the 16-bit type that the other program rounded a correct stage to; None if it did not."""
         for kind in HALVES:
             budget = self.golden.budgets[port.stage] * RATIOS[kind]
             if RATIOS[kind] > RATIOS[self.comparison.dtype] and (
@@ -278,7 +278,7 @@ class _Case:
         """Yields the mistakes to try, in order, each with the port to change and the texts to compare."""
         yield self.mistakes, port, self.texts
         unpadded = self.unpadded(port)
-        if unpadded != self.texts:  # a mistake may depend on their padding
+        if unpadded != self.texts:  # a mistake may depend on the other program's padding
             if (batch := port.in_a_batch()) is not None:
                 yield self.mistakes, batch, self.texts
             if self.promising:
@@ -287,14 +287,14 @@ class _Case:
         yield elsewhere(self.mistakes), port, self.texts
 
     def unpadded(self, port: Port) -> list[int]:
-        """The texts compared that the port does not pad; all of them if it masks its padding."""
+        """Returns the compared texts without padding; all of them if the port masks its padding."""
         return [i for i in self.texts if port.hides or not port.is_padded(i)]
 
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
-        """Returns the mistakes that give their values on these texts, or nearly, best first.
+        """Returns the mistakes that give the other program's values on these texts, or nearly, best first.
 
-        A mistake tried on all texts is tried again, in a padded batch or on some texts, only if it could explain the
-        texts without padding: this takes most of the time.
+        Retries take most of the time. A mistake is therefore tried again, in a padded batch or on some texts, only if
+        it could explain the texts without padding.
         """
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
         first = mistakes is self.mistakes and texts is self.texts and not port.hides
@@ -313,7 +313,7 @@ class _Case:
         found = []
         for distance, explained, mistake, way, wrong, made in sorted(tried, key=lambda each: each[0])[:CANDIDATES]:
             allowed = self.budget(wrong)
-            simulated = wrong.dtype == "float32" or explained >= EXPLAINED  # a wide budget alone shows nothing
+            simulated = wrong.dtype == "float32" or explained >= EXPLAINED  # a wide budget alone proves nothing
             certain = (simulated and distance <= allowed) or (
                 explained > EXPLAINED and distance <= self.rounding(wrong, made)
             )
@@ -324,10 +324,9 @@ class _Case:
     def made(
         self, mistakes: Iterable[Mistake], port: Port, known: set[str] | None
     ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
-        """Yields each possible way to make a mistake, the port with it, and what that port computes.
+        """Yields each possible way to make a mistake, with its port and the values that the port computes.
 
-        Ports that differ from `port` in their rules alone run together: in a small model, Python takes most of the
-        time of a run.
+        Ports that differ from `port` only in rules run together, because the interpreter dominates a small model's run.
         """
         waiting: list[tuple[Mistake, str, Port]] = []
         most = TOGETHER // (sum(map(len, (*port.texts, *port.sources))) * port.config.d_model)
@@ -349,7 +348,7 @@ class _Case:
     def together(
         self, waiting: list[tuple[Mistake, str, Port]]
     ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
-        """Computes the stage with each of these ports, in one run."""
+        """Computes the stage of all these ports in one run."""
         ports = [port for _, _, port in waiting]
         if ports:
             with suppress(NpformerError):
@@ -361,7 +360,7 @@ class _Case:
         return [arrays[i] for i in self.texts]
 
     def at_stage(self, base: Port, stage: str) -> Port:
-        """Returns the port that computes one stage from the nearest of their stages."""
+        """Returns the port that computes one stage from the other program's nearest stages."""
         before = {name: None for name in self.given if name != stage}
         between = span(parents(base.config, base.weights), stage, before)
         return replace(base, stage=stage, theirs=self.given[stage], span=between)
@@ -373,29 +372,29 @@ class _Case:
         return self.golden.budgets[stage or port.stage] * self.ratio(port)
 
     def compute(self, port: Port, dtype: Any = np.float64, seed: int | None = None) -> list[np.ndarray]:
-        """Computes the stage from their inputs as `port` does, one array for each text."""
+        """Computes a port's stage from the other program's inputs, one array for each text."""
         return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """Returns the error budget of a stage with a mistake: its numbers may be larger than the correct ones."""
+        """Returns the error budget of a stage with a mistake, which may have larger values than the correct stage."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
 
 
 def _solvable(ways: Ways) -> Ways:
-    """Yields the ways up to one that is solved for, and has no solution with their numbers."""
+    """Yields ways until a linear system that one of them solves is singular."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
 
 
 def _by_rules(port: Port, other: Port) -> bool:
-    """Whether ports differ in their rules alone, and so can run together."""
+    """Whether two ports differ only in rules, and so can run together."""
     alike = (getattr(port, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources"))
     return port.hides == other.hides and all(alike)
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
-    """Returns the share of the error on some texts that `made` explains; 0 without an error or a change."""
+    """Returns the share of the error on these texts that `made` explains; 0 if there is no error or no change."""
     theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
     if not texts or not all(np.isfinite(array).all() for array in own):
         return 0.0

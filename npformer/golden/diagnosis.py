@@ -1,4 +1,4 @@
-"""The diagnosis of a port, as `diagnose.py` makes it: causes, the closest known mistakes, and how they are printed."""
+"""The diagnosis of a port: its causes or the closest known mistakes, and their printed form."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ TRAINING = "dropout left on"
 
 @dataclass(frozen=True)
 class Fit:
-    """A mistake that gives their values, or nearly, when it is applied to their inputs."""
+    """A mistake that turns the other program's inputs into its values, exactly or nearly."""
 
     mistake: Mistake
     way: str
-    budgets: float  # largest distance from their values
-    explained: float  # the share of the error that it explains
-    certain: bool  # within the error budget
+    budgets: float  # largest distance from the other program's values
+    explained: float  # the share of the error that the mistake explains
+    certain: bool  # whether the rest is within the error budget
 
     def __str__(self) -> str:
         return f"{self.mistake.name}{f' ({self.way})' if self.way else ''}"
 
 
 def together(fits: list[Fit]) -> list[Fit]:
-    """Returns the best fit of each mistake; ways that give the same numbers are all said."""
+    """Returns the best fit of each mistake, naming all ways that give the same values."""
     best: dict[str, Fit] = {}
     for fit in fits:
         first = best.setdefault(fit.mistake.name, fit)
@@ -36,16 +36,16 @@ def together(fits: list[Fit]) -> list[Fit]:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The diagnosis of the first stage that diverges, and of those after it that this one does not explain."""
+    """The diagnosis of the first stage that diverges, and of later stages that it does not explain."""
 
     stage: str  # "" if none diverges
-    # Difference between their stage and the correct one, in budgets; inf if they cannot be compared.
+    # Difference between the other program's stage and the correct one, in budgets; inf if not comparable.
     rightly: float = 0.0
-    inputs: tuple[str, ...] = ()  # their stages from which it is computed
+    inputs: tuple[str, ...] = ()  # the other program's stages that it is computed from
     fits: list[Fit] = field(default_factory=list)  # the causes, best first; without a cause, the closest mistakes
-    weights: list[Finding] = field(default_factory=list)  # errors in their weights, which all stages below then use
-    training: bool = False  # their model is in training mode: its dropout is on
-    then: list[Diagnosis] = field(default_factory=list)  # of the later stages
+    weights: list[Finding] = field(default_factory=list)  # errors in the weights that the stages use
+    training: bool = False  # the torch model is in training mode: its dropout is on
+    then: list[Diagnosis] = field(default_factory=list)  # diagnoses of later stages
     groups: tuple[str, ...] = ()  # groups of weights that the stage uses
 
     @property
@@ -54,12 +54,12 @@ class Diagnosis:
 
     @property
     def mistake(self) -> str:
-        """The name of the mistake, or "" without a certain one."""
+        """The name of the best certain cause; "" if no cause is certain."""
         return next(iter(self.causes), "")
 
     @property
     def causes(self) -> list[str]:
-        """The names of all mistakes that give their values: training mode, weights, then others, best first."""
+        """The names of all certain causes: training mode, weights, then other mistakes, best first."""
         found = [*([TRAINING] if self.training else []), *(each.cause for each in self.weights)]
         return list(dict.fromkeys([*found, *(fit.mistake.name for fit in self.fits if fit.certain)]))
 
@@ -76,7 +76,7 @@ class Diagnosis:
         for each in self.then:
             lines += [
                 "",
-                f"with that in the model too, the next stage that diverges is {each._lines()[0]}",
+                f"with this mistake in the model, the next stage that diverges is {each._lines()[0]}",
                 *each._lines()[1:],
             ]
         return "\n".join(lines)
@@ -87,7 +87,7 @@ class Diagnosis:
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
-            return [*lines, "  agrees with yours; the fault is earlier, where these stages come from"]
+            return [*lines, "  agrees with yours; the fault is earlier, in how these stages are computed"]
         lines.append(f"  the correct value differs from yours by {self.rightly:.3g} budgets: the fault is here")
         for i, fit in enumerate(self.fits[:4]):
             if fit.certain:

@@ -1,4 +1,4 @@
-"""A golden file: texts as token ids, their stages in float32 and float64, and the error budget of each stage.
+"""A golden file: token ids of texts, their stages in float32 and float64, and each stage's error budget.
 
 `docs/reference/golden-format.md` describes the format. `record.py` makes a file, `compare.py` compares another
 program's arrays with it.
@@ -26,9 +26,9 @@ FORMAT, VERSION = "npformer-golden", "1"
 
 @dataclass(frozen=True)
 class Golden:
-    """The content of a golden file. `stages` and `truth` map stages, in firing order, to one array for each text."""
+    """The content of a golden file. `stages` and `truth` map names, in firing order, to one array per text."""
 
-    model: str  # the name it was loaded by
+    model: str  # the name that the model was loaded by
     config: Config
     weights_sha256: str
     versions: Mapping[str, str]
@@ -37,7 +37,7 @@ class Golden:
     stages: Mapping[str, list[np.ndarray]]  # float32
     truth: Mapping[str, list[np.ndarray]]  # float64
     budgets: Mapping[str, float]  # stage -> the largest error of a correct float32 port
-    sources: list[Text] = field(default_factory=list)  # of a translation model, whose texts are the decoder's input
+    sources: list[Text] = field(default_factory=list)  # for a translation model, whose `texts` are the decoder's input
     source_tokens: list[list[str]] = field(default_factory=list)
 
     @property
@@ -112,7 +112,7 @@ def load(path: str | Path) -> Golden:
         )
     try:
         manifest = json.loads(metadata["manifest"])
-        json.dumps(manifest, ensure_ascii=False).encode()  # raises for half of a surrogate pair, which no file can hold
+        json.dumps(manifest, ensure_ascii=False).encode()  # rejects lone surrogates, which no file can hold
         return _golden(arrays, manifest)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         problem = f"missing {error}" if isinstance(error, KeyError) else error

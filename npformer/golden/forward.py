@@ -1,8 +1,8 @@
-"""Runs ports: each stage is computed from the other program's earlier stages.
+"""Runs ports on the other program's stages.
 
-`Forward` runs a `Port` once. Each stage is computed from the other program's earlier stages, which take the place of
-ours as soon as ours are noted; so one run says of every stage what it should be, given their inputs to it.
-`diagnose.py` asks for them.
+One run of a `Port` computes every stage from the other program's earlier stages: as soon as a stage is computed and
+recorded, the other program's array replaces it. So one run gives the expected value of every stage for the inputs that
+the other program really had. `diagnose.py` compares them with its values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Enough(Exception):
 
 
 class Forward:
-    """Runs ports on the other program's stages. Weights are cast once, whatever the number of runs."""
+    """Runs ports on the other program's stages, casting each weight only once."""
 
     def __init__(self, given: Mapping[str, list[np.ndarray]], weights: Mapping[str, np.ndarray]) -> None:
         self.given = given
@@ -51,13 +51,13 @@ class Forward:
         return run.made
 
     def together(self, ports: Sequence[Port], until: str) -> list[list[np.ndarray] | None]:
-        """Returns the stage `until` of ports that differ in their rules alone, from one run; None if impossible."""
+        """Returns the stage `until` of ports that differ only in rules, from one run; None for impossible ports."""
         run = Run(self, ports, until, np.float64, None)
         run.run()
         return [None if i in run.failed else run.made[until][i :: len(ports)] for i in range(len(ports))]
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
-        if id(array) not in self._own:  # a mistake's own
+        if id(array) not in self._own:  # a weight that a mistake made
             return array.astype(dtype, copy=False)
         key = (id(array), dtype)
         if key not in self._cast:
@@ -66,9 +66,9 @@ class Forward:
 
 
 class Run(Arrays):
-    """One forward: a listener that applies the ports' rules and replaces our stages with the other program's.
+    """One forward: a listener that applies the ports' rules and replaces their stages with the other program's.
 
-    Its rows are the texts, each as often as there are ports: the first text of every port, then the second.
+    Each text has one row for every port: first the first text of all ports, then the second, and so on.
     """
 
     def __init__(self, forward: Forward, ports: Sequence[Port], until: str, dtype: Any, noise: Any) -> None:
@@ -83,7 +83,7 @@ class Run(Arrays):
         self._ranges = {stack: self._layers(stack, count) for stack, count in stacks(port.config).items()}
 
     def _running(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the model's weights, rounded only where they affect the stage."""
+        """Yields the weights, rounded only if the stage depends on them."""
         port, all_matter = self.port, self._whole
         for name in port.weights:
             stack, layer, rest = parted(name)
@@ -99,7 +99,7 @@ class Run(Arrays):
 
     @cached_property
     def _whole(self) -> bool:
-        """Returns whether to run from the ids on: for all stages, or for the rows of padding, which only we have."""
+        """Whether to run from the token ids: needed for all stages, or for rows of padding that only the port has."""
         port = self.port
         texts, lengths = (*port.texts, *port.sources), (*port.lengths, *port.source_lengths)
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
@@ -109,7 +109,7 @@ class Run(Arrays):
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
-        in_place = config.local or config.convolution  # layers differ
+        in_place = config.local or config.convolution  # their layers differ, so a layer cannot run under another number
         first = 0 if from_ids or self._whole or in_place else min(numbers, default=count)
         its_stack, layer, _ = parted(self.until) if self.until else ("", -1, "")
         return first, layer + 1 if layer >= 0 and its_stack == stack else count
@@ -130,9 +130,9 @@ class Run(Arrays):
 
     @cached_property
     def _embedded(self) -> dict[str, str]:
-        """The last stage of embeddings of each stack of which not all layers run -> the stage of theirs for it.
+        """The last embedding stage of each stack that skips layers -> the other program's stage that replaces it.
 
-        That is what the first layer to run reads; or what follows the layers, if none runs.
+        The replacement is the input of the first layer that runs, or of the head if no layer runs.
         """
         end = "ffn_residual" if self.port.config.norm_first else "ffn_norm"
         return {
@@ -147,7 +147,7 @@ class Run(Arrays):
             return array
         first, cut, join = self._parts.split(name, array)
         stack, layer, rest = parted(name)
-        if layer >= 0:  # numbered from the first that runs
+        if layer >= 0:  # numbered from the first layer that runs
             name = f"{stack}layers.{layer + self._ranges[stack][0]}.{rest}"
         if self._untouched(name):
             self.whole.setdefault(name, []).append((first, cut, array))
@@ -165,7 +165,7 @@ class Run(Arrays):
         return join(pieces)
 
     def _untouched(self, name: str) -> bool:
-        """Whether a stage stays as the model makes it, and is not asked for: most stages of most runs."""
+        """Whether a stage is neither changed nor requested, as most stages of most runs."""
         if self.noise is not None or name in self.given or name in self._embedded or name in self._after:
             return False
         return self.until not in ("", name) and not any(matches(name, pattern) for pattern in self._patterns)
@@ -193,16 +193,16 @@ class Run(Arrays):
     def _changed(self, name: str, row: int, array: np.ndarray, rule: Rule) -> np.ndarray:
         try:
             made = np.asarray(rule(array, At(self, row, name)))
-        except (KeyError, IndexError, ValueError) as error:  # a stage or weight that is missing
+        except (KeyError, IndexError, ValueError) as error:  # the model lacks a stage or weight
             raise NpformerError(f"{name}: impossible with this model: {error}") from None
         if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
-            made = made[..., 0]  # its one column
+            made = made[..., 0]  # its only column
         if made.shape != array.shape:
             raise NpformerError(f"{name}: the rule gives {made.shape} for {array.shape}")
         return made.astype(array.dtype, copy=False)
 
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
-        """Replaces our array with theirs, except for padding that the port adds."""
+        """Replaces the port's array with the other program's, except for padding that the port adds."""
         if (theirs := self.given_array(name, row)) is not None:
             corner = tuple(slice(size) for size in theirs.shape)
             made = made.copy()

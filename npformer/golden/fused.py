@@ -12,16 +12,16 @@ from npformer.config import Config
 from npformer.families import family_of
 from npformer.golden.graph import QKV
 
-#: The names that programs give the one linear layer for all three.
+#: Common names of the linear layer that computes query, key and value together.
 FUSED = ("qkv", "qkv_proj", "Wqkv", "in_proj", "c_attn", "query_key_value")
 ENDS = (".weight", ".bias", "_weight", "_bias")  # torch's attention has in_proj_weight
 
 
 def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Splits fused arrays into three by our names; returns all arrays, and the map `names` without the fused ones.
+    """Splits fused arrays into query, key and value; returns all arrays, and `names` without the fused entries.
 
-    Each is known by its name, or by one in the map, such as {"my.0.proj": "layers.0.attention.qkv"}. An output is cut
-    along its last axis, a weight (3D, D) or (D, 3D) along its longer one, in the order of the family's own files.
+    Each is recognised by its name, or by one in the map, such as {"my.0.proj": "layers.0.attention.qkv"}. An output is
+    split along its last axis, a weight (3D, D) or (D, 3D) along its longer axis, in the order of the family's files.
     """
     known, found = fused_layers(config), dict[str, Any]()
     parts = [family_of(config).part(config, QKV, each) for each in QKV]
@@ -39,7 +39,7 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
 
 
 def fused_layers(config: Config) -> dict[str, str]:
-    """Every known name of a fused layer -> the attention that it belongs to, by our name."""
+    """Every known name of a fused layer -> npformer's name of its attention."""
     prefix, known, places = family_of(config).prefix, dict[str, str](), sources(config)
     for i in range(config.n_layers):
         ours = f"layers.{i}.attention"
@@ -50,7 +50,7 @@ def fused_layers(config: Config) -> dict[str, str]:
         for parent in (ours, theirs, theirs.removeprefix(prefix)):
             known |= {f"{parent}.{each}": ours for each in FUSED}
     for name, source in places.items():
-        if source.part is not None and len(source.part.widths) == len(QKV):  # one tensor in the model's own files
+        if source.part is not None and len(source.part.widths) == len(QKV):  # a single tensor in the family's own files
             theirs, ours = split_ending(source.names[0])[0], split_ending(name)[0].rpartition(".")[0]
             known |= dict.fromkeys((theirs, theirs.removeprefix(prefix)), ours)
     return known

@@ -17,7 +17,7 @@ from npformer.interpret.stages import of_weights
 
 QKV = ("query", "key", "value")
 CROSS = "cross_attention"
-HEAD = ("pool", "head.", "logits", "start_", "end_", "probabilities")  # how the stages of heads begin
+HEAD = ("pool", "head.", "logits", "start_", "end_", "probabilities")  # beginnings of the names of a head's stages
 STACKS = ("encoder.", "decoder.")
 _STAGE = re.compile(r"(encoder\.|decoder\.|)(?:layers\.(\d+)\.)?(.*)")
 
@@ -29,7 +29,7 @@ Parents = dict[str, tuple[str, ...]]
 
 @lru_cache(maxsize=1 << 12)
 def parted(stage: str) -> tuple[str, int, str]:
-    """Returns the stack of a stage ("" without a decoder), its layer (-1: none) and the rest of its name.
+    """Returns the stack of a stage ("" without a decoder), its layer (-1 outside the layers) and the rest of its name.
 
     >>> parted("decoder.layers.3.cross_attention.scores"), parted("logits")
     (('decoder.', 3, 'cross_attention.scores'), ('', -1, 'logits'))
@@ -41,7 +41,9 @@ def parted(stage: str) -> tuple[str, int, str]:
 
 @lru_cache(maxsize=1 << 14)
 def matches(stage: str, pattern: str) -> bool:
-    """Returns whether a pattern matches a stage: by its name, or in either stack, where each attention is attention.
+    """Returns whether a pattern matches a stage by its full name, or by its name within a stack.
+
+    Within a stack, a pattern for attention also matches cross-attention.
 
     >>> matches("decoder.layers.0.cross_attention.scores", "*.attention.scores")
     True
@@ -54,25 +56,25 @@ def matches(stage: str, pattern: str) -> bool:
 
 
 def block_of(stage: str) -> tuple[str, int, bool] | None:
-    """The stack and layer of a stage, and whether it belongs to attention to a source; None outside the layers."""
+    """The stack and layer of a stage, and whether it belongs to cross-attention; None outside the layers."""
     stack, layer, rest = parted(stage)
     return (stack, layer, rest.startswith(CROSS)) if layer >= 0 else None
 
 
 def stacks(config: Config) -> dict[str, int]:
-    """Returns the names of a model's stacks, as its stages begin with them -> the number of layers."""
+    """Returns the prefix of each stack's stages -> the stack's number of layers."""
     if config.decoder:
         return dict(zip(STACKS, (config.n_layers, config.decoder.n_layers), strict=True))
     return {"": config.n_layers}
 
 
 def heads_of(config: Config, stack: str) -> int:
-    """Returns the attention heads of a stack of that name."""
+    """Returns the number of attention heads in a stack."""
     return config.decoder.n_heads if stack == "decoder." else config.n_heads
 
 
 def head_width(config: Config, stack: str) -> int:
-    """Returns the width of an attention head of a stack of that name."""
+    """Returns the width of an attention head in a stack."""
     return config.head_width or config.d_model // heads_of(config, stack)
 
 
@@ -80,9 +82,9 @@ def head_width(config: Config, stack: str) -> int:
 
 
 def parents(config: Config, weights: Iterable[str]) -> Parents:
-    """Returns each stage -> the stages it is computed from, in firing order, in a model with these weights.
+    """Returns each stage of a model with these weights -> the stages it is computed from, in firing order.
 
-    `layers.*.input` stands for the stage that a layer reads, between that stage and the layer's own.
+    A layer's own stages have the parent `layers.*.input`, and that has the stage that the layer reads as its parent.
     """
     of: Parents = {}
     for stage in of_weights(config, frozenset(weights)).values():
@@ -96,7 +98,7 @@ def parents(config: Config, weights: Iterable[str]) -> Parents:
 
 
 def span(of: Mapping[str, tuple[str, ...]], stage: str, given: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
-    """Returns the stages between the given ones and `stage`, which is among them."""
+    """Returns the stages that are computed from the given ones to obtain `stage`, itself included."""
     found, waiting = set(), [stage]
     while waiting:
         name = waiting.pop()

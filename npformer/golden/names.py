@@ -1,7 +1,7 @@
-"""Reads another program's arrays: matches each to a stage or weight, and splits it by text.
+"""Reads another program's arrays: matches each to a stage or weight and splits stages by text.
 
-The name of a stage is ours, that of the Hugging Face module whose output it is, TransformerLens's hook, or one in the
-user's map of names. The array may be packed or padded, with or without a batch axis. `compare.py` uses this.
+A stage may have npformer's name, the Hugging Face module that outputs it, TransformerLens's hook, or a name from the
+user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses this.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")
 
 @dataclass
 class Theirs:
-    """Another program's arrays by our names."""
+    """Another program's arrays under npformer's names."""
 
     stages: dict[str, list[np.ndarray]] = field(default_factory=dict)  # one array for each text, without padding
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, unchanged
-    problems: dict[str, str] = field(default_factory=dict)  # a stage that cannot be compared -> the reason
+    problems: dict[str, str] = field(default_factory=dict)  # stages that cannot be compared -> the reason
     unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
-    width: int = 0  # tokens of a padded text, if any array was padded
+    width: int = 0  # tokens per padded text, if any array was padded
     source_width: int = 0  # the same for a translation model's sources
 
 
 def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
-    """Finds the golden file's stages among their arrays. `names` maps more of their names to ours.
+    """Finds the golden file's stages among another program's arrays. `names` maps further names to npformer's.
 
-    Raises NpformerError if no name is recognised, or their token ids differ from the golden file's.
+    Raises NpformerError if no name is recognised, or the token ids differ from the golden file's.
     """
     known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
     sources = layout.sources(golden.config)
@@ -59,7 +59,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
         if name in weights or ours in weights.values():
             ours = weights.get(name, str(ours))
             array = as_array(name, value)
-            # Marian's bias of the logits is a buffer (1, V)
+            # Marian stores the bias of the logits as (1, V)
             result.weights[ours] = array[0] if sources[ours].leading and array.ndim == 2 and len(array) == 1 else array
         elif plain in ids:
             _check_ids(ids[plain], number, as_array(name, value))
@@ -79,7 +79,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
 
 
 def _by_text(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Names each array of a list `i/name`, for text i: the trace of several texts has such lists."""
+    """Renames array i of a list to `i/name`; traces of several texts have such lists."""
     single: dict[str, Any] = {}
     for name, value in arrays.items():
         is_list = isinstance(value, list) and value and all(isinstance(each, np.ndarray) for each in value)
@@ -88,7 +88,7 @@ def _by_text(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_names(golden: Golden) -> dict[str, str]:
-    """Returns every known name of the golden file's stages -> the stage."""
+    """Returns each known name of a stage in the golden file -> the stage."""
     config = golden.config
     prefix = family_of(config).prefix
     names = {path: stage for path, stage in table.modules(config).items() if stage in golden.stages}
@@ -105,7 +105,7 @@ def stage_names(golden: Golden) -> dict[str, str]:
 
 
 def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
-    """Returns the fields of a model's output in transformers -> the stages of a stack of this many layers."""
+    """Returns the output fields of a stack in transformers -> the stages that they contain."""
     layers = [f"{stack}layers.{i}" for i in range(count)]
     parts = parts_of(config)
     embeddings, body = parts.decoder if parts.decoder and stack == "decoder." else (parts.embeddings, parts.stack)
@@ -121,13 +121,13 @@ def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
 
 
 def weight_names(config: Config) -> dict[str, str]:
-    """Returns our flat names of a model's weights, and Hugging Face's with and without the encoder's prefix -> ours."""
+    """Returns the known names of weights -> npformer's flat names; the encoder's prefix is optional."""
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
         names[ours] = ours
         for theirs in source.alone:
             for name in (theirs, theirs.removeprefix(prefix)):
-                names.setdefault(name, ours)  # the first of the layers that share weights
+                names.setdefault(name, ours)  # layers that share weights: the first
     return names
 
 
@@ -143,7 +143,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
-    """Adds a stage to `result`, from one array for all texts (number -1) or one per text."""
+    """Adds a stage to `result`, given one array for all texts (key -1) or one per text."""
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
     if -1 not in given and set(given) != set(range(len(shapes))):
@@ -171,9 +171,8 @@ def per_text(
 ) -> list[np.ndarray] | None:
     """Splits a stage in any known layout into one array per text; None for any other shape. axes: from `token_axes`.
 
-    The layouts: (T, ...), packed, the texts one after another; (B, L, ...), padded on the right, L at least the longest
-    text; (B L, ...), the same as rows; (B, L, H, K) instead of (B, H, L, K); (L, D) or (1, L, D), positions for all
-    texts.
+    The known layouts: packed (T, ...), with the texts one after another; padded on the right (B, L, ...), or as rows
+    (B L, ...); (B, L, H, K) instead of (B, H, L, K); for positions also (L, D) or (1, L, D), shared by all texts.
     """
     positions = name.endswith("embeddings.position")
     if positions and array.ndim == 2 and len(array) == max(shape[0] for shape in shapes):
@@ -194,13 +193,13 @@ def per_text(
 
 
 def _layouts(array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Yields the array with a batch axis in front, in each possible reading of its shape."""
+    """Yields the array with a batch axis first, for each possible reading of its shape."""
     rank = len(shapes[0])
     if array.ndim == rank and len(shapes) == 1:
         yield array[None]
     if array.ndim == rank + 1:
         yield array
-        if axes == (1,):  # by head
+        if axes == (1,):  # heads after tokens
             yield array.swapaxes(1, 2)
     if array.ndim == rank and axes == (0,) and len(array) % len(shapes) == 0:
         longest = max(shape[0] for shape in shapes)
@@ -209,13 +208,13 @@ def _layouts(array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, 
 
 
 def token_axes(name: str, shape: tuple[int, ...], head: str) -> tuple[int, ...]:
-    """Returns the axes of one text's array that count its tokens, in a model with this head."""
+    """Returns the axes that index tokens in one text's array, for a model with this head."""
     stage = table.find(name)
     symbols = stage.shape if stage else ""
     if " or " in symbols:
         return (0,) if len(shape) == 2 or head == "replaced-token" else ()
     of_axes = [symbol.strip() for symbol in symbols.strip("()").split(",") if symbol.strip()]
-    one_row = len(shape) < len(of_axes)  # a head that reads a row of each text
+    one_row = len(shape) < len(of_axes)  # the head reads a single row of each text
     return () if one_row else tuple(i for i, symbol in enumerate(of_axes) if symbol == "T")
 
 
@@ -225,7 +224,7 @@ def _expected(shapes: list[tuple[int, ...]]) -> str:
 
 
 def _ids(golden: Golden) -> dict[str, list[Text]]:
-    """Returns the names of token ids -> their texts; for a translation model input_ids are the sources."""
+    """Returns each name of token ids -> its texts. In a translation model, input_ids are the sources."""
     if golden.sources:
         theirs, ours = ("input_ids", "source_ids"), ("decoder_input_ids", "ids")
         return dict.fromkeys(theirs, golden.sources) | dict.fromkeys(ours, golden.texts)
@@ -257,6 +256,6 @@ def _nothing(golden: Golden, theirs: list[str]) -> str:
     module = table.module(golden.config, stage)
     also = f" or {module}" if module else ""
     return (
-        f"none of the {len(theirs)} arrays has the name of a stage: expected names like {stage}{also}, "
-        f"got {', '.join(theirs[:4])!s:.200}; map your names to npformer's with names"
+        f"no array has the name of a stage: expected names like {stage}{also}, "
+        f"got {', '.join(theirs[:4]) or 'no arrays'!s:.200}; map your names to npformer's with names"
     )

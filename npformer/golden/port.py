@@ -1,4 +1,4 @@
-"""A port to try: the model's own forward with a change. `mistakes/` makes the ports, `forward.py` runs them."""
+"""A simulated port: the correct model with changes. `mistakes/` makes such ports, `forward.py` runs them."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ FORMS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Port:
-    """A forward pass with changes: its config, weights, texts and rules, and the stage to explain."""
+    """A simulated port: its config, weights, texts and rules, and the stage to explain."""
 
     config: Config
-    weights: Mapping[str, np.ndarray]  # flat
-    texts: list[Text]  # for a translation model, the decoder's
+    weights: Mapping[str, np.ndarray]  # by flat name
+    texts: list[Text]  # for a translation model, the decoder's input
     stage: str  # the stage to explain
-    theirs: list[np.ndarray]  # the other program's values of it
-    span: frozenset[str]  # the stages computed between their nearest stages and it
-    width: int  # tokens of a text in the other program's batch, padding included
+    theirs: list[np.ndarray]  # the other program's values of the stage
+    span: frozenset[str]  # the stages that the port computes to reach it from the other program's
+    width: int  # tokens per text in the other program's batch, with padding
     lengths: tuple[int, ...]  # lengths of the golden file's texts
-    rightly: list[np.ndarray] = field(default_factory=list)  # the correct values of the stage, given their inputs
+    rightly: list[np.ndarray] = field(default_factory=list)  # the correct stage, from the other program's inputs
     known: tuple[str, ...] = ()  # all stages of the model, in firing order
     rules: tuple[tuple[str, Rule], ...] = ()
-    touched: frozenset[str] = frozenset()  # patterns of the stages that are changed
-    dtype: str = "float32"  # the precision whose budget the port is held to
-    possible: bool = True  # False if the model cannot have the config
-    hides: bool = False  # texts are padded, and padding is hidden by a mask
-    sources: list[Text] = field(default_factory=list)  # for a translation model, the encoder's
-    source_width: int = 0  # tokens of a source in the other program's batch
+    touched: frozenset[str] = frozenset()  # patterns of the stages that change
+    dtype: str = "float32"  # the precision that sets the budget
+    possible: bool = True  # False if no model can have this config
+    hides: bool = False  # the texts are padded, and a mask hides the padding
+    sources: list[Text] = field(default_factory=list)  # for a translation model, the encoder's input
+    source_width: int = 0  # tokens per source in the other program's batch, with padding
     source_lengths: tuple[int, ...] = ()  # lengths of the golden file's sources
     given: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the other program's stages
     truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
-    budgets: Mapping[str, float] = field(default_factory=dict)  # of the golden file's stages, in their precision
-    reads: tuple[tuple[str, Rule], ...] = ()  # patterns of stages that later ones read with a change
+    budgets: Mapping[str, float] = field(default_factory=dict)  # of the golden file's stages, in the port's precision
+    reads: tuple[tuple[str, Rule], ...] = ()  # changes to stages that only later stages see
 
     def ruling(self, rules: Rules) -> Port:
-        """Returns the port with rules for the stages that match these patterns."""
+        """Returns the port with rules: pattern of stages -> change."""
         return replace(self, rules=(*self.rules, *rules.items()), touched=self.touched | set(rules))
 
     def rereading(self, rules: Rules, *touched: str) -> Port:
-        """Returns the port in which the stages `touched` read changed values of the stages that match the patterns."""
+        """Returns the port with rules that change stages only where the stages `touched` read them."""
         return replace(self, reads=(*self.reads, *rules.items()), touched=self.touched | set(touched))
 
     def weighing(self, changes: Mapping[str, np.ndarray]) -> Port:
-        """Returns the port with other weights."""
+        """Returns the port with some weights replaced."""
         stages = {stage for name in changes for stage in made_by(name.rpartition(".")[0])}
         return replace(self, weights={**self.weights, **changes}, touched=self.touched | stages)
 
     def regrouping(self, groups: Mapping[str, str]) -> Port:
-        """Returns the port with some groups of weights replaced by others."""
+        """Returns the port with groups of weights replaced by other groups."""
         pairs = ((f"{own}.{part}", f"{other}.{part}") for own, other in groups.items() for part in ("weight", "bias"))
         return self.weighing({own: self.weights[other] for own, other in pairs if {own, other} <= self.weights.keys()})
 
@@ -79,12 +79,12 @@ class Port:
         return replace(self, weights=Rounded(self.weights, rounded, names), touched=self.touched | stages)
 
     def reading(self, change: Callable[[Text, int], Text]) -> Port:
-        """Returns the port on other texts, change(text, i); sources are changed in the same way."""
+        """Returns the port with texts and sources replaced by change(text, i)."""
         texts, sources = ([change(text, i) for i, text in enumerate(each)] for each in (self.texts, self.sources))
         return replace(self, texts=texts, sources=sources, touched=self.touched | {"embeddings.*"})
 
     def with_config(self, *touched: str, **fields: Any) -> Port:
-        """Returns the port with other choices; it does not matter if the model cannot have them."""
+        """Returns the port with other fields of the config, marked impossible if the config refuses them."""
         try:
             config = replace(self.config, **fields)
         except NpformerError:
@@ -92,7 +92,7 @@ class Port:
         return replace(self, config=config, touched=self.touched | set(touched))
 
     def with_mechanism(self, kind: type[Any], *touched: str, local: bool = False, **fields: Any) -> Port:
-        """Returns the port with other choices of a mechanism, in all layers or in the local ones only."""
+        """Returns the port with other fields of a mechanism, in all layers or only in local ones."""
         most, *near = (
             tuple(replace(each, **fields) if isinstance(each, kind) else each for each in of_layers)
             for of_layers in self.config.layer_kinds
@@ -110,7 +110,7 @@ class Port:
 
     @property
     def stack(self) -> str:
-        """The stage's stack; a head belongs to the last one."""
+        """The stage's stack; the head belongs to the last stack."""
         return parted(self.stage)[0] or list(stacks(self.config))[-1]
 
     @property
@@ -129,22 +129,22 @@ class Port:
 
     @property
     def scale(self) -> float:
-        """The factor of q k^T."""
+        """The factor of q k^T in the scores."""
         return float(self.config.score_scale or self.d_head**-0.5)
 
     @property
     def layers(self) -> list[str]:
-        """The beginning of the names of every layer's stages and weights: layers.0. and so on."""
+        """The prefix of each layer's stages and weights, such as "layers.0."."""
         return [f"{stack}layers.{i}." for stack, count in stacks(self.config).items() for i in range(count)]
 
     def has(self, name: str) -> bool:
-        """Whether a stack of the model has this weight."""
+        """Returns whether any stack of the model has this weight."""
         return any(stack + name in self.weights for stack in stacks(self.config))
 
     # --- padding ---
 
     def is_padded(self, text: int) -> bool:
-        """Whether the other program has padding after a text, or after its source."""
+        """Returns whether the other program pads a text or its source."""
         source_width = self.source_width if self.sources else 0
         return self.lengths[text] < self.width or (bool(source_width) and self.source_lengths[text] < source_width)
 
@@ -155,7 +155,7 @@ class Port:
     def padded(self, left: bool = False) -> Port | None:
         """Returns the port with texts padded to the batch's length; None if that exceeds the model's maximum length."""
         pad, config = self.config.pad_id or 0, self.config
-        if config.pooling == "last" and config.pad_id is None:  # an id that no text has marks padding for the head
+        if config.pooling == "last" and config.pad_id is None:  # marks padding for the head by an unused id
             pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in self.texts))
             config = replace(config, pad_id=pad)
         if max(self.width, self.source_width) > self.config.max_length:
@@ -172,7 +172,7 @@ class Port:
         return replace(self, config=config, texts=texts, sources=sources, touched=self.touched | touched)
 
     def in_a_batch(self) -> Port | None:
-        """Returns the port with padded texts and a correct mask; None without padding or if a text becomes too long."""
+        """Returns the port with padded texts and a correct mask; None without padding or if a text is too long."""
         padded = self.padded() if self.has_padding else None
         if padded is None:
             return None
@@ -183,15 +183,15 @@ class Port:
             )
         return replace(padded.ruling(rules), hides=True)
 
-    # --- the stage in question ---
+    # --- the stage to explain ---
 
     @property
     def matters(self) -> bool:
-        """Whether the changes are possible, and made where the stage in question is computed."""
+        """Whether the changes are possible and can affect the stage to explain."""
         return self.possible and any(matches(stage, pattern) for pattern in self.touched for stage in self.span)
 
     def sizes(self, text: int) -> dict[str, int]:
-        """Returns the sizes of a text's stage that may explain a constant: T, K, D, H, F, n_layers."""
+        """Returns the sizes that may explain a constant in a text's stage: T, K, D, H, F, n_layers."""
         own, across = parted(self.stage), "cross_attention" in self.stage
         of_source = bool(self.sources) and (own[0] == "encoder." or across)
         length, width = (self.source_lengths, self.source_width) if of_source else (self.lengths, self.width)
@@ -201,7 +201,7 @@ class Port:
 
     @property
     def factors(self) -> dict[str, Callable[[int], float]]:
-        """The factors that a size other than 1 explains, functions of a text, by their names."""
+        """Named factors, functions of a text, of the sizes that are not 1 in every text."""
 
         def of(size: str, form: str) -> Callable[[int], float]:
             return lambda text: FORMS[form](self.sizes(text)[size])
@@ -211,24 +211,24 @@ class Port:
         return {form.format(size): of(size, form) for size in sizes for form in FORMS}
 
     def is_rule_for(self, base: Port) -> bool:
-        """Whether the port differs from another one in rules alone, of which one is for the stage in question."""
+        """Returns whether the port differs from `base` only in rules, including one for the stage to explain."""
         same = self.config == base.config and self.weights is base.weights and self.reads == base.reads
         return same and any(matches(base.stage, pattern) for pattern in self.touched)
 
     @property
     def groups(self) -> list[str]:
-        """The groups of weights that the stage in question depends on directly."""
+        """The groups of weights that compute the stage to explain."""
         groups = dict.fromkeys(name.rpartition(".")[0] for name in self.weights)
         return [group for group in groups if self.span.intersection(made_by(group))]
 
     @property
     def from_ids(self) -> bool:
-        """Whether the stage is computed from the token ids and not from their stages."""
+        """Whether the stage is computed from token ids rather than from the other program's stages."""
         return any(parted(stage)[2] == "embeddings.token" for stage in (*self.span, self.stage))
 
 
 def made_by(group: str) -> tuple[str, ...]:
-    """Returns the stages that are the output of a group of weights."""
+    """Returns the stages that a group of weights outputs."""
     if group == "head.output":
         return ("logits", "start_logits", "end_logits", group)
     return ("convolution.hidden",) if group == "convolution" else (group,)

@@ -60,7 +60,7 @@ def comparison_github(comparison: Comparison, diagnosis: Diagnosis | None) -> st
 
 
 def annotation(level: str, title: str, message: str) -> str:
-    """Returns a workflow command of GitHub's, `::error title=...::...`, with separators in its text escaped."""
+    """Returns a GitHub workflow command, `::error title=...::...`, with escaped separators."""
     escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     title = title.replace("%", "%25").replace(":", "%3A").replace(",", "%2C").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{level} title={title}::{escaped}"
@@ -70,7 +70,7 @@ def annotation(level: str, title: str, message: str) -> str:
 
 
 def row(verdict: Verdict, width: int, columns: int = 80) -> str:
-    """Returns a verdict as a line of a table, and its reason below it where it does not fit; width: of the names."""
+    """Returns a verdict as a table row, with a long reason on lines below; width: of the column of names."""
     reason = _printable(verdict.why)
     if verdict.ok:
         return f"{verdict.case:<{width}}  {verdict.kind} ({reason})"
@@ -81,7 +81,7 @@ def row(verdict: Verdict, width: int, columns: int = 80) -> str:
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """Returns the lines below the table: the totals, and details of the first case that does not pass."""
+    """Returns the lines below the table: the totals, and details of the first failing case."""
     fault = next((verdict for verdict in verdicts if not verdict.ok), None)
     lines = ["", totals(verdicts)]
     if fault and fault.details:
@@ -90,7 +90,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def totals(verdicts: Sequence[Verdict]) -> str:
-    """Returns a line with the number of cases of each verdict."""
+    """Returns a line that counts the cases of each verdict."""
     kinds = [verdict.kind for verdict in verdicts if not verdict.ok]
     rest = ", ".join(f"{kind} {kinds.count(kind)}" for kind in dict.fromkeys(kinds))
     passed = sum(verdict.ok for verdict in verdicts)

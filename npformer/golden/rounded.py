@@ -1,4 +1,4 @@
-"""Weights that are rounded when they are read, for the ports that `diagnose.py` tries."""
+"""Weights that are rounded on first use, for the ports that `diagnose.py` tries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Rounded(Mapping[str, np.ndarray]):
-    """Weights, some of them rounded on first use: a model has a hundred million numbers, a stage only a few."""
+    """Weights, some of them rounded on first use: a stage needs only a few of a model's weights."""
 
     def __init__(
         self, weights: Mapping[str, np.ndarray], rounded: Callable[[np.ndarray], np.ndarray], names: frozenset[str]
@@ -34,7 +34,7 @@ class Rounded(Mapping[str, np.ndarray]):
 
 
 def unrounded(weights: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """Returns the unrounded weight, for its shape."""
+    """Returns the unrounded weight."""
     while isinstance(weights, Rounded):
         weights = weights.weights
     return weights[name]

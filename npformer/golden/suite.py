@@ -2,10 +2,10 @@
 
     npformer.golden.suite("suite", ["bert-*"])              npformer golden run suite -- ./port
 
-A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json lists the
-purpose of each. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine.
-The golden files have the same bytes on one machine and one version of NumPy: another BLAS kernel rounds otherwise, so
-there the stages differ in their last digits, far within the budgets.
+A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
+each case tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine,
+but golden files only on the same machine with the same version of NumPy: other BLAS kernels round differently, which
+changes the last digits of stages, far within the budgets.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Options = dict[str, dict[str, Any]]  # a case's name -> the fields of its config
 
 
 class Case(NamedTuple):
-    """A model of the suite and its texts."""
+    """A model of the suite with the lengths of its texts."""
 
     name: str
-    tests: str  # the features that a passing port computes correctly
+    tests: str  # features that a passing port computes correctly
     config: Config
     lengths: tuple[int, ...] = LENGTHS
-    dtype: str = "float32"  # the dtype of the stored weights
+    dtype: str = "float32"  # dtype of the stored weights
 
 
 def suite(path: str | Path, patterns: list[str] | None = None, progress: bool = False) -> Path:
@@ -91,7 +91,7 @@ def suite(path: str | Path, patterns: list[str] | None = None, progress: bool = 
 
 def _write(folder: Path, case: Case) -> dict[str, Any]:
     folder.mkdir()
-    seed = zlib.crc32(case.name.encode())  # so that no case depends on those before it
+    seed = zlib.crc32(case.name.encode())  # makes each case independent of the others
     recorded = write_case(folder, case.name, case.config, seed, case.lengths, case.dtype)
     save_arrays(folder / INPUTS, recorded.input_arrays(), {})
     return {
@@ -107,7 +107,7 @@ def _write(folder: Path, case: Case) -> dict[str, Any]:
 
 
 def answers(recorded: Golden) -> list[str]:
-    """Returns a model's last stages: its logits, or the last layer and the pooled rows of a base model."""
+    """Returns a model's final stages: its logits, or for a base model the last layer and the pooled rows."""
     logits = [name for name in recorded.stages if name.endswith("logits")]
     if logits:
         return logits
@@ -169,21 +169,21 @@ def _is_entry(entry: object) -> bool:
 
 
 def cases() -> Iterator[Case]:
-    """Yields every case: the encoders with each head and each option, then the models of 2017.
+    """Yields every case: encoders with each head and option, then the models with a decoder and nn.TransformerEncoder.
 
-    A family that is another under a second name has one case.
+    A family that only renames another one's weights has a single case.
     """
     for name, family in encoders().items():
         if name in distinct_encoders():
             yield from _encoder_cases(name, family)
         else:
-            about = "a model with the weights' names of another family"
+            about = "another family's model under other names of weights"
             yield Case(f"{name}-{LABELLED[0]}", about, encoder_config(family, LABELLED[0]))
     yield from _other_cases()
 
 
 def encoder_config(family: EncoderTable, head: str, **fields: Any) -> Config:
-    """Returns the tiny config of a family's head."""
+    """Returns a tiny config of a family with this head."""
     wide = {"d_embedding": 8} if "d_embedding" in family.sizes else {}
     token_type_ids = {"n_token_types": 2} if family.token_types else {}
     grouped = {"n_kv_heads": 2} if isinstance(family, Llama) else {}
@@ -205,23 +205,25 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.eps:
         yield Case(f"{name}-eps", "layer_norm_eps of 1e-3", replace(plain, eps=1e-3))
     if family.token_types:
-        yield Case(f"{name}-one-segment", "a table of one token type, which is added", replace(plain, n_token_types=1))
+        yield Case(
+            f"{name}-one-segment", "a single token type, whose embedding is added", replace(plain, n_token_types=1)
+        )
     if family.padding:
         positions = replace(plain.positions, first=4)
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, positions=positions)
-        yield Case(f"{name}-padding", "positions that begin after another padding token's", other, (10, 6))
+        yield Case(f"{name}-padding", "positions after those of another padding token", other, (10, 6))
     if plain.pooling == "last":
-        about = "texts that end in padding, whose classifier reads the token before"
+        about = "texts that end in padding, with a classifier that reads the token before it"
         padded = replace(plain, pad_id=3)
         untrained = family.read_config(family.write_config(padded), plain.head).padding_idx
         yield Case(f"{name}-ends-in-padding", about, replace(padded, padding_idx=untrained))
     if "d_embedding" in family.sizes:
         about, width = ("with", plain.d_model) if family.always_projected else ("without", 0)
-        about = f"tables as wide as the layers, {about} a projection"
+        about = f"embedding tables as wide as the layers, {about} a projection"
         yield Case(f"{name}-wide", about, replace(plain, d_embedding=width))
     if family.layer_groups:
         groups = replace(plain, n_layers=6, sharing=Sharing(2, 2))
-        yield Case(f"{name}-groups", "groups of two layers, of which one runs twice and the other once", groups)
+        yield Case(f"{name}-groups", "two groups of two layers, one group run twice", groups)
     if "convolution" in family.encoder:
         about = "a convolution of the embeddings, added to the first layer's output"
         convolved = replace(plain, convolution=InputConvolution(3, "gelu"))
@@ -236,19 +238,19 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     about = "a vocabulary projection of its own" if usual.tied else "the token table as the vocabulary projection"
     yield Case(f"{name}-{'untied' if usual.tied else 'tied'}", about, replace(usual, tied=not usual.tied))
     if plain.parallel:
-        yield Case(f"{name}-in-turn", "blocks of a layer one after another", replace(plain, parallel=False))
+        yield Case(f"{name}-in-turn", "sequential blocks instead of parallel ones", replace(plain, parallel=False))
     if isinstance(family, Llama) and family.scaled and not plain.local:
         for kind, scaling in SCALINGS.items():
             scaled = replace(plain, mechanisms=(Rotary(100.0, scaling=scaling),), head_width=6, bias=True)
             yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, heads 6 wide, and biases in attention", scaled)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
-    yield Case(f"{name}-multi-label", "several labels at once: a sigmoid for each", several)
+    yield Case(f"{name}-multi-label", "several labels at once, each with a sigmoid", several)
     number = replace(plain, problem_type="regression", labels=("A",))
     yield Case(f"{name}-regression", "one number and no softmax", number)
 
 
 def _other_cases() -> Iterator[Case]:
-    """Yields the models of 2017 with torch's modules, Marian's and BART's."""
+    """Yields the cases of torch's nn.Transformer modules, Marian, BART and T5."""
     decoder = {"tied": True, "decoder": _decoder(40)}
     encoder = {**SIZES, "torch_class": "nn.TransformerEncoder", "activation": "relu", "eps": 1e-5, "tied": False}
     both = {**encoder, "torch_class": "nn.Transformer", "decoder": _decoder(40), "pad_id": 39}
@@ -270,7 +272,7 @@ def _other_cases() -> Iterator[Case]:
 
 
 def _t5_cases() -> Iterator[Case]:
-    """Yields T5's versions and heads, with more tokens than distances of their own buckets."""
+    """Yields T5's versions and heads, with texts long enough for buckets of several distances."""
     t5 = {
         **SIZES,
         "head_width": 6,
@@ -281,7 +283,13 @@ def _t5_cases() -> Iterator[Case]:
     yield from _options("t5", "T5", "translation", t5, T5_OPTIONS)
     for head in ("base", *LABELLED, "question-answering"):
         yield _case("t5", head, f"T5's {head} head", head, t5)
-    yield _case("mt5", "translation", "mT5, whose rows are not scaled", "translation", {**t5, **T5_OPTIONS["gated"]})
+    yield _case(
+        "mt5",
+        "translation",
+        "mT5, without T5's scaling of the decoder's output",
+        "translation",
+        {**t5, **T5_OPTIONS["gated"]},
+    )
 
 
 def _case(family: str, name: str, about: str, head: str, fields: Mapping[str, Any]) -> Case:
@@ -304,7 +312,7 @@ def _listed(fields: Mapping[str, Any]) -> str:
 
 
 def _decoder(vocab_size: int) -> Decoder:
-    """A decoder with other numbers of layers, heads and hidden units than the encoder."""
+    """Returns a decoder that differs from the encoder in the numbers of layers and heads."""
     return Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=vocab_size, start_id=vocab_size - 1, end_ids=(0,))
 
 

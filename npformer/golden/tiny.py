@@ -1,8 +1,8 @@
 """A tiny random model and its golden file, for the CI of a port: the same seed gives the same bytes.
 
 The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are scaled raw bits of the
-generator, so that they do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that leaving
-one out shows. `suite.py` writes many of them.
+generator and so do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that leaving one out
+shows. `suite.py` writes many such models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from npformer.runtime.packing import Text
 TINY_FILE = "golden.safetensors"
 HEAD = "sequence-classification"
 SIZES = {"vocab_size": 96, "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ffn": 64, "max_length": 24}
-LENGTHS = (9, 6, 3)  # of the texts; they differ, so that masks matter
+LENGTHS = (9, 6, 3)  # of the texts; different lengths make masks matter
 
 
 def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
@@ -74,7 +74,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
 
 
 def narrowed(config: Config, reach: int) -> Config:
-    """The config with windows narrower than a text."""
+    """Returns the config with windows of this reach, narrower than a text."""
 
     def narrow(mechanisms: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(replace(each, reach=reach) if isinstance(each, Window) else each for each in mechanisms)
@@ -84,7 +84,7 @@ def narrowed(config: Config, reach: int) -> Config:
 
 
 def _more(family: Family) -> dict[str, Any]:
-    """Sizes that only some families have; the decoder's differ from the encoder's, so that a mix-up shows."""
+    """Returns sizes that only some families have; a mix-up shows because the decoder's differ from the encoder's."""
     if isinstance(family, EncoderTable):
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,
@@ -140,11 +140,11 @@ def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> lis
     texts: list[Any] = []
     for length in lengths:
         ids = _ids(bits, length, config.vocab_size)
-        ids[ids == config.uncounted] += 1  # a port could mistake a real token for padding
+        ids[ids == config.uncounted] += 1  # a real token with the padding id would be ambiguous
         if config.decoder and config.head != "translation":
-            ids[-1] = config.decoder.end_ids[0]  # the token that a head on whole texts reads
+            ids[-1] = config.decoder.end_ids[0]  # the token that a text's head reads
         if config.pooling == "last" and config.pad_id is not None:
-            ids[-1] = config.pad_id  # a port must find the last token before the padding
+            ids[-1] = config.pad_id  # tests that a port finds the last token before padding
         if config.head == "translation":
             target = _ids(bits, max(1, length - 2), config.decoder.vocab_size)
             target[0] = config.decoder.start_id

@@ -1,7 +1,8 @@
-"""Stages inside the attention of a Hugging Face model in torch, which no module returns.
+"""Records stages inside the attention of a Hugging Face model in torch, which no module returns.
 
-Most families call an eager attention function, whose arguments and results are heard. MPNet and DeBERTa write attention
-out in their modules: there the products and the softmax are heard that a module calls. `torch_model.py` hears the rest.
+Most families call an eager attention function, so its arguments and results are recorded. MPNet and DeBERTa write
+attention out in their modules: there, the products and the softmax that a module calls are recorded. `torch_model.py`
+records all other stages.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from npformer.interpret import stages as table
 
 EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
 PRODUCTS = ("matmul", "bmm", "__matmul__")
-#: Methods of DeBERTa's attention -> the stages that they return, in the order in which they are called.
+#: Methods of DeBERTa's attention -> the stages that they return, in the order of the calls.
 METHODS = {
     "transpose_for_scores": ("query_heads", "key_heads", "value_heads"),
     "disentangled_attention_bias": ("distance_scores",),
 }
 
-Hear = Callable[[str, str, Any], None]  # (an attention, stage of it, tensor)
+Hear = Callable[[str, str, Any], None]  # (attention, stage of it, tensor)
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[s
 
 
 def _queries(golden: Golden, modules: dict[str, Any]) -> dict[Any, list[str]]:
-    """Returns the query's module -> its attentions; layers with the same weights share one module."""
+    """Returns each query module -> its attention blocks; layers with the same weights share a module."""
     config, fused = golden.config, fused_layers(golden.config)
     queries: dict[Any, list[str]] = {}
     for ours in (name.removesuffix(".query") for name in table.names(config) if name.endswith("attention.query")):
@@ -73,7 +74,7 @@ def _recording(
         ours = next((queries[each].pop(0) for each in module.children() if queries.get(each)), "")
         own = query / config.d_head**-0.5 if family_of(config).scales_queries else query
         arrays = {"query_heads": own, "key_heads": key, "value_heads": value, "weights": weights}
-        for name, array in {**arrays, "context": context.transpose(1, 2)}.items():  # it returns (B, L, H, K)
+        for name, array in {**arrays, "context": context.transpose(1, 2)}.items():  # transformers returns (B, L, H, K)
             hear(ours, name, array)
         return context, weights
 
@@ -82,7 +83,7 @@ def _recording(
 
 @contextmanager
 def _written_out(golden: Golden, modules: dict[str, Any], queries: dict[Any, list[str]], hear: Hear) -> Iterator[None]:
-    """Records the softmax, and the products around it, of the modules with a query projection."""
+    """Records the softmax and the surrounding products in each module with a query projection."""
     from torch.overrides import TorchFunctionMode
 
     heads, running = golden.config.n_heads, list[_Attention]()
@@ -112,7 +113,7 @@ def _written_out(golden: Golden, modules: dict[str, Any], queries: dict[Any, lis
 
 
 class _Attention:
-    """The state of one attention while it runs."""
+    """The state of one attention block while it runs."""
 
     def __init__(self, ours: str, heads: int, hear: Hear) -> None:
         self._ours, self._heads, self._tell = ours, heads, hear
@@ -133,14 +134,14 @@ class _Attention:
                 self._weighed = False
                 self.hear("value_heads", args[1])
                 self.hear("context", result)
-            elif self._products == 1 and result.dim() == 4:  # DeBERTa's key is scaled here; its own method records it
+            elif self._products == 1 and result.dim() == 4:  # DeBERTa scales its key here; `METHODS` record it
                 self.hear("query_heads", args[0])
                 self.hear("key_heads", args[1].mT)
 
     def method(self, own: Callable[..., Any], stages: Iterator[str]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
-            if (stage := next(stages, "")) and hasattr(result, "reshape"):  # DeBERTa without distances adds 0
+            if (stage := next(stages, "")) and hasattr(result, "reshape"):  # DeBERTa returns 0 without distances
                 self.hear(stage, result)
             return result
 
@@ -148,6 +149,6 @@ class _Attention:
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
-    """A tensor's numbers in float32, copied."""
+    """Returns a copy of a tensor in float32."""
     array: np.ndarray = tensor.detach().cpu().float().numpy().copy()
     return array

@@ -1,7 +1,7 @@
-"""Runs a Hugging Face model in torch on a golden file's token ids and reads its stages by hooks on its modules.
+"""Runs a Hugging Face model in torch on a golden file's token ids and reads its stages with hooks on its modules.
 
-`torch_attention.py` reads those inside attention. torch and transformers are imported when they are needed: npformer
-does not depend on them.
+`torch_attention.py` reads the stages inside attention. torch and transformers are imported only when needed, because
+npformer does not depend on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.golden.torch_attention import as_numpy, attention
 from npformer.interpret import stages as table
 from npformer.runtime.packing import Text
 
-#: The end of a stage that is the input of a module -> that of the group of weights of the module.
+#: Last part of a stage that is a module's input -> last part of that module's group of weights.
 INPUTS = {
     "embeddings.sum": "embeddings.norm",
     "attention.combined": "attention.output",
@@ -37,7 +37,7 @@ INPUTS = {
 
 
 def load_torch(name: str, golden: Golden) -> Any:
-    """Loads a model with transformers, for `compare`: in float32, with eager attention and the golden file's head.
+    """Loads a model with transformers for `compare`, in float32 with eager attention and the golden file's head.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def is_training(model: Any) -> bool:
 
 
 def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str, Any]:
-    """Returns the stages of the golden file that the model has, by our names, padded (B, L, ...), and its weights.
+    """Returns the golden file's stages that the model has, padded (B, L, ...), and its weights, under npformer's names.
 
-    The model runs in the mode it is in, or after eval().
+    The model runs in its current mode, or after eval().
     """
     import torch
 
@@ -97,13 +97,12 @@ def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str,
 
 
 def _reads_last(golden: Golden) -> bool:
-    """Returns whether the head computes every token's row, and a text's answer is the row of its last token."""
+    """Returns whether the head computes every token's row and the last token's row is the text's answer."""
     return golden.config.pooling == "last" and golden.config.head in POOLED_HEADS
 
 
 def _takes_no_batch(golden: Golden) -> bool:
-    """Returns whether texts must run one by one: the head cannot find padding, or needs equally many end tokens
-    (BART)."""
+    """Returns whether texts must run singly: the head cannot find padding, or BART's cannot batch end tokens."""
     config = golden.config
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
 
@@ -111,7 +110,7 @@ def _takes_no_batch(golden: Golden) -> bool:
 def _run(
     model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndarray], sources: Sequence[Text] = ()
 ) -> None:
-    """Fills `heard` with the stages of the texts in a batch; with sources, the texts are the decoder's input."""
+    """Fills `heard` with the stages of one batch of texts; with sources, the texts are the decoder's input."""
     import torch
 
     ids, mask, token_type_ids = padded_ids(texts, golden.config.pad_id or 0)
@@ -144,10 +143,10 @@ def padded_ids(texts: Sequence[Text], padding: int) -> tuple[np.ndarray, np.ndar
 def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Iterator[None]:
     """Fills `heard` with the inputs and outputs of the model's modules while it runs."""
     config = golden.config
-    modules = dict(model.named_modules(remove_duplicate=False))  # Marian's stacks share the module of their table
+    modules = dict(model.named_modules(remove_duplicate=False))  # Marian's stacks share a table
     if not any(path in modules for path in table.modules(config)):
         raise NpformerError(
-            f"{type(model).__name__}: expected a {family_of(config).architecture(config)}, got none of its modules"
+            f"{type(model).__name__}: expected modules of {family_of(config).architecture(config)}, found none of them"
         )
     outputs = {path: _asked(runs, golden) for path, runs in table.module_runs(config).items()}
     if (head := module_path(config, "head.output")) and config.head == "question-answering":
@@ -173,7 +172,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             hear(module.register_forward_hook, stages, lambda args, output: _first(output))
         for path in inputs.keys() & modules.keys():
             hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
-        of_model = _reads_last(golden) or config.head == "translation"  # whose bias is added outside of the module
+        of_model = _reads_last(golden) or config.head == "translation"  # translation adds a bias outside the module
         if of_model and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
         if convolution in modules:  # its columns are tokens
@@ -183,7 +182,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
 
 
 def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
-    """The stages of `INPUTS` that the golden file's model has, with their groups."""
+    """Yields the stages of `INPUTS` that the model has, each with its group of weights."""
     ends = dict(INPUTS)
     if golden.config.norm_first:
         del ends["ffn_residual"]
@@ -199,7 +198,7 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
 
 
 def _module_reading(golden: Golden, stage: str, group: str) -> str | None:
-    """The module whose input is a stage: that of the group of weights, or the first layer without a norm below it."""
+    """Returns the module that reads a stage: its group's module, or the first layer if no norm precedes it."""
     path = module_path(golden.config, group)
     if path is None and stage.endswith("embeddings.sum") and golden.config.decoder:
         query = module_path(golden.config, stage.replace("embeddings.sum", "layers.0.attention.query"))
@@ -208,12 +207,12 @@ def _module_reading(golden: Golden, stage: str, group: str) -> str | None:
 
 
 def _asked(runs: list[str], golden: Golden) -> list[str]:
-    """The stages of a module's successive calls; "" for a stage that the golden file lacks."""
+    """Returns the stages of a module's successive calls, with "" for stages that the golden file lacks."""
     return [stage if stage in golden.stages else "" for stage in runs]
 
 
 def _first(output: Any, name: str = "") -> Any:
-    """A module's first output, or the one of this name."""
+    """Returns a module's first output, or the output with this name."""
     if isinstance(output, tuple):
         return output[0]
     return getattr(output, name) if name else output
@@ -222,11 +221,10 @@ def _first(output: Any, name: str = "") -> Any:
 def _hook(
     heard: dict[str, np.ndarray], stages: Iterator[str], tensor: Callable[[Any, Any], Any]
 ) -> Callable[..., None]:
-    """A hook that records a tensor, chosen from a module's inputs and output, as the next of these stages at each
-    call."""
+    """Returns a hook that records `tensor` of a module's inputs and output, each call as the next of these stages."""
 
     def hook(module: Any, args: Any, output: Any = None) -> None:
-        if (stage := next(stages, "")) and stage not in heard:  # an inner module with the same output comes first
+        if (stage := next(stages, "")) and stage not in heard:  # an inner module comes first
             heard[stage] = as_numpy(tensor(args, output))
 
     return hook

@@ -1,7 +1,7 @@
 """Compares another program's weights with the model's: values, layout and names.
 
-torch and most formats store a linear weight (out, in), npformer (in, out); both are recognised. Each finding is a line
-of text; equal weights give none. `diagnose.py` finds the stages that diverge because of wrong weights.
+torch and most formats store a linear weight as (out, in), npformer as (in, out); both are recognised. Each finding
+prints as a line of text. `diagnose.py` finds the stages that diverge because of wrong weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
-MANY = 0.5  # the least share of unexplained weights that means another checkpoint
+MANY = 0.5  # the smallest share of unexplained weights that suggests another checkpoint
 
 
 class Finding(NamedTuple):
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.what}"
 
 
-@np.errstate(over="ignore", invalid="ignore")  # their values may be infinite
+@np.errstate(over="ignore", invalid="ignore")  # the other program's values may be infinite
 def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtype: str = "float32") -> list[Finding]:
     """Lists the errors in another program's weights: values, shapes, names or layout.
 
@@ -45,12 +45,12 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
     ----------
     model : Model
     theirs : mapping from npformer's flat names ("layers.0.attention.query.weight") to arrays
-    dtype : the precision that they may be rounded to, as in `compare`
+    dtype : the precision that the weights may be rounded to, as in `compare`
 
     Returns
     -------
     list of Finding
-        One for each wrong weight, or for several that are wrong in the same way; printed, it is a line of text.
+        One for each wrong weight, or for several that are wrong in the same way. Each prints as a line of text.
 
     Examples
     --------
@@ -71,12 +71,12 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             findings.append(_difference(name, array, ours, linear))
     findings = [each for each in findings if not _is_meant(each, dtype)]
     places = layout.sources(model.config)
-    for conv in (False, True):  # GPT-2's files have layers' weights (in, out), and the head's (out, in)
+    for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
         alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
         usual = sum(alike.values()) * 2 >= len(alike)
         for name, out_in in alike.items():
             if out_in is not usual:
-                what = f"stored {LAYOUTS[out_in]}, the others {LAYOUTS[usual]}: it is transposed"
+                what = f"stored as {LAYOUTS[out_in]}, but the others as {LAYOUTS[usual]}: it is transposed"
                 findings.append(Finding(name, what, TRANSPOSED))
     return _together(findings, len(theirs))
 
@@ -86,7 +86,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts their weights to (in, out); a square weight is read in the layout of most others."""
+    """Converts another program's weights to (in, out); square weights are read in the layout of most others."""
     ours, known = layout.flat_arrays(model.weights), layout.parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
@@ -117,11 +117,11 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     if theirs.shape not in ({own.shape, own.T.shape} if linear else {own.shape}):
         return Finding(name, f"expected {expected}, got {theirs.shape}", "weight of another shape")
     if linear and np.array_equal(theirs.ravel(), own.T.ravel()):
-        return Finding(name, "numbers in (out, in) order under the shape (in, out)", TRANSPOSED)
+        return Finding(name, "values in (out, in) order, but the shape is (in, out)", TRANSPOSED)
     if linear and np.array_equal(theirs.ravel(), own.ravel()):
-        return Finding(name, "numbers in (in, out) order under the shape (out, in)", TRANSPOSED)
+        return Finding(name, "values in (in, out) order, but the shape is (out, in)", TRANSPOSED)
     if linear and any(np.array_equal(theirs.T.ravel(), each.ravel()) for each in (own, own.T)):
-        return Finding(name, "numbers of one layout read in the other", TRANSPOSED)
+        return Finding(name, "values stored in one layout and read in the other", TRANSPOSED)
     either = [each for each in ([own, own.T] if linear else [own]) if each.shape == theirs.shape]
     if not theirs.any():
         return Finding(name, "all zeros", "missing bias" if name.endswith("bias") else "weight left out")
@@ -141,7 +141,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
         return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
     if any(_is_permuted(theirs, each) for each in either):
-        return Finding(name, "its numbers in another order", "in another order")
+        return Finding(name, "correct values in another order", "in another order")
     apart = min(float(np.abs(theirs - each).max()) for each in either)
     return Finding(name, f"{APART}{apart:.3g}", OTHER)
 
@@ -155,7 +155,7 @@ def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
 
 
 def _exchange(name: str, other: str) -> str:
-    """Names the mistake of a weight that replaces another one."""
+    """Names the mistake that puts one weight in the place of another."""
     layers = [IN_LAYER.match(each) for each in (name, other)]
     if layers[0] and layers[1] and layers[0][2] == layers[1][2]:
         return LAYER
@@ -170,7 +170,7 @@ def _is_near(theirs: np.ndarray, rounded: np.ndarray) -> bool:
 
 
 def _factor(theirs: np.ndarray, own: np.ndarray) -> float:
-    """Returns c if their weight is c times ours, else 0."""
+    """Returns c if the weight is c times the correct one, else 0."""
     largest = np.unravel_index(int(np.abs(own).argmax()), own.shape)
     c = float(theirs[largest] / own[largest]) if own[largest] else 0.0
     return c if c not in (0.0, 1.0) and _is_near(theirs, c * own) else 0.0
@@ -181,14 +181,14 @@ def _is_permuted(theirs: np.ndarray, own: np.ndarray) -> bool:
 
 
 def _together(findings: list[Finding], count: int) -> list[Finding]:
-    """Joins findings of the same error: another checkpoint, a layer, or many weights."""
+    """Joins findings of one error: another checkpoint, a wrong layer, or many weights."""
     unlike = [each for each in findings if each.cause == OTHER]
     together = []
     if len(unlike) > 3:
         findings = [each for each in findings if each.cause != OTHER]
         most = max(float(each.what.removeprefix(APART)) for each in unlike)
         if len(unlike) >= MANY * count:
-            said = f"{len(unlike)} of {count} weights have other values, which differ by up to {most:.3g}"
+            said = f"{len(unlike)} of {count} weights have other values; they differ by up to {most:.3g}"
             together.append(Finding("another checkpoint", said, CHECKPOINT))
         else:
             together.append(Finding(f"{unlike[0].where} and {len(unlike) - 1} others", f"{APART}{most:.3g}", OTHER))
@@ -205,7 +205,7 @@ def _together(findings: list[Finding], count: int) -> list[Finding]:
 
 
 def _alike(finding: Finding) -> tuple[str, str]:
-    """Returns the key that findings of the same error share."""
+    """Returns a key that is equal for findings of the same error."""
     if finding.cause == LAYER:
         found = [IN_LAYER.match(each) for each in (finding.where, finding.what.removeprefix("has "))]
         own, other = (each[1] for each in found if each is not None)

@@ -1,7 +1,7 @@
 """The known mistakes of ports: `of_model` collects those that the parts of a model declare, and general ones.
 
-A part such as a mechanism declares its own in its `mistakes`. Here are mistakes in inputs, embeddings, heads and
-weights, in the order of a layer's parts, and in precision. `diagnose.py` makes them in a `Port`, the correct model.
+Each part, such as a mechanism, declares its own in `mistakes`. The modules here have mistakes in inputs, embeddings,
+heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, the correct model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from npformer.config import Config
 from npformer.families import family_of, parts_of
 from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, sought, weights
 
-#: Possible in any model; if several fit equally well, the first is named.
+#: Mistakes possible in any model; if several fit equally well, the diagnosis names the first.
 ANYWHERE = (
     *embeddings.MISTAKES,
     *inputs.MISTAKES,
@@ -29,13 +29,13 @@ GENERAL = (*sought.MISTAKES, *kinds.MISTAKES, *general.MISTAKES)
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:
-    """Returns the mistakes that ports of a model can make, its parts' own first."""
+    """Returns the mistakes that ports of a model can make, those of its own parts first."""
     kinds = dict.fromkeys(_parts(parts_of(config)))
     return (*family_of(config).mistakes, *(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
 
 
 def _parts(part: Any) -> Iterator[Any]:
-    """Yields the classes of the parts in a part that declare mistakes."""
+    """Yields the classes inside a part that declare mistakes."""
     if isinstance(part, tuple):
         for each in part:
             yield from _parts(each)

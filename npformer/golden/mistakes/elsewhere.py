@@ -1,7 +1,7 @@
-"""Known mistakes in other places than their own: in one stage of several, or after a stage and before it is read.
+"""Known mistakes made in unusual places: in only one of several stages, or after a stage and before it is read.
 
-A rule for "*norm" changes all norms between the other program's stages; a port may have the mistake in one of them.
-And a port may export a stage before it makes the mistake.
+A rule for "*norm" changes every norm on the way to a stage, but a port may have the mistake in only one of them. And a
+port may export a stage before it makes the mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npformer.golden.port import Port
 
 
 def elsewhere(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """Returns the mistakes, with ways to make each in one place only and ways to make it where a stage is read."""
+    """Returns the mistakes with other ways to make them: in one place only, or where a stage is read."""
     return tuple(each._replace(changes=lambda port, each=each: _ways(each, port)) for each in mistakes)
 
 
@@ -33,7 +33,7 @@ def _said(way: str, place: str) -> str:
 
 
 def _in_one_place(mistake: Mistake, port: Port) -> Ways:
-    """Keeps one change of several: one rule of them, or a rule for one of several kinds of stages."""
+    """Yields ways with a single rule, restricted to one kind of stage."""
     kinds = dict.fromkeys(map(in_all_layers, (name for name in port.known if name in port.span)))
     for way, changed in mistake.ways(port):
         added = changed.rules[len(port.rules) :]
@@ -45,7 +45,7 @@ def _in_one_place(mistake: Mistake, port: Port) -> Ways:
 
 
 def _where_read(mistake: Mistake, port: Port) -> Ways:
-    """Makes the mistake in a stage that this stage reads, after the port has exported it."""
+    """Makes the mistake in a stage that this one reads, after the port exported that stage."""
     for name in parents_of(port):
         if name not in port.given:
             continue

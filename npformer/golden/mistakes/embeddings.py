@@ -15,7 +15,7 @@ from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text, positions
 
-Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its number) -> other positions
+Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> other positions
 
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
@@ -29,7 +29,7 @@ def types(text: Text) -> np.ndarray:
 
 
 def _at_positions(port: Port, change: Change) -> Port | None:
-    """Returns the port with the positions change(positions, text, i); None if they exceed the table."""
+    """Returns the port with changed positions; None if they are outside the position table."""
     changed = port.reading(lambda text, i: replace(text, positions=change(positions_of(port, text), text, i)))
     rows = [text.positions for text in (*changed.texts, *changed.sources) if text.positions is not None]
     first, count = -port.config.positions.first, port.config.max_length
@@ -41,7 +41,7 @@ def positions_off(port: Port) -> Ways:
     for row in (begin + 1, begin + 2):
         if shifted := _at_positions(port, lambda at, text, i, row=row: at + row - begin):
             yield f"from {row}", shifted
-    for row in range(begin):  # without an offset, no row is left for padding
+    for row in range(begin):  # without the offset, positions do not skip padding
         if shifted := _at_positions(port, lambda at, text, i, row=row: np.arange(len(at)) + row - begin):
             yield f"from {row}", shifted
 
@@ -77,7 +77,7 @@ def sinusoids(port: Port) -> Ways:
 
 def other_sinusoids(port: Port) -> Ways:
     if port.config.positions.table.startswith("sinusoidal"):
-        halves = port.config.positions.table == "sinusoidal"  # positions of the other order
+        halves = port.config.positions.table == "sinusoidal"  # the order that the model does not use
         yield "", {POSITION: lambda y, at: _sinusoids(port, at, halves)}
         yield "cosines before sines", {POSITION: lambda y, at: _sinusoids(port, at, not halves, cosines_first=True)}
         for base in (1e3, 1e5, 1e6):
@@ -106,7 +106,7 @@ def scaled(port: Port) -> Ways:
     if port.config.scale_embedding:
         own = port.config.token_scale
         yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
-        for dtype in ROUNDED:  # float32 is as good as not rounded
+        for dtype in ROUNDED:  # rounding to float32 would not show
             number = replace(port.config, scale_dtype=dtype).token_scale
             if abs(number / own - 1) > 1e-5:
                 said = f"by sqrt(D) rounded to {dtype}"
@@ -128,7 +128,7 @@ def summed_after_norm(port: Port) -> Ways:
 
 
 def _late(at: At, stages: tuple[str, ...]) -> np.ndarray:
-    """The normalized sum of the embeddings without some, which are added to it."""
+    """Normalizes the sum of the other embeddings, then adds the embeddings `stages`."""
     added = at.source - at("embeddings.token") if len(stages) > 1 else at(stages[0])
     return at.affine(standard(at.source - added, at.config.eps)) + added
 
@@ -183,7 +183,7 @@ MISTAKES = (
         "the model of 2017 multiplies token embeddings by sqrt(D), BERT does not",
         scaled,
     ),
-    Mistake("embeddings added after the norm", "the norm is applied to the whole sum", summed_after_norm),
+    Mistake("embeddings added after the norm", "the norm is applied to the sum of all embeddings", summed_after_norm),
     Mistake(
         "token types ignored", "the second of two texts has token type 1, and its embedding is added", segments_ignored
     ),

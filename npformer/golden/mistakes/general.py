@@ -1,6 +1,6 @@
-"""Findings about a stage that no known mistake explains: statements that hold for its numbers.
+"""Findings for a stage that no known mistake explains: relations between its values and the correct ones.
 
-They are tried last. Each is checked like a mistake: its numbers must be within the budget of theirs.
+They are tried last, and checked like a mistake: their values must agree with the other program's within the budget.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def other_stage(port: Port) -> Ways:
 
 
 def names_of(port: Port) -> list[str]:
-    """The stages with the correct values of which their stage agrees, far better than with its own."""
+    """Returns the stages whose correct values match the port's stage far better than its own correct values do."""
     own = largest_error(port.theirs, port.truth[port.stage])
     return [
         name
@@ -78,7 +78,7 @@ def names_of(port: Port) -> list[str]:
 
 
 def said_of(found: Mapping[str, list[str]]) -> str:
-    """Describes which stage each one is, such as two that are exchanged or the states of layers off by one."""
+    """Describes which stage each one really is, such as two exchanged stages or layers off by one."""
     steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
     pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
     said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"
@@ -111,7 +111,7 @@ def permuted(port: Port) -> Ways:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """Finds our nearest column for each of theirs; None unless it is a permutation."""
+    """Finds the correct row or column nearest to each of the port's; None unless that is a permutation."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)
@@ -124,7 +124,7 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
     return order if moved and len(set(order.tolist())) == len(order) else None
 
 
-#: Functions of a row or number that a stage may pass through by mistake.
+#: Functions of a row or number that a port may apply by mistake.
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "softmax": softmax,
     "log softmax": log_softmax,
@@ -145,7 +145,7 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def function_of(port: Port) -> Ways:
-    """The stage is a function of the correct one; inside of several stages, the scores or the last are."""
+    """A function is applied to the stage, or to the scores that it depends on."""
     scores = any(name.endswith("attention.scores") for name in port.span)
     for said, function in FUNCTIONS.items():
         yield said, {port.stage: lambda y, at, f=function: f(y)}
@@ -161,6 +161,6 @@ RENAMED = Mistake("stages under other names", "every number is correct, but some
 MISTAKES = (
     Mistake("dropout left on", "some numbers are 0 and the others larger, as in training; call eval()", dropout),
     Mistake("another stage in its place", "the formula reads or returns another stage", other_stage),
-    Mistake("a function too many", "the stage is as its formula gives it, without another function", function_of),
+    Mistake("a function too many", "the formula's result is used as it is, without another function", function_of),
     Mistake("in another order", "the numbers are correct but in another order", permuted),
 )

@@ -20,7 +20,7 @@ MOST_LABELS = 5  # maximum number of labels for which every order is tried
 
 
 def other_pooling(port: Port) -> Ways:
-    """Pools a row other than the correct one, or all rows."""
+    """Pools another row than the correct one, or several rows."""
     pooler = "pooler.weight" in port.weights
     if not pooler and port.config.head not in POOLED_HEADS:
         return
@@ -62,7 +62,7 @@ def other_pooling(port: Port) -> Ways:
 
 
 def _first_end(port: Port, at: At) -> int:
-    """The row of a text's first end token; the last is correct."""
+    """The index of the text's first end token; the last one is correct."""
     return int(np.flatnonzero(port.texts[at.text].ids == port.config.decoder.end_ids[0])[0])
 
 
@@ -73,7 +73,7 @@ def pooler_activation(port: Port) -> Ways:
 
 
 def transform_order(port: Port) -> Ways:
-    """Normalize(x W + b), then act, for Normalize(act(x W + b)); by the names of the stages or of the operations."""
+    """act(Normalize(x W + b)) instead of Normalize(act(x W + b)); stages named by position or by operation."""
     if not {"head.hidden", "head.norm"} <= set(port.known):
         return
     act = ACTIVATIONS[port.config.activation]
@@ -130,18 +130,22 @@ PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 MISTAKES = (
     Mistake(
         "another pooling",
-        "the head reads a text's first row; in a causal model its last, in an encoder-decoder its last end token's",
+        "the head reads the first token's row, a causal model's the last, an encoder-decoder's the last end token's",
         other_pooling,
     ),
     Mistake(
-        "another activation of the pooler", "a pooler is act(x W + b), act as in this model's config", pooler_activation
+        "another activation of the pooler",
+        "a pooler is act(x W + b) with the activation of this model's config",
+        pooler_activation,
     ),
     Mistake("head in another order", "the head is a linear layer, its activation and a norm", transform_order),
-    Mistake("pooler left out", "the pooler is between the first row and the classifier", NO_POOLER),
-    Mistake("labels in another order", "the head's columns are the labels of config.json, in its order", other_labels),
+    Mistake("pooler left out", "the pooler stands between the first token's row and the classifier", NO_POOLER),
+    Mistake(
+        "labels in another order", "the columns of the head follow the order of the labels in config.json", other_labels
+    ),
     Mistake(
         "other probabilities",
-        "softmax for one label per text, sigmoid for several",
+        "a text with one label takes softmax, with several labels sigmoid",
         {way: {"*probabilities": from_source(formula)} for way, formula in PROBABILITIES.items()},
     ),
 )

@@ -15,7 +15,7 @@ from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text
 
-MOST = 1 << 31  # limit of the search for other ids: numbers of the token table times tokens
+MOST = 1 << 31  # limit of the search for other ids: size of the token table times number of tokens
 
 LOWEST = float(np.finfo(np.float32).min)
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights
@@ -32,7 +32,7 @@ def masked(formula: Formula, left: bool = False) -> Rules:
 
 
 def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """The correct softmax over the keys that are tokens; over all keys where a query sees no token."""
+    """The correct softmax, over keys that are tokens, or over all keys for a query that sees no token."""
     return softmax(np.where(seen, scores, -1e9))
 
 
@@ -109,7 +109,7 @@ def other_ids(port: Port) -> Ways:
     if parted(port.stage)[2] == "embeddings.token" and unpadded:
         scale = port.config.token_scale
         rows = port.weights[f"{port.stage}.weight"].astype(np.float64) * scale
-        sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row is
+        sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row^T is smallest
         ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
         found = port.ruling({port.stage: lambda y, at: put(y, rows[ids[at.text]])})
         if not port.config.decoder:
@@ -120,14 +120,14 @@ def other_ids(port: Port) -> Ways:
 
 
 def put(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns y with other first rows; the others are padding."""
+    """Returns y with its first rows replaced by `rows`; the remaining rows are padding."""
     made = y.copy()
     made[: len(rows)] = rows
     return made
 
 
 def _nearest(port: Port) -> Rule:
-    """The sum of embeddings of the tokens with which it, or its norm, is nearest to theirs."""
+    """Replaces each token by the one that brings the sum of embeddings, or its norm, nearest to the port's."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)
@@ -147,12 +147,12 @@ def _nearest(port: Port) -> Rule:
 
 
 def texts_of(port: Port) -> list[Text]:
-    """The texts that the stage's stack reads."""
+    """Returns the texts that the stage's stack reads."""
     return port.sources if port.sources and port.stack == "encoder." else port.texts
 
 
 def other_texts(port: Port) -> Ways:
-    """Each text is another one of the batch, as far as both have tokens: found by the nearest rows."""
+    """The batch has the texts in another order, found by the nearest rows."""
     if not port.from_ids or port.rightly[0].ndim != 2:
         return
     order = []
@@ -173,7 +173,7 @@ def other_texts(port: Port) -> Ways:
 
 
 def decoder_input(port: Port) -> Ways:
-    """Gives the decoder tokens other than the start token followed by all but the text's last token."""
+    """Gives the decoder other input than the start token followed by the text without its last token."""
     if not port.config.decoder:
         return
     yield "not shifted", read_by_decoder(port, lambda read, labels: labels)
@@ -192,7 +192,7 @@ def start_token(port: Port) -> Ways:
 
 
 def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Port:
-    """Returns the port whose decoder reads other ids, a function of the correct ids and the labels after them."""
+    """Returns the port with a decoder that reads change(correct ids, labels)."""
     decoder = port.config.decoder
     scale = port.config.token_scale
 
@@ -201,7 +201,7 @@ def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.nd
         assert table is not None
         if port.sources:
             read, labels = ids, np.append(ids[1:], decoder.end_ids or ids[-1:])[: len(ids)]
-        else:  # the decoder reads the encoder's text
+        else:  # the decoder reads the same text as the encoder
             read, labels = np.insert(ids[:-1], 0, decoder.start_id), ids
         made = y.copy()
         made[: len(ids)] = table[change(read, labels)] * scale
@@ -212,25 +212,25 @@ def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.nd
 
 MISTAKES = (
     Mistake("mask ignored", "padding is attended to; its scores must be -inf before the softmax", mask_ignored),
-    Mistake("mask inverted", "1 is for tokens and 0 for padding; here tokens are hidden", mask_inverted),
+    Mistake("mask inverted", "the mask is 1 for tokens and 0 for padding; this port hides the tokens", mask_inverted),
     Mistake(
         "mask misused", "the scores of padding must be -inf, or far below all others, before the softmax", mask_misused
     ),
     Mistake(
         "left padding",
-        "padding stands before the texts, so tokens have other positions, and row 0 is padding; pad on the right",
+        "padding before a text shifts the positions of its tokens and makes row 0 padding; pad on the right",
         left_padding,
     ),
     Mistake(
         "decoder input not shifted",
-        "the decoder reads the start token and then every token except the last, one place after the labels",
+        "the decoder reads the start token, then every token except the last: the labels shifted right by one",
         decoder_input,
     ),
     Mistake(
         "another start token",
-        "the first token that the decoder reads is decoder_start_token_id of config.json",
+        "the decoder reads decoder_start_token_id of config.json first",
         start_token,
     ),
-    Mistake("texts in another order", "row i of the batch is text i", other_texts, reorders=True),
+    Mistake("texts in another order", "row i of the batch must be text i", other_texts, reorders=True),
     Mistake("other token ids", "these are embeddings of other tokens: another tokenizer, or another text", other_ids),
 )

@@ -1,7 +1,7 @@
-"""Kinds of mistakes that hold for every stage: derived from the graph of stages, the weights and the sizes of a model.
+"""Kinds of mistakes that any stage can have, derived from the model's graph of stages, weights and sizes.
 
-A stage leaves out a parent, some heads or columns, or reads them cut off; a weight is another one of its shape; a
-factor is explained by a size. `general.py` has statements that hold for any array of numbers.
+Examples are a stage computed without one of its parents, without some heads or columns, with another weight of the same
+shape, or with a factor such as sqrt(K). `general.py` has relations that hold for any array of numbers.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
 from npformer.golden.port import Port, made_by
 
 NEAR = 2e-3  # maximum relative error of a fitted factor; the budget decides afterwards
-MOST = 60  # maximum number of weights to try for one
-MOST_COLUMNS = 4096  # maximum number of columns in the search for those left out
+MOST = 60  # maximum number of other weights to try for one weight
+MOST_COLUMNS = 4096  # maximum width in the search for missing columns
 BOUNDS = (1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1e3, 1e4)
 
 
 def in_all_layers(stage: str) -> str:
-    """The pattern of a stage in every layer."""
+    """Returns the pattern that matches a stage in every layer."""
     return re.sub(r"layers\.\d+\.", "layers.*.", stage)
 
 
 def parents_of(port: Port) -> list[str]:
-    """The other program's stages that the stage is computed from."""
+    """Returns the other program's stages that the stage is computed from."""
     graph = parents(port.config, port.weights)
     return list(dict.fromkeys(each for stage in port.span for each in graph.get(stage, ()) if each not in port.span))
 
 
 def is_single(port: Port) -> bool:
-    """Whether the other program has every stage that this one is computed from."""
+    """Returns whether the other program has every stage that this one is computed from."""
     return not any(name != port.stage and not name.endswith(".input") for name in port.span)
 
 
 def changing(port: Port, stage: str, rule: Rule) -> Port:
-    """Returns the port with another value of a stage: its own if it is computed, else as later stages read it."""
+    """Returns the port with a rule for a stage if the port computes it, else for the values that later stages read."""
     if stage in port.span:
         return port.ruling({in_all_layers(stage): rule})
     return port.rereading({in_all_layers(stage): rule}, port.stage)
 
 
 def places(port: Port) -> list[str]:
-    """The stages between the other program's and this one, and their parents, from the last to the first."""
+    """Returns the computed stages, from the last to the first, then the other program's stages they start from."""
     return [name for name in reversed(port.known) if name in port.span] + parents_of(port)
 
 
@@ -59,7 +59,7 @@ def places(port: Port) -> list[str]:
 
 
 def named(port: Port, numbers: list[float]) -> str:
-    """Names the factors of the texts by a size that explains them, such as "1 / sqrt(K)"; else by their number."""
+    """Describes the texts' factors by a size that explains them, such as "1 / sqrt(K)", else by their mean."""
     fits = [
         said
         for said, factor in port.factors.items()
@@ -70,13 +70,13 @@ def named(port: Port, numbers: list[float]) -> str:
 
 
 def _ratios(port: Port) -> list[float]:
-    """The factor between their values and the correct ones, for each text."""
+    """Fits each text's factor between the port's values and the correct ones."""
     pairs = [(right.ravel(), theirs.ravel()) for right, theirs in zip(port.rightly, port.theirs, strict=True)]
     return [float(right @ theirs / max(right @ right, 1e-300)) for right, theirs in pairs]
 
 
 def constant(port: Port) -> Ways:
-    """All numbers of the stage differ by one factor, or by one that depends on a text's length, or by one summand."""
+    """All values of the stage have a wrong factor, the same for all texts or one per text, or a wrong summand."""
     right, theirs = flat(port.rightly), flat(port.theirs)
     if right.size < 8 or not right.any():
         return
@@ -86,7 +86,7 @@ def constant(port: Port) -> Ways:
     scores = port.stage.endswith("attention.scores") and not added
     for numbers in (whole, ratios):
         said = f"{named(port, numbers)} times the correct value"
-        if scores:  # of the products, not of the scores
+        if scores:  # the factor of q k^T, not of the scores
             said = f"q k^T times {named(port, [number * port.scale for number in numbers])}".rstrip(",")
         yield said, {port.stage: lambda y, at, numbers=numbers: y * numbers[at.text]}
     d = float(np.median(theirs - right))
@@ -96,20 +96,20 @@ def constant(port: Port) -> Ways:
 
 
 def _inner_constant(port: Port) -> Ways:
-    """A stage before this one has one of the usual factors, such as those of dropout."""
+    """An inner stage has a common wrong factor, such as one of dropout."""
     for name in _inside(port):
         for c in (0.9, 0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0):
             yield f"{c:.4g} times {name}", changing(port, name, lambda y, at, c=c: c * y)
 
 
 def _inside(port: Port) -> list[str]:
-    """The stages of the blocks between the other program's and this one."""
+    """Returns the inner stages of blocks that the port computes on the way to this stage."""
     ends = ("attention.weights", "attention.value", "ffn.hidden", "activation", "gated", "embeddings.position")
     return [name for name in port.span if name != port.stage and name.endswith(ends)]
 
 
 def _terms(port: Port) -> tuple[list[str], np.ndarray] | None:
-    """The stages that add up to a stage, and their numbers in columns; None if it is not a sum."""
+    """Returns the stages that add up to a stage, and their values in columns; None if it is not a sum."""
     names = parents_of(port)
     arrays = [port.given.get(name) for name in names]
     sizes = [sum(a.size for a in each or ()) for each in (*arrays, port.theirs)]
@@ -121,7 +121,7 @@ def _terms(port: Port) -> tuple[list[str], np.ndarray] | None:
 
 
 def summands(port: Port) -> Ways:
-    """A sum of stages has other factors than 1, among them 0."""
+    """A sum of stages has factors other than 1, such as 0."""
     if (terms := _terms(port)) is None:
         return
     names, columns = terms
@@ -140,14 +140,14 @@ def summands(port: Port) -> Ways:
 
 
 def left_out(port: Port) -> Ways:
-    """The stage is computed without one of the stages that it reads, or one between."""
+    """The stage is computed without one of the stages that it depends on."""
     for name in places(port) if _terms(port) is None else ():
         if name != port.stage and not name.endswith(".input"):
             yield name, changing(port, name, lambda y, at: 0 * y)
 
 
 def some_left_out(port: Port) -> Ways:
-    """Some heads or columns of the stage, or of what it reads, are 0."""
+    """Some heads or columns of the stage, or of its input, are 0."""
     heads = list(some_heads(port))
     yield from heads
     if not heads or not is_single(port):
@@ -155,7 +155,7 @@ def some_left_out(port: Port) -> Ways:
 
 
 def some_heads(port: Port) -> Ways:
-    """Some heads of a stage are 0, or are those of others."""
+    """Some heads of a stage are 0 or copies of other heads."""
     if port.theirs[0].ndim == 3 or port.stage.endswith("attention.combined"):
         order = _heads(port)
         if order is not None:
@@ -171,14 +171,14 @@ def some_heads(port: Port) -> Ways:
 
 
 def _taken(y: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The heads of y in an order; zeros for -1."""
+    """Returns the heads of y in another order, with zeros for -1."""
     heads = y if y.ndim == 3 else split_heads(y, len(order))
     made = heads[order] * (order >= 0)[:, None, None]
     return made if y.ndim == 3 else combine_heads(made)
 
 
 def _heads(port: Port) -> np.ndarray | None:
-    """The correct head that each of theirs is nearest to, -1 for zeros; None if each stands for itself once."""
+    """Returns the correct head nearest to each of the port's, -1 for zeros; None if no correct head is missing."""
     count = len(port.theirs[0]) if port.theirs[0].ndim == 3 else port.n_heads
     theirs, ours = (
         np.concatenate([(a if a.ndim == 3 else split_heads(a, count)).reshape(count, -1) for a in arrays], axis=1)
@@ -190,7 +190,7 @@ def _heads(port: Port) -> np.ndarray | None:
 
 
 def _subsets(count: int) -> Iterator[tuple[int, ...]]:
-    """Subsets of few heads; of many, each one and those from or up to one on."""
+    """Yields all subsets of up to four heads; of more heads, single ones and runs from either end."""
     if count <= 4:
         yield from (some for size in range(1, count) for some in combinations(range(count), size))
         return
@@ -200,7 +200,7 @@ def _subsets(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _numbers(some: object) -> str:
-    """0, 3 to 5."""
+    """Formats numbers as "0, 3 to 5"."""
     numbers = [int(i) for i in some]  # type: ignore[attr-defined]
     runs: list[list[int]] = []
     for i in numbers:
@@ -212,7 +212,7 @@ def _numbers(some: object) -> str:
 
 
 def some_columns(port: Port) -> Ways:
-    """Some columns of the stage are 0, or of what its linear layer reads."""
+    """Some columns of the stage, or of its linear layer's input, are 0."""
     if is_single(port):
         theirs, right = rows(port.theirs), rows(port.rightly)
         zero = np.flatnonzero(~theirs.any(0) & right.any(0))
@@ -238,7 +238,7 @@ def some_columns(port: Port) -> Ways:
 
 
 def _without_product(port: Port) -> np.ndarray | None:
-    """The columns of theirs that are the bias alone; None without any."""
+    """Returns the columns of the port's stage that equal the bias; None if there are none."""
     bias, theirs = port.weights.get(f"{port.stage}.bias"), rows(port.theirs)
     if bias is None or theirs.shape[1:] != bias.shape:
         return None
@@ -247,7 +247,7 @@ def _without_product(port: Port) -> np.ndarray | None:
 
 
 def rows(arrays: list[np.ndarray]) -> np.ndarray:
-    """The rows of all texts one after another; none if they have no columns in common."""
+    """Returns the rows of all texts one after another; empty if their columns differ."""
     if arrays[0].ndim > 2 or len({a.shape[-1] for a in arrays}) > 1:
         return np.zeros((0, 0))
     return np.concatenate([a.reshape(-1, a.shape[-1]) for a in arrays]).astype(np.float64)
@@ -260,7 +260,7 @@ def _without(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _unread(port: Port) -> tuple[str, np.ndarray] | None:
-    """Solves sum_j m_j x_j W_j = theirs - b for the columns j of x that their linear layer leaves out, m_j = 0."""
+    """Finds the columns j of x that the port's linear layer ignores: m_j = 0 in sum_j m_j x_j W_j = theirs - b."""
     groups = [group for group in port.groups if port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2]
     names = parents_of(port)
     if len(groups) != 1 or len(names) != 1 or (arrays := port.given.get(names[0])) is None:
@@ -269,14 +269,14 @@ def _unread(port: Port) -> tuple[str, np.ndarray] | None:
     x, error = rows(arrays), rows(port.theirs) - rows(port.rightly)
     if x.shape[1] != len(weight) or len(weight) > MOST_COLUMNS or error.shape != (len(x), weight.shape[1]):
         return None
-    gram = (x.T @ x) * (weight @ weight.T)  # of the columns x_j W_j, without making them
+    gram = (x.T @ x) * (weight @ weight.T)  # of the products x_j W_j, without computing them
     m = 1 + np.linalg.lstsq(gram, ((error @ weight.T) * x).sum(0), rcond=1e-12)[0]
     zero = np.flatnonzero(m < 0.5)
     return (names[0], zero) if 0 < len(zero) < len(m) else None
 
 
 def _said(port: Port, name: str, columns: np.ndarray) -> str:
-    """Names columns: as heads, if they are whole heads of attention."""
+    """Describes columns, by head if they are whole attention heads."""
     heads = sorted(set((columns // port.d_head).tolist()))
     if name.endswith("attention.combined") and len(heads) * port.d_head == len(columns):
         return f"heads {_numbers(heads)}"
@@ -287,10 +287,10 @@ def _said(port: Port, name: str, columns: np.ndarray) -> str:
 
 
 def clipped(port: Port) -> Ways:
-    """The stage is cut off at a bound, or what it reads; inside of several stages only scores are tried."""
+    """The stage or its input is clipped at a bound; across several stages, only scores are tried."""
     numbers = np.concatenate([np.ravel(array) for array in port.theirs])
     low, high = numbers.min(), numbers.max()
-    cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # else it is the largest number
+    cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # else a bound is just an extreme
     if cut_below and not cut_above:
         yield f"to at least {low:.4g}", {in_all_layers(port.stage): lambda y, at: np.maximum(y, low)}
     elif cut_above and not cut_below:
@@ -311,7 +311,7 @@ def clipped(port: Port) -> Ways:
 
 
 def other_weights(port: Port) -> Ways:
-    """A weight or bias, or both, are those of another place; or two places have exchanged them."""
+    """A weight or bias, or both, come from another place, or two places have them exchanged."""
     of_shape: dict[tuple[int, ...], list[str]] = {}
     for name, array in port.weights.items():
         of_shape.setdefault(array.shape, []).append(name)
@@ -338,7 +338,7 @@ def other_weights(port: Port) -> Ways:
 
 
 def _projections_mixed(port: Port) -> Ways:
-    """Query, key and value have the weights of one another, with the biases or without."""
+    """Query, key and value have one another's weights, with or without the biases."""
     for block in (group.removesuffix("query") for group in port.groups if group.endswith(".query")):
         for parts in (("weight", "bias"), ("weight",)) if f"{block}query.bias" in port.weights else (("weight",),):
             for order in product(QKV, repeat=3):
@@ -354,7 +354,7 @@ def _projections_mixed(port: Port) -> Ways:
 
 
 def one_rounded(port: Port) -> Ways:
-    """One weight is rounded, and its bias is not."""
+    """One weight is rounded, but not its bias."""
     for group in port.groups:
         name = f"{group}.weight"
         if port.weights.get(name, np.zeros(0)).ndim == 2 and not parted(name)[2].startswith("embeddings."):
@@ -365,14 +365,14 @@ def one_rounded(port: Port) -> Ways:
 
 
 def one_stage_rounded(port: Port) -> Ways:
-    """A stage before this one is rounded to 16 bits, and no other."""
+    """Only one inner stage is rounded to 16 bits."""
     for name in _inside(port):
         for kind in HALVES:
             yield f"{kind}, only {name}", changing(port, name, lambda y, at, kind=kind: half(kind, y))
 
 
 def reordered(port: Port) -> Ways:
-    """The rows or columns of a weight are joined in another order, such as parts of several files."""
+    """The rows or columns of a weight are in another order, such as parts joined in the wrong order."""
     for group in port.groups:
         name = f"{group}.weight"
         if port.weights.get(name, np.zeros(0)).ndim != 2 or parted(name)[2].startswith("embeddings."):
@@ -390,7 +390,7 @@ def reordered(port: Port) -> Ways:
 
 
 def _related(one: str, other: str) -> bool:
-    """Whether two weights are the same of two layers, or of the same kind in one block."""
+    """Returns whether two weights have the same name in two layers, or the same last name in one layer."""
     a, b = parted(one), parted(other)
     alike = a[2].rpartition(".")[2] == b[2].rpartition(".")[2]
     return a[0] == b[0] and (a[2] == b[2] or (alike and a[1] == b[1]))
@@ -402,13 +402,13 @@ def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
 
 
 MISTAKES = (
-    Mistake("scaled by a constant", "all numbers of the stage are off by one factor or summand", constant),
-    Mistake("sum with other factors", "the stage is the sum of others as they are", summands),
-    Mistake("a part left out", "the stage is computed without another one that it depends on", left_out),
+    Mistake("scaled by a constant", "all values of the stage are off by the same factor or summand", constant),
+    Mistake("sum with other factors", "the stage is the plain sum of other stages", summands),
+    Mistake("a part left out", "the stage is computed without a stage that it depends on", left_out),
     Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),
-    Mistake("clipped", "numbers are cut off at a bound; the model has none", clipped),
-    Mistake("weights of another place", "a weight or bias has the numbers of another one", other_weights),
-    Mistake("weight in another order", "its rows and columns are in the order of the checkpoint", reordered),
-    Mistake("one stage rounded", "all stages have the precision of the others", one_stage_rounded),
-    Mistake("one weight rounded", "all weights have the precision of the checkpoint", one_rounded),
+    Mistake("clipped", "values are clipped at a bound that the model does not have", clipped),
+    Mistake("weights of another place", "a weight or bias has the values of another one", other_weights),
+    Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
+    Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
+    Mistake("one weight rounded", "all weights must have the precision of the checkpoint", one_rounded),
 )

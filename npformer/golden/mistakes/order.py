@@ -1,4 +1,4 @@
-"""Mistakes in residuals and in the order of a layer's parts, and of the layers."""
+"""Mistakes in residuals, in the order of a layer's parts, and in the number of layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _of_normed(y: np.ndarray, at: At) -> np.ndarray:
     return _normed_first(at("input"), at, "attention_norm")
 
 
-#: A pre-norm layer under the names of a post-norm one, so that the last stage is the layer's output.
+#: A pre-norm layer with the stage names of a post-norm one, so that the last stage is the layer's output.
 _PRE_NORM: Rules = {
     **dict.fromkeys((f"*.attention.{name}" for name in QKV), _of_normed),
     "*.attention_norm": lambda y, at: at("attention_residual"),
@@ -50,7 +50,7 @@ _PRE_NORM: Rules = {
 
 
 def norm_of_block(port: Port) -> Ways:
-    """X + Normalize(Block(X)), or Normalize(Block(X)), for Normalize(X + Block(X))."""
+    """X + Normalize(Block(X)), or Normalize(Block(X)), instead of Normalize(X + Block(X))."""
     if port.config.norm_first:
         return
     added, alone = dict[str, Any](), dict[str, Any]()
@@ -187,12 +187,12 @@ def layer_count(port: Port) -> Ways:
             yield f"every other{of} is missing", halved
         if not port.config.norm_first:
             for i in order:
-                for stage in ("input", end):  # its stages are those of the second run, or the first
+                for stage in ("input", end):  # the stages are those of the second run, or of the first
                     yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": again}
 
 
 def again(x: np.ndarray, at: At) -> np.ndarray:
-    """Runs a whole layer on x without listeners."""
+    """Runs a whole layer on x without notifying listeners."""
     config, lengths = at.config, np.array([len(x)])
     shared: dict[str, Any] = {"activation": ACTIVATIONS[config.activation], "eps": config.eps, **at.layer_weights()}
     if at.stack == "decoder.":
@@ -217,13 +217,13 @@ MISTAKES = (
     Mistake("norm before the residual sum", "the sum of a block's input and output is normalized", norm_of_block),
     Mistake(
         "residual left out",
-        "a block's input is added to its output",
+        "a block's output must have its input added",
         {"after attention": AFTER_ATTENTION, "after the FFN": AFTER_FFN, "both": {**AFTER_ATTENTION, **AFTER_FFN}},
     ),
     Mistake("residual from the wrong place", "a block's own input is added to its output", other_residual),
-    Mistake("residual scaled", "a block's input and output are added as they are", residual_scaled),
+    Mistake("residual scaled", "a block's input and output are added without a factor", residual_scaled),
     Mistake("block left out", "each layer is attention and then the FFN", left_out),
-    Mistake("the FFN reads another stage", "it reads the output of attention and its norm", other_ffn_input),
+    Mistake("the FFN reads another stage", "the FFN reads the output of attention after its norm", other_ffn_input),
     Mistake("FFN before attention", "each layer is attention and then the FFN", ffn_first, reorders=True),
     Mistake("another number of layers", "each layer of the model runs once", layer_count),
 )

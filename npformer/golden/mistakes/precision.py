@@ -1,6 +1,6 @@
 """Mistakes in precision: rounding of weights alone, of the inputs of each product, or of every stage.
 
-A port that is meant to be in 16 or 8 bits is not a mistake: `compare` has separate budgets for it.
+A port in 16 or 8 bits on purpose is no mistake: `compare` has separate budgets for it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def half(kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def tf32(array: np.ndarray) -> np.ndarray:
-    """Rounds to the 10 bits after the point that a graphics card's products keep of float32."""
+    """Rounds to the 10 fraction bits that graphics cards keep of float32 in TF32 products."""
     return _cut(array, 13)
 
 
 def tf32_cut(array: np.ndarray) -> np.ndarray:
-    """Truncates the bits that `tf32` rounds."""
+    """Truncates to the bits of `tf32` instead of rounding."""
     return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
 
 
@@ -52,8 +52,8 @@ def held(kind: str, array: np.ndarray) -> bool:
 def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
     """Rounds to the steps of an integer type, and converts back.
 
-    axis: the axis that one scale spans, None for the whole array; symmetric: the largest absolute number falls on this
-    step and 0 on 0, or 0 for steps from the smallest to the largest number.
+    axis: the axis that shares one scale, None for the whole array. symmetric: the step that the largest absolute value
+    maps to, with 0 at step 0; 0 for steps from the smallest to the largest value.
     """
     low, high = array.min(axis=axis, keepdims=True), array.max(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
@@ -63,7 +63,7 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
             low = np.minimum(low, 0)
             step, first = (np.maximum(high, 0) - low) / (2**bits - 1), 0
             zero = np.rint(-low / step)
-        rounded = array / step  # in place from here on: weights are large
+        rounded = array / step  # in place from here on, because weights are large
         np.rint(rounded, out=rounded)
         if zero is not None:
             rounded += zero
@@ -75,14 +75,14 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
     return rounded
 
 
-DECIMALS = range(1, 8)  # float32 has about seven
+DECIMALS = range(1, 8)  # float32 holds about seven
 BITS = range(2, 9)
-GROUPS = (128, 64, 32, 16)  # sizes of groups of numbers that share one scale
-LEAST = 8  # numbers with one scale that show rounding
+GROUPS = (128, 64, 32, 16)  # numbers that share one scale
+LEAST = 8  # the fewest numbers under one scale that can show rounding
 
 
 def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
-    """Describes how their numbers are rounded from ours: to decimals, to steps, or to few values; "" if not."""
+    """Describes how the port's numbers are rounded: to decimals, to steps, or to few values; "" if they are not."""
     for decimals in DECIMALS:
         if np.abs(theirs - np.round(ours, decimals)).max() <= 1e-6 * np.abs(ours).max():
             return f"rounded to {decimals} decimals"
@@ -104,7 +104,7 @@ def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
 
 
 def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
-    """Returns whether each row is at equal steps, at most one from ours: from -max to max, or from min to max."""
+    """Returns whether each row is the correct one in equal steps, from -max to max or from min to max."""
     low, high = (getattr(theirs, end)(axis=1, keepdims=True) for end in ("min", "max"))
     largest = np.maximum(-low, high)
     for first, steps in (
@@ -121,7 +121,7 @@ def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
 
 
 def _is_nearest(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Returns whether theirs has few values, and of these the nearest to each of ours."""
+    """Returns whether the port's array has few distinct values, each the nearest to the correct one."""
     values = np.unique(theirs)
     if not 1 < len(values) <= len(theirs) // 2:
         return False
@@ -132,7 +132,7 @@ def _is_nearest(theirs: np.ndarray, ours: np.ndarray) -> bool:
     return bool(np.all((low[at] <= ours) & (ours <= high[at])))
 
 
-#: How weights (in, out) are quantised; torch's are (out, in), so that its "per channel" is a column here.
+#: Quantisations of weights (in, out). torch stores (out, in), so its "per channel" is a column here.
 SCHEMES: dict[str, Round] = {
     f"int{bits}, {said}{' with a zero point' if zero else ''}": partial(
         quantised, axis=axis, symmetric=0 if zero else largest, bits=bits
@@ -149,7 +149,7 @@ SCHEMES: dict[str, Round] = {
 
 def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> Rules:
     """Rounds the inputs of each product, x and W, and its result x W."""
-    last: list[np.ndarray] = []  # a weight and its rounded copy, kept for the next text
+    last: list[np.ndarray] = []  # a weight and its rounded copy, for the next text
 
     def rounded(weight: np.ndarray) -> np.ndarray:
         if not last or last[0] is not weight:
@@ -230,24 +230,24 @@ def integer_products(port: Port) -> Ways:
 
 HALF = Mistake(
     "half precision",
-    "numbers are rounded to 16 bits on the way; use float32, or compare with --dtype",
+    "values are rounded to 16 bits on the way; use float32, or compare with --dtype",
     half_precision,
 )
 MISTAKES = (
     HALF,
     Mistake(
         "tf32 products",
-        "a graphics card rounds the inputs of float32 products to 10 bits; switch TF32 off",
+        "TF32 rounds the inputs of float32 products to 10 bits on a graphics card; switch it off",
         tensor_cores,
     ),
     Mistake(
         "quantised weights",
-        "weights are rounded to a few steps; compare with --dtype int8 if they are meant to be",
+        "weights are quantised; compare with --dtype int8 if they are meant to be",
         integers,
     ),
     Mistake(
         "quantised weights",
-        "the inputs of products are rounded to a few steps; compare with --dtype int8 if they are meant to be",
+        "the inputs of products are quantised; compare with --dtype int8 if they are meant to be",
         integer_products,
     ),
 )

@@ -1,4 +1,4 @@
-"""Kinds of mistakes in attention that are solved for, or tried for all stages of a kind: masks and products."""
+"""Kinds of mistakes in attention, found by solving for them or by trying all candidates: masks, products, rotations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from npformer.golden.port import Port
 
 WEIGHTS = "*.attention.weights"
 LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
-HIDDEN = -1e8  # below it, a score is hidden by the model's mask
+HIDDEN = -1e8  # the model's mask hides scores below this
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
 def lowered(port: Port) -> Ways:
-    """The mask adds a number that is not low enough, or replaces the scores by it."""
+    """The mask adds a number that is not low enough, or sets the scores to one."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):
@@ -32,12 +32,12 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """The number by which hidden scores are lowered, from their scores and weights: a softmax keeps differences."""
+    """Solves for the number added to hidden scores: softmax keeps differences of scores."""
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
         hidden = (ours == 0) & (theirs > 0)
-        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a key that both see
+        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a key that is visible in both
         with np.errstate(all="ignore"):
             lost = s - np.log(theirs)
             found.append((lost - np.take_along_axis(lost, own, axis=-1))[hidden])
@@ -46,18 +46,18 @@ def _solved(port: Port) -> list[float]:
 
 
 def _hiding(at: At, hide: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The softmax of scores of which the model's hidden ones are changed."""
+    """The softmax of scores, with those that the model hides changed by `hide`."""
     scores = at("attention.scores")
     return softmax(np.where(at.scores < HIDDEN, hide(scores), scores))
 
 
 def other_mask(port: Port) -> Ways:
-    """Other keys are hidden: those with a weight of 0 in every head."""
+    """Other keys are hidden: the port has a weight of 0 for them in every head."""
     if not port.stage.endswith("attention.weights") or any(array.ndim != 3 for array in port.theirs):
         return
     seen, ours = ([np.any(array, axis=0) for array in arrays] for arrays in (port.theirs, port.rightly))
     if all(map(np.array_equal, seen, ours)) or sum(int(a.sum()) for a in seen) < 1.5 * sum(len(a) for a in seen):
-        return  # rows with one key are 1, whatever the scores are
+        return  # a query that sees one key has weight 1 whatever its score
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         picture = np.zeros(y.shape[-2:], bool)
@@ -70,7 +70,7 @@ def other_mask(port: Port) -> Ways:
 
 
 def _said(seen: list[np.ndarray], ours: list[np.ndarray]) -> str:
-    """Describes pictures (queries, keys) of what is seen: by keys that nothing sees, by distances, or by an example."""
+    """Describes masks (queries, keys): by keys that no query sees, by distances, or by an example."""
     unseen = [[j for j in np.flatnonzero(b.any(0)) if not a[:, j].any()] for a, b in zip(seen, ours, strict=True)]
     if any(unseen) and all(
         np.array_equal(a | ~b, np.isin(np.arange(a.shape[1]), keys, invert=True) | ~b)
@@ -92,7 +92,7 @@ def _said(seen: list[np.ndarray], ours: list[np.ndarray]) -> str:
 
 
 def other_products(port: Port) -> Ways:
-    """The scores or the context are products of other heads."""
+    """The scores or the context are products of the wrong arrays."""
     for rule in (_scores_of(port), _context_of(port)):
         yield from rule
 
@@ -104,7 +104,7 @@ def _scores_of(port: Port) -> Iterator[tuple[str, Rules]]:
             def scores(y: np.ndarray, at: At, one: str = one, other: str = other) -> np.ndarray:
                 q, k, a, b = map(at.heads, ("query", "key", one, other))
                 products, wrong = q @ k.swapaxes(-1, -2), a @ b.swapaxes(-1, -2)
-                scale = float((products * y).sum() / np.square(products).sum())  # the model's own
+                scale = float((products * y).sum() / np.square(products).sum())  # the model's own scale
                 return y + scale * (wrong - products)
 
             yield f"the scores are those of {one} and {other}", {"*.attention.scores": scores}
@@ -123,7 +123,7 @@ def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
 
 
 def other_frequencies(port: Port) -> Ways:
-    """Solves for the frequency of each pair of columns: row p is turned by p of it, more than the first row."""
+    """Solves for the frequency of each pair of columns: row p is turned by p times the frequency, relative to row 0."""
     names = parents_of(port)
     if not port.stage.endswith("_rotated") or len(names) != 1 or names[0] not in port.given:
         return
@@ -143,15 +143,23 @@ def other_frequencies(port: Port) -> Ways:
 
 
 def _complex(port: Port, x: np.ndarray) -> np.ndarray:
-    """The pairs of columns that are turned together, as complex numbers (T, H, K / 2)."""
+    """Returns the pairs of columns that rotate together, as complex numbers (T, H, K / 2)."""
     first, second = np.split(x.astype(np.float64).reshape(len(x), -1, port.d_head), 2, axis=-1)
     made: np.ndarray = first + 1j * second
     return made
 
 
 MISTAKES = (
-    Mistake("masked scores not low enough", "hidden keys have weights of 0: their scores are -inf", lowered),
-    Mistake("another mask", "a query sees the keys that the model's mask lets it see, and no others", other_mask),
-    Mistake("rotation with other frequencies", "they are those of rope_parameters in config.json", other_frequencies),
-    Mistake("products of other heads", "queries are compared with keys, and the values are added up", other_products),
+    Mistake("masked scores not low enough", "hidden keys must have scores of -inf, and so weights of 0", lowered),
+    Mistake("another mask", "a query sees only the keys that the model's mask allows", other_mask),
+    Mistake(
+        "rotation with other frequencies",
+        "the frequencies follow from rope_parameters in config.json",
+        other_frequencies,
+    ),
+    Mistake(
+        "products of other heads",
+        "scores are products of queries and keys; the context is a weighted sum of values",
+        other_products,
+    ),
 )

@@ -102,5 +102,5 @@ MISTAKES = (
     Mistake("missing bias", "a bias is not added", missing_bias),
     Mistake("wrong bias", "a bias is added once", wrong_bias),
     Mistake("norms exchanged", "a norm has the weight and bias of another", exchanged_norms),
-    Mistake("weights of another layer", "a layer has the weights that belong to another", layer_weights),
+    Mistake("weights of another layer", "a layer has the weights of another layer", layer_weights),
 )
