@@ -4,8 +4,8 @@ The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `enco
 `heads`. Models and tasks: `load`, `pipeline`; vectors: `search`. Looking inside: `trace`, `edit`, `golden`, `view`.
 Training: `training`. A course in which you write your own: `learn`.
 
-Every name is imported when it is first used, so that the command `npformer` can set up its process before NumPy is
-loaded.
+Every name is imported when it is first used. The command `npformer` can thus set up its process before it imports
+NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m npformer`, and the command `npformer`: see `npformer.cli`."""
+"""The entry point of `python -m npformer` and of the command `npformer`, which `npformer.cli` implements."""
 
 import sys
 
@@ -6,10 +6,7 @@ from npformer.cli.process import ended, set_up
 
 
 def main() -> int:
-    """Runs this process's command and returns its exit code, with which the process then ends.
-
-    The process is set up before NumPy is imported.
-    """
+    """Sets up the process, which must precede the import of NumPy; runs the command and returns its exit code."""
     set_up()
     from npformer.cli.main import main as command
 

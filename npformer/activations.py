@@ -1,7 +1,7 @@
 """Activations, named as in torch.nn.functional; the backward of each is directly below.
 
-A formula of several steps is a function `_name(x, y)` that writes its result to y, which may be x itself. `in_blocks`
-applies it to a whole array. `_name_slope` is its derivative.
+A formula with several steps is a function `_name(x, y)` that writes its result to y, which may be x itself. `in_blocks`
+applies it to a whole array. `_name_slope` computes its derivative.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def soft_cap(x: np.ndarray, cap: float, out: np.ndarray | None = None) -> np.ndarray:
-    """cap * tanh(x / cap), between -cap and cap, and close to x near 0. Gemma Team, 2024, Gemma 2, section 2.
+    """cap * tanh(x / cap): bounded by -cap and cap, and close to x near 0. Gemma Team, 2024, Gemma 2, section 2.
 
     >>> soft_cap(np.array([-100.0, 0.0, 1.0]), 10.0)
     array([-10.   ,   0.   ,   0.9967])
@@ -157,13 +157,16 @@ def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None
 
 
 def gelu_backward(grad: np.ndarray, x: np.ndarray, approximate: str = "none") -> np.ndarray:
-    """Backward of `gelu`: dx = grad (Phi(x) + x phi(x)), phi the normal density; or the slope of the approximation."""
+    """Backward of `gelu`: dx = grad (Phi(x) + x phi(x)), where phi is the normal density.
+
+    With approximate="tanh", grad times the derivative of the approximation.
+    """
     slope = in_blocks(_gelu_tanh_slope if approximate == "tanh" else _gelu_slope, x)
     return np.multiply(grad, slope, out=slope)
 
 
 def gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """gelu(x, approximate="tanh"), under its name in `Config`."""
+    """gelu(x, approximate="tanh"), which `Config` calls "gelu_tanh"."""
     return gelu(x, "tanh", out)
 
 
@@ -172,8 +175,8 @@ def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
     return gelu_backward(grad, x, "tanh")
 
 
-# NumPy has no erf. But erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth function P, so a polynomial for P gives GELU
-# without case distinctions or clipping. These seven coefficients are the minimax fit of P for float32. The paper's
+# NumPy has no erf, but erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth function P. A polynomial that approximates P gives
+# GELU without branches or clipping. These seven coefficients are its minimax fit for float32. The paper's
 # approximation, sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2), is close to the first two terms.
 _EXACT = (0.79788494, 0.036333084, -3.2594951e-5, -5.5306205e-5, 3.9647466e-6, -1.3226354e-7, 1.7561766e-9)
 _TANH = (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)
@@ -193,7 +196,7 @@ def _gelu_tanh(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _gelu_by_tanh(x: np.ndarray, y: np.ndarray, coefficients: tuple[float, ...]) -> None:
-    """y = x (1 + tanh(x P(x^2))) / 2, P by Horner's rule."""
+    """y = x (1 + tanh(x P(x^2))) / 2, with P evaluated by Horner's rule."""
     square = x * x
     p = square * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
@@ -223,7 +226,7 @@ def _gelu_slope(x: np.ndarray, y: np.ndarray) -> None:
 def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
     """y = (1 + tanh u) / 2 + x u' (1 - tanh(u)^2) / 2, with u = a x + b x^3.
 
-    1 - tanh(u)^2 is computed as 4 e / (1 + e)^2 with e = exp(-2 |u|), without cancellation.
+    To avoid cancellation, 1 - tanh(u)^2 is computed as 4 e / (1 + e)^2 with e = exp(-2 |u|).
     """
     a, b = _TANH
     square = x * x
@@ -233,7 +236,8 @@ def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
     y += 0.5 + 0.5 * np.tanh(u)
 
 
-# log(erfc(z) e^(z^2) / t) for z >= 0, with t = 2 / (2 + z): its Chebyshev series to 10^-17, as a polynomial in 2 t - 1.
+# The Chebyshev series of log(erfc(z) e^(z^2) / t) for z >= 0 with t = 2 / (2 + z), as a polynomial in 2 t - 1. The
+# terms it leaves out are below 10^-17.
 _LOG_ERFC = (
     -0.6717940840566923, 0.6726432239776567, 0.04734330684190441, -0.0468956102311753,
     -0.009872689366388684, 0.008824938557060623, 0.001758933557766382, -0.002345812500482853,

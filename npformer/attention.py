@@ -1,6 +1,6 @@
-"""Attention: heads, and scaled dot-product attention.
+"""Scaled dot-product attention, and functions that split rows into heads.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, the layers around it.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, the linear layers around it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from npformer.tape import Stages
 from npformer.taps import listening, spare, tap
 
 Linear = Mapping[str, np.ndarray]
-Add = Callable[[np.ndarray], np.ndarray]  # a function from scores to scores, which it may overwrite
-#: From the gradient of the scores after an `Add` to that of the scores before it, and terms of dq and dk.
+Add = Callable[[np.ndarray], np.ndarray]  # changes the scores; it may overwrite its argument
+#: Backward of an `Add`: takes the gradient of its output and returns that of its input, and terms to add to dq and dk.
 AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]
 
-QUERIES = 64  # queries of a block: enough rows for a product, and few enough that most keys after them are left out
+QUERIES = 64  # queries per block: enough for a fast product, and few enough to skip most of the masked keys
 
 _softmax = partial(softmax, total=sum_in_order)
 
@@ -120,9 +120,10 @@ def attend(
     add: Add | None = None,
     in_order: bool = True,
 ) -> np.ndarray:
-    """softmax(add(q k^T * scale) where the mask admits the key) v, as `scaled_dot_product_attention`, unchecked.
+    """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
 
-    in_order: with a mask, sums over keys have the order of `masked_attention`. Without it every query sees a key.
+    in_order: with a mask, sum over keys in the fixed order of `masked_attention`. If False, every query must have a
+    key that it may attend to.
     """
     if mask is not None and in_order:
         return masked_attention(q * scale, k, v, mask, add=add)
@@ -138,10 +139,10 @@ def attend(
 
 
 def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """product(a, b) of heads (..., H, L, W) and (..., G, S, W), of which each of b is for the next H / G of a.
+    """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
 
-    The rows of a group's heads are one matrix, because an element of a product has the same bits among any rows.
-    Ainslie et al., 2023, GQA, section 2.2.
+    The heads that share one are multiplied as a single matrix. This changes no bits, because the bits of a row of a
+    product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
     """
     if not is_grouped(a, b):
         return product(a, b)
@@ -167,14 +168,13 @@ def scaled_dot_product_attention_backward(
     """Backward of `scaled_dot_product_attention` = W v, W = softmax(S), S = q k^T * scale (W is 0 where masked):
 
     dv = W^T grad; dW = grad v^T; dS = softmax_backward(dW, W); dq = dS k * scale; dk = dS^T q * scale.
-    add_backward: backward of `add` in `attend`: from the gradient of the scores after it to that before it, with more
-    terms of dq and dk.
+    add_backward: backward of `add` in `attend`.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     grad = stages.through_edit("context", grad)
     weights = stages["weights"]
     dv = weights.mT @ grad
-    keys_are_rows = weights.strides[-1] > weights.strides[-2]  # dweights gets the memory order of weights
+    keys_are_rows = weights.strides[-1] > weights.strides[-2]  # dweights is laid out in memory like weights
     dweights = (v @ grad.mT).mT if keys_are_rows else grad @ v.mT
     ds = softmax_backward(stages.through_edit("weights", dweights), stages.made("weights"))
     ds = stages.through_edit("scores", ds)
@@ -188,7 +188,7 @@ def scaled_dot_product_attention_backward(
 
 
 def _agree(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
-    """Whether the shapes fit; leading axes may broadcast."""
+    """Whether the shapes match; leading axes may broadcast."""
     if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
         return False
     try:
@@ -206,11 +206,11 @@ def masked_attention(
     front: int = 0,
     add: Add | None = None,
 ) -> np.ndarray:
-    """softmax(add(q k^T) where the mask admits the key) v, for a scaled q. Masked keys do not change a bit of it.
+    """softmax(add(q k^T)) v over the keys that the mask allows, for a scaled q. Masked keys do not change its bits.
 
-    Their weight is exactly 0, and sums over keys have a fixed order, that of `runtime.sums.groups`. A decoder may thus
-    keep its keys in an array with free space, or those of several beams in one array. Many queries are computed in
-    blocks, each of which reads only the keys that one of its queries may attend to.
+    Masked keys have a weight of exactly 0, and sums over keys have the fixed order of `runtime.sums.groups`. A decoder
+    may thus keep its keys in an array with free space, or the keys of several beams in one array. Long queries are
+    computed in blocks; a block skips keys before the first and after the last that any of its queries may attend to.
     """
     if q.shape[-2] > QUERIES and mask.shape[-2:] == (q.shape[-2], k.shape[-2]) and add is None and not listening():
         return _in_blocks(q, k, v, mask)
@@ -221,9 +221,9 @@ def masked_attention(
 
 
 def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """`masked_attention` of QUERIES queries at a time, whose keys begin and end with a group of a sum."""
+    """`masked_attention` of QUERIES queries at a time. A block's keys are whole groups of `runtime.sums.groups`."""
     rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
-    columns = in_columns(k.mT, rows)  # for all blocks
+    columns = in_columns(k.mT, rows)
     context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     for start in range(0, q.shape[-2], QUERIES):
         block = slice(start, start + QUERIES)

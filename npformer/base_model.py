@@ -1,6 +1,6 @@
-"""`BaseModel`, the common part of all models: config, weights, threads and files, without a forward pass.
+"""`BaseModel`, the base class of all models: config, weights, threads and files, without a forward pass.
 
-`model.py` has the models; `generation/` writes texts with any of them.
+`model.py` has the models; `generation/` generates texts with them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from npformer.taps import listening
 
 
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
-    """Raises NpformerError if an answer is NaN or infinite, unless someone listens, who may want to see where.
+    """Raises NpformerError if an answer contains NaN or infinity.
 
-    of: the inputs that the answers belong to.
+    With an open listener it raises nothing, so that a trace can show where the value comes from. of: the kind of input,
+    for the message.
     """
     if listening():
         return
@@ -36,13 +37,13 @@ def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text")
         for name, array in answer.items():
             if not np.isfinite(array).all():
                 raise NpformerError(
-                    f"{of} {index}: its {name} are not finite, because numbers on the way to them were too large for "
-                    f"{array.dtype} or weights are damaged; npformer.trace shows the first stage that is not finite"
+                    f"{of} {index}: {name}: not finite, because an intermediate number is too large for {array.dtype} "
+                    "or the weights are damaged; npformer.trace shows the first stage that is not finite"
                 )
 
 
 class BaseModel(Runner, Answering):
-    """The common part of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
+    """The base class of all models: config, weights, tokenizer folder, threads. Parameters as in `Model`."""
 
     config: Config
     tokenizer: Any  # read from the folder when it is first used
@@ -67,11 +68,11 @@ class BaseModel(Runner, Answering):
         self.limits = limits
 
     def _check_head(self, config: Config) -> None:
-        """Raises NpformerError for a head that this kind of model does not have."""
+        """Raises NpformerError for a head that this class does not support."""
 
     @cached_property
     def _files(self) -> list[MappedFile]:
-        """The files that weights are views of."""
+        """The memory-mapped files of the weights."""
         return mapped_files(flatten(dict(self.weights)).values())
 
     @property
@@ -80,10 +81,9 @@ class BaseModel(Runner, Answering):
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """As in `Runner`; checks before that the weights' files are unchanged, which takes microseconds.
+        """As in `Runner`, after a check, which takes microseconds, that the files of the weights are unchanged.
 
-        NumPy's warnings, which name neither the place nor the cause, are off inside: `expect_finite` reports
-        their results.
+        NumPy's floating-point warnings are off inside, because `expect_finite` reports their results with the place.
         """
         self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
@@ -94,19 +94,19 @@ class BaseModel(Runner, Answering):
             file.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle and copy take the weights' numbers, not their files, which must be unchanged."""
+        """The state for pickle and copy: the weights as arrays, without their files, which must be unchanged."""
         self._check_files()
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """Each input's answers without padding. Their bits do not depend on other inputs, their order or the threads.
+        """The answers for each input, without padding. Their bits do not depend on other inputs, order or threads.
 
         An input is a `Text`, or for a `Seq2Seq` a pair of source and target.
         """
         raise NotImplementedError
 
     def backward(self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Backward of a recorded `run`: the gradients of the weights. grads: those of the answers, packed."""
+        """Backward of a recorded `run`: the gradients of the weights. grads: the gradients of the packed answers."""
         raise NotImplementedError
 
     def _tokenizer_folder(self) -> Path:
@@ -116,12 +116,12 @@ class BaseModel(Runner, Answering):
 
 
 def check_model(where: str, model: Any, *kinds: type) -> None:
-    """Raises NpformerError unless `model` is a loaded model, of one of the `kinds` if given."""
+    """Raises NpformerError unless `model` is a model, and an instance of one of `kinds` if any are given."""
     if isinstance(model, kinds or BaseModel):
         return
     hint = "npformer.load(name) returns one"
     if isinstance(getattr(model, "model", None), BaseModel):  # a pipeline
         hint = "its attribute .model is one"
     elif isinstance(model, BaseModel):
-        hint = "only trace and edit take a translation model"
+        hint = "only trace and edit accept a translation model"
     raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")

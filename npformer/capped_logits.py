@@ -1,4 +1,4 @@
-"""Soft caps of the logits of words: a head, and mistakes that ports make in it.
+"""A head with soft-capped logits over the vocabulary, and mistakes that ports make in it.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
 """
@@ -20,12 +20,12 @@ from npformer.tape import Stages
 from npformer.taps import spare, tap
 
 UNCAPPED_LOGITS = "head.output"  # the logits before the cap
-CAPS = (30.0, 50.0, 20.0, 10.0, 100.0)  # of models and ports
+CAPS = (30.0, 50.0, 20.0, 10.0, 100.0)  # common values in models and ports
 
 
 @dataclass(frozen=True)
 class CappedLogits(Logits):
-    """`soft_cap` of the logits of words. Gemma Team, 2024, Gemma 2, section 2.
+    """`soft_cap` of the logits over the vocabulary. Gemma Team, 2024, Gemma 2, section 2.
 
     Parameters
     ----------
@@ -34,13 +34,13 @@ class CappedLogits(Logits):
 
     cap: float = 1.0
 
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return soft_cap(logits, self.cap, out)
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
-        """cap tanh(x / cap) / x, which is 1 at 0."""
+        """cap tanh(x / cap) / x, or 1 for x = 0."""
         x = float(stages[UNCAPPED_LOGITS][place])
         return float(stages["logits"][place]) / x if x else 1.0
 

@@ -21,21 +21,21 @@ ENCODER_HEADS = (
     "multiple-choice",
     "replaced-token",
 )
-POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # they read one row of each text
-REREADING_HEADS = ("sequence-classification", "question-answering")  # a decoder can have these too, as in BART
-#: causal-lm: the next word at each token; translation: an encoder-decoder that projects to the vocabulary.
+POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # heads that read one row per text
+REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that a decoder can also have, as in BART
+#: causal-lm predicts the next token at each token; translation is an encoder-decoder with logits over the vocabulary.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Tables of positions: learned; the 2017 paper's sinusoids; Marian's, with all sines before all cosines; no table, if
-#: only attention uses positions.
+#: Tables of positions: learned; the sinusoids of the 2017 paper; Marian's sinusoids, with all sines before all cosines;
+#: and no table, for models in which only attention uses positions.
 TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
 
-#: dtype -> the bits of a number's fraction.
+#: dtype -> number of bits of the fraction.
 ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
 
 SWITCHES = (
@@ -53,18 +53,18 @@ SWITCHES = (
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
-MOST = 2**31 - 1  # maximum of any size, far above any real model; `limits.py` limits files
+MOST = 2**31 - 1  # maximum of any size, far above any real model; `limits.py` has the limits for files
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The decoder stack of an encoder-decoder, with the encoder's width; or a decoder-only stack."""
+    """The decoder of an encoder-decoder, as wide as the encoder; or a decoder-only stack."""
 
     n_layers: int = 0  # 0: no decoder
     n_heads: int = 1
     d_ffn: int = 1
     vocab_size: int = 0  # 0: no token table, the input is vectors
-    start_id: int = 0  # the token before a target's first
+    start_id: int = 0  # the token before the first token of a target
     end_ids: tuple[int, ...] = ()  # the tokens that end a target
 
     def __post_init__(self) -> None:
@@ -85,8 +85,8 @@ class Positions:
     """The table of absolute positions."""
 
     table: str = "learned"  # one of TABLES
-    first: int = 0  # row for a text's first token
-    skips_padding: bool = False  # the padding token is not counted, and has the row before the first position's
+    first: int = 0  # row of the first token of a text
+    skips_padding: bool = False  # padding tokens are not counted; they have the row before the first position
     skips_masked: bool = False  # tokens that the attention mask hides are not counted
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Local:
-    """The layers whose attention has other mechanisms than the rest: a window of the text, for example."""
+    """Layers with their own attention mechanisms, such as a window of the text."""
 
     layers: tuple[int, ...]  # in ascending order
     mechanisms: tuple[Any, ...]
@@ -114,7 +114,7 @@ class Sharing:
     """Groups of layers that share weights, as in ALBERT (Lan et al., 2020, section 3.1)."""
 
     groups: int = 1
-    layers: int = 1  # consecutive layers of a group, each with its own weights
+    layers: int = 1  # consecutive layers of a group; each has its own weights
 
     def __post_init__(self) -> None:
         checks.whole("sharing.groups", self.groups, 1, MOST)
@@ -123,7 +123,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class InputConvolution:
-    """A convolution of the embeddings, which is added to the first layer."""
+    """A convolution of the embeddings; its output is added to the output of the first layer."""
 
     width: int
     activation: str = "tanh"  # one of ACTIVATIONS
@@ -149,42 +149,42 @@ class Config(Answering):
     n_token_types : rows of the token type table; 0: no table
     d_embedding : width of the tables if a projection follows; 0: d_model
     positions : `Positions`, the table of absolute positions
-    mechanisms : how attention depends on places, instances of `npformer.mechanisms`, such as `Rotary(10_000.0)`
-    local : `Local`, the layers with other mechanisms
+    mechanisms : how attention depends on positions: instances of `npformer.mechanisms`, such as `Rotary(10_000.0)`
+    local : `Local`, layers with their own mechanisms
     sharing : `Sharing`, groups of layers that share weights; None: every layer has its own weights
     convolution : `InputConvolution` of the embeddings; None: no convolution
     scale_embedding : multiply token rows by sqrt(d_model)
-    scale_output : multiply the rows that are projected to the vocabulary by 1 / sqrt(d_model)
+    scale_output : multiply rows by 1 / sqrt(d_model) before the projection to the vocabulary
     score_scale : factor of the scores q k^T; 0: 1 / sqrt(d_head)
     gated : the feed-forward networks have a gate
-    scale_dtype : dtype that sqrt(d_model) is rounded to, one of ROUNDED; "": not rounded
+    scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "": not rounded
     activation : activation of the feed-forward network, one of ACTIVATIONS
-    head_activation : activation of the layer below a head's norm; "": as in the feed-forward network
-    logit_cap : logits of words lie between -logit_cap and logit_cap; 0: no cap
+    head_activation : activation of the layer before the norm of a head; "": as in the feed-forward network
+    logit_cap : soft cap of the logits over the vocabulary; 0: no cap
     eps : eps of the layer norms
     norm_first : norms before the blocks (pre-norm), not after them
-    parallel : the blocks of a layer read the same rows, and their outputs are added at once
+    parallel : the blocks of a layer read the same rows, and their outputs are added together
     final_norm : an additional norm after the last layer
     bias : linear layers and norms have a bias
     causal : a token attends to itself and to earlier tokens only
     pooling : the row for a head on texts: the first, the last that is not padding, or the mean of all
-    pooler : activation of the pooler, the layer between a text's first row and the head
+    pooler : activation of the pooler, the layer between the first row of a text and the head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
     tied : the projection to the vocabulary is the transposed token table
     shared : encoder and decoder share one token table
     pad_id : the padding token
-    padding_idx : a token with a table row that is not trained
+    padding_idx : a token whose row of the table is not trained
     start_id : the start token of a generative model
     end_ids : the tokens that end a generated text
     decoder : `Decoder`, the second stack
     torch_class : the torch module of the state dict, for model_type "transformer"
-    modules : pairs of a group and the state dict's module, if its name is not torch's
+    modules : pairs of a group and its module in the state dict, if that differs from torch's name
 
     Raises
     ------
     NpformerError
-        A field has an invalid value, or has no effect without another field; the message names it.
+        A field has an invalid value, or has no effect without another field. The message names the field.
 
     Examples
     --------
@@ -268,10 +268,10 @@ class Config(Answering):
         if self.logit_cap:
             checks.positive("logit_cap", self.logit_cap)
         if self.n_heads % self.kv_heads:
-            raise NpformerError(f"n_kv_heads: {self.n_kv_heads} does not divide the {self.n_heads} heads of queries")
+            raise NpformerError(f"n_kv_heads: {self.n_kv_heads} does not divide n_heads {self.n_heads}")
         for n_heads in (self.n_heads, self.decoder.n_heads) if not self.head_width else ():
             if self.d_model % n_heads:
-                raise NpformerError(f"n_heads: {n_heads} does not divide the model's width of {self.d_model}")
+                raise NpformerError(f"n_heads: {n_heads} does not divide d_model {self.d_model}")
         self._check_head()
         for each in chain(*self.layer_kinds):
             each.check(self)
@@ -281,7 +281,7 @@ class Config(Answering):
 
     def _check_head(self) -> None:
         if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):
-            raise NpformerError("labels: expected a tuple of strings")
+            raise NpformerError(f"labels: expected a tuple of strings, got {self.labels!r:.60}")
         if bool(self.labels) != (self.head in LABELLED):
             raise NpformerError(
                 f"labels: expected {'no labels' if self.labels else 'at least one label'} for a {self.head} head"
@@ -295,7 +295,10 @@ class Config(Answering):
                 "causal: expected True, because a causal-lm model predicts the next token from earlier ones"
             )
         if self.head == "translation" and not (self.n_layers and self.decoder):
-            raise NpformerError("a translation model has an encoder and a decoder, each of at least one layer")
+            raise NpformerError(
+                "head: a translation model needs an encoder and a decoder of at least one layer each, "
+                f"got n_layers {self.n_layers} and decoder.n_layers {self.decoder.n_layers}"
+            )
         if self.head != "base" and self.decoder:
             named = (("start_id", [self.decoder.start_id]), ("end_ids", self.decoder.end_ids))
             for name, ids in (*named, ("pad_id", [] if self.pad_id is None else [self.pad_id])):
@@ -313,21 +316,21 @@ class Config(Answering):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.n_kv_heads or self.n_heads
 
     @property
     def layer_kinds(self) -> list[tuple[Any, ...]]:
-        """The mechanisms of each kind of layer: those of most layers, then those of the local ones."""
+        """The mechanisms of each kind of layer: first `mechanisms`, then the mechanisms of the local layers."""
         return [self.mechanisms, self.local.mechanisms] if self.local else [self.mechanisms]
 
     def mechanisms_of(self, layer: int) -> tuple[Any, ...]:
-        """The mechanisms of a layer's attention, without the causal mask."""
+        """The mechanisms in the attention of a layer, without the causal mask."""
         return self.local.mechanisms if self.local and layer in self.local.layers else self.mechanisms
 
     @property
     def below_head(self) -> str:
-        """The activation between the layers of a head; the replaced-token head always uses that of the layers."""
+        """The activation inside a head. The replaced-token head always uses the activation of the layers."""
         return (self.head != "replaced-token" and self.head_activation) or self.activation
 
     @property
@@ -347,10 +350,10 @@ class Config(Answering):
         return round(root / unit) * unit
 
     def group_of(self, layer: int) -> tuple[int, int]:
-        """The group of a layer's weights, and the layer's index in it.
+        """The group that has the weights of a layer, and the index of the layer in that group.
 
-        Of R = n_layers / sharing.layers runs, run r belongs to group floor(r / (R / sharing.groups)), as in Hugging
-        Face if R is not a multiple of sharing.groups. Lan et al., 2020, section 3.1.
+        The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)), as in
+        Hugging Face when R is not a multiple of sharing.groups. Lan et al., 2020, section 3.1.
         """
         sharing = self.sharing or Sharing()
         run, place = divmod(layer, sharing.layers)
@@ -358,7 +361,7 @@ class Config(Answering):
 
     @property
     def uncounted(self) -> int | None:
-        """The token that is not counted in positions: RoBERTa's padding, with the row before the first position's."""
+        """The token that positions do not count, if any: the padding token of RoBERTa."""
         return self.pad_id if self.positions.skips_padding else None
 
     @property
@@ -368,7 +371,7 @@ class Config(Answering):
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether the model distinguishes the tokens of two texts."""
+        """Whether the model has several token types."""
         return self.n_token_types > 1
 
     @property

@@ -1,4 +1,4 @@
-"""The decoder: masked self-attention, attention to the encoder's output, feed-forward network; layer and stack.
+"""The decoder layer and the decoder: masked self-attention, attention to the encoder's output, feed-forward network.
 
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows. Next: `transformer.py` combines encoder
 and decoder, and `generation/` generates text.
@@ -24,7 +24,7 @@ from npformer.taps import tap
 
 
 def shift_right(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Makes the decoder's input and its labels for teacher forcing: [start, *target] and [*target, end].
+    """Returns the decoder's input and labels for teacher forcing: [start, *target] and [*target, end].
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def decoder_layer(
     eps: float = 1e-5,
     norm_first: bool = False,
 ) -> np.ndarray:
-    """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); result Add&Norm(Z, FFN(Z)).
+    """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); returns Add&Norm(Z, FFN(Z)).
 
-    A row of X attends to itself and to earlier rows of its text, a row of Y to all rows of its source.
+    A row of X attends to itself and to earlier rows of its text. A row of Y attends to all rows of its source.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def decoder(
     (2, 4)
     """
     if len(lengths) != len(source_lengths):
-        raise NpformerError(f"decoder: {len(lengths)} targets for {len(source_lengths)} sources")
+        raise NpformerError(f"decoder: expected a target for each source, got {len(lengths)} for {len(source_lengths)}")
     layer = decoder_layer_of(n_heads, activation, LayerNorm(eps), norm_first)
     stack = Stack((layer,) * len(layers), None if norm is None else LayerNorm(eps))
     return stack(x, _rows(lengths, source, source_lengths), {"layers": layers, "norm": norm})
@@ -190,5 +190,5 @@ def _rows(lengths: np.ndarray, source: np.ndarray, source_lengths: np.ndarray) -
 
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Logits over the vocabulary, x E^T + b, (T, D) -> (T, V). Section 3.4."""
+    """Logits over the vocabulary: x E^T + b, (T, D) -> (T, V). Vaswani et al., 2017, section 3.4."""
     return tap("logits", linear(x, weight, bias))

@@ -1,7 +1,7 @@
-"""`Direction`: a logit as a linear function of one row, which the parts of a model pull back from output to input.
+"""`Direction`: a logit as a linear function of one row. The parts of a model pull it back from output to input.
 
-Each part has a `pull` that replaces the direction in its output by that in its input, and returns what the part itself
-adds to the logit. `interpret/direct_attribution.py` has the formulas and puts the parts together.
+Each part has a method `pull`, which replaces a direction in its output by the direction in its input, and returns the
+contribution of the part to the logit. `interpret/direct_attribution.py` has the formulas and combines the parts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import numpy as np
 
 @dataclass
 class Direction:
-    """logit = u . x + the recorded terms, for a row x of the stages of one text. Norms and gates are held at their
-    values.
+    """logit = u . x + the recorded terms, for a row x of the stages of one text.
+
+    Norms and gates are treated as constant factors, with the values that they have for this text.
 
     Parameters
     ----------
     u : (D,) float64 array
-    row : int, the number of the row
-    stages : the text's stages
-    embedded : the stage of the rows that the stack reads
-    places : (T,) integer array, each row's place in its text
-    biases : the part of each bias in the logit, by the name of its stage
+    row : int, index of the row
+    stages : the stages of the text
+    embedded : the stage with the input of the stack
+    places : (T,) integer array, the place of each row in its text
+    biases : the contribution of each bias to the logit, by the name of its stage
     """
 
     u: np.ndarray
@@ -35,22 +36,22 @@ class Direction:
     biases: dict[str, float] = field(default_factory=dict)
 
     def at(self, name: str) -> np.ndarray:
-        """The row of a stage; a stage with a single row is that row."""
+        """The row in a stage. A stage of one dimension is the row itself."""
         array = self.stages[name]
         return array if array.ndim == 1 else array[self.row]
 
     def add_bias(self, name: str, layer: Mapping[str, np.ndarray]) -> float:
-        """Notes and returns the part of a stage's bias, 0 without one."""
+        """Records and returns the contribution of the bias of a stage, 0 without a bias."""
         self.biases[name] = float(self.u @ layer["bias"]) if "bias" in layer else 0.0
         return self.biases[name]
 
     def linear(self, name: str, layer: Mapping[str, np.ndarray]) -> None:
-        """u . (x W + b) = (W u) . x + u . b, for the stage that is the output of a linear layer."""
+        """u . (x W + b) = (W u) . x + u . b, where the stage `name` is the output of the linear layer."""
         if "bias" in layer:
             self.add_bias(name, layer)
         self.u = layer["weight"].astype(np.float64) @ self.u
 
     def gate(self, x: str, activated: str) -> None:
-        """u . act(x) = (u act(x) / x) . x, for two stages; where x is 0, so is act(x)."""
+        """u . act(x) = (u act(x) / x) . x, where x and `activated` are stages. Where x is 0, act(x) is 0 too."""
         h = self.at(x).astype(np.float64)
         self.u = self.u * np.divide(self.at(activated), h, out=np.zeros_like(h), where=h != 0)

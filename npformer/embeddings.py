@@ -1,6 +1,6 @@
-"""Embeddings, the input of the first layer: sums of rows of learned tables, and the sinusoidal positions of 2017.
+"""Embeddings, the input of the first layer: sums of rows of learned tables, or of sinusoidal positions.
 
-Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder_layers.py`, the layers above.
+Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder_layers.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halv
 
     Parameters
     ----------
-    length : int, positions
+    length : int, number of positions
     width : int, D
     dtype : float32 or float64
     halves : bool, all sines first and then all cosines, as in Marian
@@ -75,8 +75,8 @@ def embeddings(
 ) -> np.ndarray:
     """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
 
-    scale is sqrt(D) in the 2017 model (section 3.4), which has no norm here. project, the W and b, is for models whose
-    tables are narrower than their layers, as in ALBERT (Lan et al., 2020, section 3.1).
+    The 2017 model has scale sqrt(D) (section 3.4) and no norm. `project` is W and b, for models with tables narrower
+    than their layers, such as ALBERT (Lan et al., 2020, section 3.1).
     """
     with scope("embeddings"):
         tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
@@ -110,7 +110,7 @@ def embeddings_backward(
 ) -> dict[str, Any]:
     """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
 
-    The token padding_idx gets no gradient, and its position gives none, as in torch.nn.Embedding.
+    Tokens equal to padding_idx add nothing to the gradients of the token and position tables, as in torch.
     """
     stages = stages.within("embeddings")
     grads: dict[str, Any] = {}
@@ -133,9 +133,9 @@ def embeddings_backward(
 
 
 def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], normalize: Norm) -> dict[str, float]:
-    """The part of each table in a logit, whose direction is that in the output of `embeddings`.
+    """The contribution of each table to a logit, from the direction in the output of `embeddings`.
 
-    at: the beginning of the stages' names.
+    at: the prefix of the names of the stages.
     """
     if "project" in tables:
         direction.linear(f"{at}project", tables["project"])
@@ -146,7 +146,7 @@ def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], no
 
 
 def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM) -> list[Stage]:
-    """The stages of `embeddings` in firing order. groups: names of the tables, and of the norm and the projection."""
+    """The stages of `embeddings` in firing order. groups: names of the tables, the norm and the projection."""
     rows, function = "(T, E)", "functions.embedding"
     found = [
         Stage("token", rows, "E[ids]", function, "embed.hook_embed", kept=False),
@@ -166,17 +166,17 @@ def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM) -> 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """`embeddings` as a part of a model, with the tables in its weights.
+    """`embeddings` as a part of a model.
 
     Parameters
     ----------
-    norm : of the sum, optional
-    scale : float, of the tokens' rows
-    first_position : int, row of the position table for a text's first token
+    norm : Norm of the sum, optional
+    scale : float, factor of token rows
+    first_position : int, row of the position table for the first token of a text
     padding_idx : int, a token whose row is not trained, optional
-    n_tokens, n_positions, n_token_types : int, rows of the tables; 0 without the table
-    width : int, of the tables
-    projected : bool, a linear layer makes rows of the model's width
+    n_tokens, n_positions, n_token_types : int, rows of the tables; 0: no such table
+    width : int, width of the tables
+    projected : bool, a linear layer projects the rows to the width of the model
     """
 
     norm: Norm | None = LAYER_NORM
@@ -211,7 +211,7 @@ class Embeddings:
         )  # fmt: skip
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, float]:
-        """The part of each table in a logit, as `embeddings_pull`."""
+        """The contribution of each table to a logit, as in `embeddings_pull`."""
         return embeddings_pull(direction, f"{at}embeddings.", weights["embeddings"], self.norm or LAYER_NORM)
 
     @property
@@ -221,11 +221,11 @@ class Embeddings:
 
     @property
     def output(self) -> str:
-        """The stage that is their output."""
+        """The stage with the output."""
         return "embeddings.project" if self.projected else self.dropped
 
     @property
     def stages(self) -> list[Stage]:
-        """Their stages in firing order."""
+        """The stages in firing order."""
         groups = [name.removeprefix("embeddings.") for name in self.groups(0)]
         return embeddings_stages(groups, self.norm or LAYER_NORM)

@@ -1,9 +1,9 @@
-"""The encoder: layer and stack, on packed rows.
+"""The encoder layer and the encoder, on packed rows.
 
-Packed rows are the concatenated tokens of several texts, (T, D), with the texts' `lengths`; there is no padding.
+Packed rows are the concatenated tokens of several texts, (T, D), with the `lengths` of the texts; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
 nested dicts that are passed to functions as keywords: `linear(x, **weights["query"])`. Models use the same `Layer` and
-`Stack`, in `layers.py`. Next: `decoder_layers.py`.
+`Stack`, from `layers.py`. Next: `decoder_layers.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def encoder_layer(
     attention, ffn : dicts of linear layers, as in `self_attention` and `feed_forward`, or `gated_feed_forward`
     attention_norm, ffn_norm : {"weight": (D,), "bias": (D,)}; the first may be None
     eps : float, eps of the norms
-    row_indices : (B,) integer array, one row of each text; only these rows are returned, without computing others
+    row_indices : (B,) integer array, optional, one row of each text; only these rows are computed and returned
     norm_first : bool
 
     Returns
@@ -90,7 +90,7 @@ def encoder(
     activation : function such as `gelu`
     layers : sequence of dicts of weights, as in `encoder_layer`
     eps : float, eps of the norms
-    row_indices : (B,) integer array, one row of each text; only these are computed in the last layer
+    row_indices : (B,) integer array, optional, one row of each text; the last layer computes only these rows
     norm_first : bool, as in `encoder_layer`
     norm : {"weight": (D,), "bias": (D,)}, optional; used with norm_first
 
@@ -115,7 +115,7 @@ def encoder(
 
 
 def _layer(n_heads: int, activation: Activation, weights: Mapping[str, Any], eps: float, norm_first: bool) -> Layer:
-    """The layer that these weights are for."""
+    """The layer with these weights: gated if they have a gate, without the norm after attention if they lack it."""
     unnormed = ("attention",) if weights.get("attention_norm") is None else ()
     return layer_of(n_heads, activation, "gate" in weights["ffn"], LayerNorm(eps), norm_first, unnormed=unnormed)
 

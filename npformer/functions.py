@@ -21,14 +21,14 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.runtime.weight_products import weight_products
 
-IGNORE_INDEX = -100  # target that is ignored in the loss
+IGNORE_INDEX = -100  # the loss ignores targets with this value
 
 _weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", default=False)
 
 
 @contextmanager
 def constant_weights() -> Iterator[None]:
-    """Makes backward passes inside compute only dx, without the gradients of weights, which are half of the work."""
+    """Backward passes inside compute dx only. The gradients of weights would be half of the work."""
     token = _weights_are_constant.set(True)
     try:
         yield
@@ -39,12 +39,12 @@ def constant_weights() -> Iterator[None]:
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """y = x W + b.
 
-    Inside a model the bits of a row of y do not depend on the other rows of x.
+    Inside a model, the bits of a row of y do not depend on the other rows of x.
 
     Parameters
     ----------
     x : (..., in) array
-    weight : (in, out) array, the transpose of torch's, so that the formula reads as in the papers
+    weight : (in, out) array, the transpose of torch's
     bias : (out,) array, optional
 
     Returns
@@ -83,7 +83,7 @@ def _check_linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = N
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
         raise NpformerError(f"linear: weight must be (in, out) with x (..., in), got {weight.shape} and {x.shape}")
     if bias is not None and bias.shape != weight.shape[1:]:
-        raise NpformerError(f"linear: bias must be {weight.shape[1:]}, as wide as weight, got {bias.shape}")
+        raise NpformerError(f"linear: bias must be {weight.shape[1:]} for weight {weight.shape}, got {bias.shape}")
 
 
 def _rows(x: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def _rows(x: np.ndarray) -> np.ndarray:
 def linear_backward(
     grad: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Backward of `linear`: dx = grad W^T, dW = x^T grad, db = sum of grad's rows. grad (..., out) -> dx (..., in)."""
+    """Backward of `linear`: dx = grad W^T, dW = x^T grad, db = sum of the rows of grad. (..., out) -> (..., in)."""
     rows, grads = grad.reshape(-1, grad.shape[-1]), {}
     if not _weights_are_constant.get():
         grads["weight"] = x.reshape(-1, x.shape[-1]).T @ rows
@@ -117,7 +117,7 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
     Raises
     ------
     NpformerError
-        ids are not integers, or not all in 0 ... V - 1.
+        ids are not integers, or not all within 0 ... V - 1.
 
     Examples
     --------
@@ -137,14 +137,14 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 class SparseRows(NamedTuple):
-    """The gradient of a table: `values` (U, D) in the rows `ids` (U,), zero elsewhere; ids ascend, each once."""
+    """The gradient of a table: `values` (U, D) in the rows `ids` (U,), zero elsewhere. The ids strictly increase."""
 
     ids: np.ndarray
     values: np.ndarray
 
 
 def embedding_backward(grad: np.ndarray, ids: np.ndarray) -> SparseRows:
-    """Backward of `embedding`: dweight[i] = sum of grad's rows where ids == i, added in their order. grad (..., D)."""
+    """Backward of `embedding`: dweight[i] = sum of the rows of grad (..., D) where ids == i, in their order."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
@@ -213,7 +213,8 @@ def layer_norm_backward(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Backward of `layer_norm`, with n = (x - E[x]) / sqrt(Var[x] + eps) and g = grad * weight:
 
-    dx = (g - E[g] - n E[g n]) / sqrt(Var[x] + eps), dweight = sum of the rows of grad * n, dbias = sum of grad's rows.
+    dx = (g - E[g] - n E[g n]) / sqrt(Var[x] + eps), dweight = sum of the rows of grad * n,
+    dbias = sum of the rows of grad.
     """
     width, grads = x.shape[-1], {}
     n = x - np.add.reduce(x, axis=-1, keepdims=True) / width
@@ -303,7 +304,7 @@ def softmax(
     x : array
     axis : int, the axis that sums to 1
     out : array like x, optional, to write the result to
-    total : function like numpy.sum that sums the exponentials
+    total : function that sums the exponentials, with the signature of numpy.sum
 
     Returns
     -------
@@ -314,7 +315,7 @@ def softmax(
     >>> npformer.softmax(np.array([0.0, 1.0, 2.0]))
     array([0.09  , 0.2447, 0.6652])
     """
-    with np.errstate(all="ignore"):  # a difference that overflows is -inf, with the correct exponential
+    with np.errstate(all="ignore"):  # if the difference overflows to -inf, its exponential 0 is still correct
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
         np.exp(y, out=y)
         y *= 1 / total(y, axis=axis, keepdims=True)
@@ -373,19 +374,19 @@ def cross_entropy(
     ----------
     logits : (..., C) array
     targets : (...) integer array of classes 0 ... C - 1, or ignore_index
-    ignore_index : int, target that is ignored in the loss
-    label_smoothing : float e; the target probability becomes 1 - e, and every class gets e / C more
-    reduction : "mean", "sum", or "none" for the loss of each target, 0 for ignored targets
+    ignore_index : int, the loss ignores targets with this value
+    label_smoothing : float e; the target has probability 1 - e, and e / C is added to every class
+    reduction : "mean", "sum", or "none" for the loss of each target, which is 0 for ignored targets
     log_probabilities : (..., C) array, optional, log_softmax(logits) if already computed
 
     Returns
     -------
-    scalar, or (...) array for "none"; the mean without targets is NaN, as in torch
+    scalar, or (...) array for "none"; the mean of no targets is NaN, as in torch
 
     Raises
     ------
     NpformerError
-        targets do not match logits or are not classes; an unknown reduction.
+        targets do not match logits or are not classes; or reduction is unknown.
 
     References
     ----------
@@ -435,9 +436,8 @@ def cross_entropy_backward(
 ) -> np.ndarray:
     """Backward of `cross_entropy`: dlogits = grad (softmax(logits) - onehot(target)), 0 for ignored targets.
 
-    The mean divides by the number of targets that are not ignored; label smoothing replaces onehot with
-    (1 - e) onehot + e / C.
-    grad is a number, or (...) for reduction="none".
+    With "mean" it is divided by the number of targets that are not ignored. Label smoothing replaces onehot with
+    (1 - e) onehot + e / C. grad is a number, or (...) for reduction="none".
     """
     kept, classes = targets != ignore_index, np.where(targets == ignore_index, 0, targets)[..., None]
     dx = softmax(logits) if log_probabilities is None else np.exp(log_probabilities)

@@ -1,7 +1,7 @@
 """A layer of blocks and a stack of layers: the equations of encoder and decoder, on packed rows.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.1. A layer of an encoder has the blocks attention and ffn,
-one of a decoder has cross_attention between them. Weights are nested dicts with a group for each block and norm.
+Attention Is All You Need (Vaswani et al., 2017), section 3.1. An encoder layer has the blocks attention and ffn. A
+decoder layer also has cross_attention between them. Weights are nested dicts with a group for each block and norm.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Layer:
 
     Parameters
     ----------
-    blocks : pairs of a name and a block, in the order in which they are computed
-    norm : of each block
+    blocks : pairs of a name and a block, in the order of computation
+    norm : Norm, computed once for each block
     norm_first : bool
     unnormed : names of blocks without a norm
 
@@ -81,21 +81,21 @@ class Layer:
         return grad, grads, shared
 
     def _norms(self, block: str) -> tuple[str, str]:
-        """The names of the norm before a block and of that after it, of which it has at most one; "" for none."""
+        """The names of the norm before a block and of the norm after it. At most one exists; the other is ""."""
         name = "" if block in self.unnormed else f"{block}_norm"
         return (name, "") if self.norm_first else ("", name)
 
     def _output(self, block: str) -> str:
-        """The stage that is the output of a block and its norm."""
+        """The stage with the output of a block and its norm."""
         return self._norms(block)[1] or f"{block}_residual"
 
     @property
     def output(self) -> str:
-        """The stage that is the layer's output."""
+        """The stage with the output of the layer."""
         return self._output(self.blocks[-1][0])
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The part of each block in a logit, as `Block.pull`; direction is then that in the layer's input."""
+        """The contribution of each block to a logit, as in `Block.pull`. Pulls direction back to the layer's input."""
         found = dict[str, np.ndarray]()
         for name, block in reversed(self.blocks):
             if after := self._norms(name)[1]:
@@ -115,7 +115,7 @@ class Layer:
 
     @property
     def stages(self) -> list[Stage]:
-        """The layer's stages in firing order."""
+        """The stages of the layer in firing order."""
         found, x = list[Stage](), INPUT
         for name, block in self.blocks:
             around, (before, after) = block.around, self._norms(name)
@@ -136,13 +136,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers one after another, as many as there are weights, then a norm if there is one.
+    """Layers in sequence, then an optional norm. If the weights have fewer layers, the stack ends there.
 
     Parameters
     ----------
-    layers : Layer of each number, with the weights of `layers.0` and so on
-    norm : of the last layer's rows, optional
-    after_first : a layer with the stack's own weights, which follows the first one
+    layers : tuple of Layer; layer i has the weights `layers.i`
+    norm : Norm of the last layer's output, optional
+    after_first : Layer computed after the first layer, optional; its weights are not below `layers`
     """
 
     layers: tuple[Layer, ...]
@@ -151,17 +151,17 @@ class Stack:
 
     @cached_property
     def mechanisms(self) -> list[Mechanism]:
-        """The mechanisms of the layers' attention, each once."""
+        """The mechanisms in the attention of all layers, without duplicates."""
         return list(dict.fromkeys(each for block in self.attentions for each in block.mechanisms))
 
     @property
     def attentions(self) -> list[Attention]:
-        """The attention of each layer to the texts themselves."""
+        """The self-attention of each layer."""
         blocks = [block.core for layer in self.layers for _, block in layer.blocks]
         return [block for block in blocks if isinstance(block, Attention)]
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any], first: int = 0) -> np.ndarray:
-        """The stack's output, (T, D). first: the number of the layer that reads x; the layers below are skipped."""
+        """The output of the stack, (T, D). first: index of the layer that reads x; earlier layers are skipped."""
         rows = self._begun(x, rows, weights)
         for i, (layer, of_layer) in list(enumerate(zip(self.layers, weights["layers"], strict=False)))[first:]:
             at = self._at(i, rows, last=i + 1 == len(weights["layers"]))
@@ -172,13 +172,13 @@ class Stack:
         return self.finish(x, weights)
 
     def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
-        """The stack's output, from that of its last layer."""
+        """The output of the stack, from the output x of its last layer."""
         return x if self.norm is None else tap("norm", self.norm(x, **weights["norm"]))
 
     def finish_backward(
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, weights: Mapping[str, Any]
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Backward of `finish`: dx (T, D) and the gradients of its weights."""
+        """Backward of `finish`: dx (T, D) and the gradients of the weights that `finish` uses."""
         if self.norm is None:
             return grad, {}
         grad, d_norm = self.norm.backward(stages.through_edit("norm", grad), x, **weights["norm"])
@@ -187,7 +187,7 @@ class Stack:
     def backward(
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
     ) -> Backward:
-        """Backward of `__call__`. The gradients of mechanisms' groups are among the weights'."""
+        """Backward of `__call__`. The gradients of the weights include those of mechanisms."""
         rows, shared = self._begun(x, rows, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
         inputs = [x, *(stages[name] for name in self.read("")[1:])]
@@ -210,24 +210,24 @@ class Stack:
         return grad, grads, shared
 
     def width(self, d_model: int) -> int:
-        """The width of the stack's output."""
+        """The width of the output."""
         return d_model
 
     def output(self, x: str) -> str:
-        """The stage that is the stack's output; x is the one that it reads."""
+        """The stage with the output of the stack. x: the stage that the stack reads."""
         return self.read(x)[-1] if self.norm is None else "norm"
 
     def read(self, x: str) -> list[str]:
-        """The stages that each layer reads, the first of which is x, and the stage before the stack's norm."""
+        """The stages that the layers read, beginning with x, and the stage that the norm of the stack reads."""
         found = [x, *(f"layers.{i}.{layer.output}" for i, layer in enumerate(self.layers))]
         if self.after_first is not None:
             found[1] = self.after_first.output
         return found
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
-        """The parts of each layer's blocks in a logit, as `Layer.pull`; direction is then that in the stack's input.
+        """The contributions of the blocks of each layer to a logit, as in `Layer.pull`.
 
-        at: the beginning of the names of the stack's stages.
+        Pulls direction back to the input of the stack. at: the prefix of the names of the stages.
         """
         if self.norm is not None:
             self.norm.pull(direction, f"{at}norm", at + self.read("")[-1], **weights["norm"])
@@ -249,7 +249,7 @@ class Stack:
         return found if self.norm is None else {**found, "norm": self.norm.group(d_model)}
 
     def stages(self, x: str) -> list[Stage]:
-        """The stack's stages in firing order, of which the first are computed from stage x."""
+        """The stages of the stack in firing order. x: the stage that the stack reads."""
         found, given = list[Stage](), {INPUT: x, SOURCE: SOURCE, EMBEDDED: x}
         for i, layer in enumerate(self.layers):
             found += within(f"layers.{i}", layer.stages, given, f"blocks.{i}.")
@@ -260,24 +260,24 @@ class Stack:
         return found if self.norm is None else [*found, self.norm.stage("norm", "Z", given[INPUT])]
 
     def _begun(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> Rows:
-        """The rows with the stack's mechanisms, each of which begins once."""
+        """Calls `begin` of each mechanism once and returns the rows with the results."""
         if rows.batch is None:
             return rows
         embedded = None if self.after_first is None else x
         if not self.mechanisms and embedded is None:
             return rows
         begun = {each: each.begin(weights, rows.batch) for each in self.mechanisms}
-        [keys] = all_gather(rows.batch.places)  # of the whole text, where threads share its rows
+        [keys] = all_gather(rows.batch.places)  # of the whole text, if threads share its rows
         return rows._replace(embedded=embedded, mechanisms=begun, places=(rows.batch.places, keys))
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:
-        """The rows of a layer; the last layer computes the attending rows only."""
+        """The rows for layer i. Only the last layer computes just the attending rows."""
         if rows.caches is not None:
             rows = rows._replace(cache=rows.caches[i])
         return rows if last else rows.whole
 
 
 def add_shared(shared: Shared, more: Shared) -> None:
-    """Adds the gradients of shared arrays to others."""
+    """Adds the gradients in `more` to those in `shared`, in place."""
     for owner, sums in more.items():
         add_up(shared.setdefault(owner, {}), sums)

@@ -1,6 +1,6 @@
-"""Masks: which keys a query may attend to, True = may; and softmax over those. Section 3.2.3 of the 2017 paper.
+"""Masks, which are True for the keys that a query may attend to, and the softmax over those keys.
 
-Next: `attention.py`.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.3. Next: `attention.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
 
     Parameters
     ----------
-    lengths : (B,) integer array, tokens of each sequence
-    width : int, keys of the padded array; max(lengths) unless given
+    lengths : (B,) integer array, number of tokens of each sequence
+    width : int, length of the padded sequences; max(lengths) unless given
 
     Examples
     --------
@@ -30,11 +30,12 @@ def padding_mask(lengths: np.ndarray, width: int | None = None) -> np.ndarray:
 
 
 def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
-    """True where key j is not later than query i, (queries, keys); the last query sees every key. Section 3.2.3.
+    """True where key j is not later than query i: (queries, keys). The last query sees every key. Section 3.2.3.
 
     Parameters
     ----------
-    queries, keys : int, their numbers; by default as many keys as queries
+    queries : int, number of queries
+    keys : int, number of keys; queries unless given
 
     Examples
     --------
@@ -48,9 +49,9 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
 
 
 def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
-    """softmax over the keys that the mask allows; fully masked rows are zeros.
+    """softmax over the keys that the mask allows. A row without such a key becomes zeros.
 
-    The mask is boolean, or floats that are added to the scores. The exponentials are added in `groups` of keys.
+    The mask is boolean, or floats that are added to the scores. terms, front: as in `sum_in_order`.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":
         raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
@@ -74,5 +75,5 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, fro
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Returns whether an array of this shape broadcasts to the other, ten times as fast as np.broadcast_to."""
+    """Whether `shape` broadcasts to `to`. This is ten times as fast as trying np.broadcast_to."""
     return len(shape) <= len(to) and all(own in (1, n) for own, n in zip(shape[::-1], to[::-1], strict=False))

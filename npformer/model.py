@@ -1,7 +1,7 @@
-"""Models from token ids to answers: `Model`, an encoder with its head, and `Seq2Seq`, an encoder-decoder.
+"""Models that map token ids to answers: `Model`, a stack of layers with a head, and `Seq2Seq`, an encoder-decoder.
 
-`transformer.py` computes, `runtime/runner.py` distributes the work over cores, and `generation/` writes the tokens.
-`tasks/` read and write text.
+`transformer.py` has the computation, `runtime/runner.py` distributes it over cores, and `generation/` generates tokens.
+`tasks/` maps texts to results.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class Model(GeneratingModel):
-    """A transformer encoder with its head, on token ids.
+    """A transformer with its head, on token ids.
 
     Parameters
     ----------
     config : Config
     weights : nested dict of arrays, as `load_folder` returns them
     folder : Path of the checkpoint, from which the tokenizer is read
-    threads : int, cores to use; the environment's NPFORMER_THREADS, or all cores this process may use, unless given
-    same_bits : bool, a text's answers have the same bits alone and in any batch; the environment's NPFORMER_SAME_BITS,
-        or True, unless given. False saves time on CPUs whose kernels need extra work for it.
-    limits : Limits, the most that texts and the tokenizer's files may ask for
+    threads : int, number of cores to use; by default the environment variable NPFORMER_THREADS, or all available cores
+    same_bits : bool, the answers for a text have the same bits alone and in any batch; by default the environment
+        variable NPFORMER_SAME_BITS, or True. False saves time on CPUs on which this guarantee needs extra work.
+    limits : Limits on texts and on the files of the tokenizer
 
     Examples
     --------
@@ -66,29 +66,29 @@ class Model(GeneratingModel):
 
     @answering
     def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Output:
-        """Computes the head's answers, in the shapes that Hugging Face gives them.
+        """Computes the answers of the head, in the same shapes as Hugging Face.
 
         Parameters
         ----------
         input_ids : (L,) or (B, L) integers, or a ragged list of sequences; (B, N, L) for a multiple-choice head
-        attention_mask : of the same shape, 1 = token, 0 = padding, which is ignored; answers there are zeros
+        attention_mask : of the same shape, 1 = token, 0 = padding; padding is ignored, and its answers are zeros
         token_type_ids : of the same shape, zeros unless given
 
         Returns
         -------
-        Output, arrays (B, ...), answers of a ragged list padded with zeros on the right
+        Output of arrays (B, ...); answers for a ragged list are padded with zeros on the right
 
         Raises
         ------
         NpformerError
-            The model cannot take the ids, the mask or the lengths.
+            The ids, the mask or the lengths are invalid for this model.
         """
         ids, mask, token_type_ids = as_padded(input_ids, attention_mask, token_type_ids)
         if ids.ndim != (3 if self.config.head == "multiple-choice" else 2):
             expected = "(B, N, L)" if self.config.head == "multiple-choice" else "(L,) or (B, L)"
             raise NpformerError(f"input_ids: a {self.config.head} model takes {expected}, got {ids.shape}")
         if self.config.decoder and (np.diff(mask.astype(int), axis=-1) > 0).any():
-            raise NpformerError("attention_mask: a decoder reads the texts again, so padding is after a text only")
+            raise NpformerError("attention_mask: expected padding only after a text, because a decoder reads it again")
         if self.config.head in POOLED_HEADS and self.config.pooling != "last" and not mask[..., 0].all():
             index = int(mask[..., 0].argmin())
             raise NpformerError(
@@ -107,7 +107,7 @@ class Model(GeneratingModel):
         return output
 
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
-        """Each text's answers without padding. Their bits do not depend on other texts, their order or the threads."""
+        """The answers for each text, without padding. Their bits do not depend on other texts, order or threads."""
         c = self.config
         check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
         lengths = [len(text) for text in texts]
@@ -117,7 +117,7 @@ class Model(GeneratingModel):
         return answers
 
     def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Each text's answers as `run` does, from the packed rows (T, D) that a layer reads, without those below it."""
+        """The answers for each text, as `run`, from the packed rows (T, D) that a layer reads; skips earlier layers."""
         with self.cores(1):
             answers = self._forward(texts, resumed=(layer, rows))
         expect_finite(answers)
@@ -129,7 +129,7 @@ class Model(GeneratingModel):
     def _forward(
         self, texts: Sequence[Text], threads: int = 1, resumed: tuple[int, np.ndarray] | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """Each text's answers; several threads share the rows of one long text."""
+        """The answers for each text. Several threads share the rows of one long text."""
         batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
@@ -137,14 +137,14 @@ class Model(GeneratingModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
             answers = forward(self.weights, self.config, batch, all_rows=True, resumed=resumed)
-        else:  # with rows added once for the whole batch, so that no product has to add its own
+        else:  # pad the batch to a good number of rows for products once, so that no product has to do it
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]
         return [dict(zip(answers, arrays, strict=True)) for arrays in zip(*per_text, strict=True)]
 
     def _per_token(self, answer: str) -> bool:
-        """Tells whether an answer has a row for each token, not for each text."""
+        """Whether an answer has a row for each token, not for each text."""
         return self.config.head not in POOLED_HEADS and answer != "pooler_output"
 
 
@@ -199,7 +199,7 @@ class Seq2Seq(GeneratingModel):
         ----------
         input_ids, attention_mask : sources: one sequence, a padded array (B, S) with its mask, or a ragged list
         decoder_input_ids, decoder_attention_mask : targets in the same forms, beginning with the start token
-        labels : targets without the start token, instead of decoder_input_ids; -100 at their end is padding
+        labels : targets without the start token, instead of decoder_input_ids; -100 at the end is padding
 
         Returns
         -------
@@ -208,11 +208,12 @@ class Seq2Seq(GeneratingModel):
         Raises
         ------
         NpformerError
-            The model cannot take the ids, the masks or the lengths.
+            The ids, the masks or the lengths are invalid for this model.
         """
         ids, mask, _ = as_padded(input_ids, attention_mask, None)
         if (decoder_input_ids is None) == (labels is None):
-            raise NpformerError("give decoder_input_ids or labels, one of the two")
+            given = "neither" if labels is None else "both"
+            raise NpformerError(f"labels: expected either decoder_input_ids or labels, got {given}")
         if labels is not None:
             if decoder_attention_mask is not None:
                 raise NpformerError("decoder_attention_mask: not used with labels, where -100 marks padding")
@@ -227,26 +228,25 @@ class Seq2Seq(GeneratingModel):
         return Output({name: padded([answer[name] for answer in answers], where) for name, where in masks.items()})
 
     def _shifted(self, labels: Any) -> tuple[list[np.ndarray], None]:
-        """The decoder's input for each row of labels: the start token, then the labels without the last."""
+        """The decoder's input for each row of labels: the start token, then all labels except the last."""
         several = isinstance(labels, list | tuple | np.ndarray) and len(labels) and np.ndim(labels[0])
         rows = []
         for row in map(np.asarray, labels if several else [labels]):
             if row.ndim != 1 or row.dtype.kind not in "iu":
-                raise NpformerError(f"labels: expected token ids, a row or several, got shape {row.shape}, {row.dtype}")
+                raise NpformerError(f"labels: expected rows of token ids, got {row.dtype} of shape {row.shape}")
             count = int((row != IGNORE_INDEX).sum())
             if not count or (row[:count] == IGNORE_INDEX).any():
-                raise NpformerError("labels: expected at least one in each row, and -100 only after the last")
-            # The other labels are checked with the decoder's input.
+                raise NpformerError("labels: expected at least one id in each row, and -100 only after the last id")
+            # The other labels become decoder input, which is checked later.
             if not 0 <= row[count - 1] < self.config.decoder.vocab_size:
                 raise NpformerError(f"labels: {row[count - 1]} is outside 0 ... {self.config.decoder.vocab_size - 1}")
             rows.append(shift_right(row[:count], self.config.decoder.start_id, 0)[0][:-1])
         return rows, None
 
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:
-        """Each pair's answers without padding: logits (L, V), encoder_last_hidden_state (S, D).
+        """The answers for each pair, without padding: logits (L, V), encoder_last_hidden_state (S, D).
 
-        A pair's bits do not depend on other pairs, their order or the threads; the steps of `generate` have the same
-        bits.
+        Their bits do not depend on other pairs, order or threads, and are the same in the steps of `generate`.
         """
         c, (sources, targets) = self.config, ([pair[side] for pair in pairs] for side in (0, 1))
         check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)
@@ -268,14 +268,14 @@ class Seq2Seq(GeneratingModel):
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, inputs: Sequence[tuple[Text, Text]]
     ) -> dict[str, Any]:
-        """As in `BaseModel`. Raises NpformerError for a gradient of the encoder's output, as only logits have one."""
+        """As in `BaseModel`. Raises NpformerError for a gradient of the encoder's output, which is not supported."""
         if np.any(grads["encoder_last_hidden_state"]):
-            raise NpformerError("grads: expected a metric of the logits alone; the encoder's stages have a trace")
+            raise NpformerError("grads: expected a gradient of the logits only, got one of the encoder's output")
         source, target = (pack(texts) for texts in zip(*inputs, strict=True))
         return transformer_backward(grads, stages, self.weights, self.config, source, target)
 
     def encode(self, sources: Sequence[Text]) -> list[np.ndarray]:
-        """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
+        """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""
         from npformer.generation.state import read_sources
 
         return read_sources(self, sources)

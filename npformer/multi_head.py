@@ -1,7 +1,7 @@
 """Multi-head attention: linear layers around the attention of every head, on packed rows.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.2.2. `blocks/attention.py` is a layer's attention: to the
-texts themselves, by mechanisms that depend on places, or to a source.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.2. `blocks/attention.py` has the attention of a layer:
+self-attention with mechanisms, and cross-attention.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from npformer.tape import Stages
 from npformer.taps import tap
 
 Linear = Mapping[str, np.ndarray]
-#: (texts, heads) and their q, k, v -> softmax(q k^T * scale) v, (N, H, L, K)
+#: Slices of texts and heads, and their q, k and v -> softmax(q k^T * scale) v, (N, H, L, K).
 Formula = Callable[[tuple[slice, slice], np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-#: The formula of texts of equal lengths, given their rows, their rows of the source, and their number.
+#: Rows of texts of equal lengths, their rows of the source, and the number of texts -> the formula for them.
 Formulas = Callable[[slice, slice, int], Formula]
 
 
 def every_key(rows: slice, source_rows: slice, count: int) -> Formula:
-    """Each row attends to all rows of its text's source."""
+    """Attention of each row to all rows of the source of its text."""
     return lambda some, q, k, v: attend(q, k, v, 1 / math.sqrt(q.shape[-1]))
 
 
@@ -47,8 +47,8 @@ def multi_head_attention(
 ) -> np.ndarray:
     """MultiHead(x, source) = Concat(head_1, ..., head_H) W_O on packed rows, (T, D), (S, D) -> (T, D). Section 3.2.2.
 
-    Text i is lengths[i] rows of x, which attend to its source_lengths[i] rows of source.
-    attention: computes the heads; `packed_attention` unless given.
+    Text i has lengths[i] rows of x, which attend to its source_lengths[i] rows of source. attention: a function that
+    computes the heads, `packed_attention` unless given.
     """
     if x is source:  # x W_q + b_q, x W_k + b_k, x W_v + b_v
         q, k, v = linears(x, query, key, value)
@@ -96,12 +96,13 @@ def packed_attention(
     n_heads: int,
     formulas: Formulas = every_key,
 ) -> np.ndarray:
-    """Concat(head_1, ..., head_H) of each text, (T, H K), (S, G K), (S, G K) -> (T, H K); equal lengths together.
+    """Concat(head_1, ..., head_H) of each text, (T, H K), (S, G K), (S, G K) -> (T, H K).
 
-    H / G query heads share each head of keys and values; G is H in all but grouped-query attention.
+    H / G query heads share each head of keys and values; G = H except in grouped-query attention. Texts of equal
+    lengths are computed together.
     """
     own_rows, n_kv_heads = len(k), kv_heads(q, k, n_heads)
-    k, v = all_gather(k, v)  # of the whole text, where this call has only some of its rows
+    k, v = all_gather(k, v)  # of the whole text, if threads share its rows
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
     combined = np.empty_like(q)
@@ -126,7 +127,7 @@ def packed_attention(
         scores = n_heads // n_kv_heads * q_heads.shape[-2] * k_heads.shape[-2]
         over_heads(work, count, n_kv_heads, scores=scores, width=q_heads.shape[-1])
         end = rows.stop
-    if end < len(q):  # rows after the last text, which only fill up the batch
+    if end < len(q):  # rows after the last text, added for the speed of products
         combined[end:] = 0
     return combined
 
@@ -142,8 +143,8 @@ def packed_attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `packed_attention`: dq (T, H K), dk and dv (S, G K).
 
-    scale: the factor of q k^T; 0: 1 / sqrt(K). add_backward: backward of all that mechanisms do to the
-    scores, as in `scaled_dot_product_attention_backward`.
+    scale: factor of q k^T; 0: 1 / sqrt(K). add_backward: backward of the mechanisms' changes to the scores, as in
+    `scaled_dot_product_attention_backward`.
     """
     names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
     of_source = int(source_lengths.sum()), grad.shape[-1] * n_kv_heads // n_heads
@@ -178,17 +179,17 @@ def kv_heads(q: np.ndarray, k: np.ndarray, n_heads: int) -> int:
 
 
 def queries_of(heads: slice, size: int) -> slice:
-    """The query heads that share these heads of keys, `size` for each."""
+    """The query heads that share these heads of keys: `size` query heads per head."""
     return heads if heads.start is None else slice(heads.start * size, heads.stop * size)
 
 
 def repeat_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
-    """Repeats each head for the H / G next to one another that share it, (..., G, L, K) -> (..., H, L, K)."""
+    """Repeats each head H / G times, once for each query head that shares it: (..., G, L, K) -> (..., H, L, K)."""
     return x if x.shape[-3] == n_heads else np.repeat(x, n_heads // x.shape[-3], axis=-3)
 
 
 def repeat_heads_backward(grad: np.ndarray, n_kv_heads: int) -> np.ndarray:
-    """Backward of `repeat_heads`: the sums over the heads that share one, (..., H, L, K) -> (..., G, L, K)."""
+    """Backward of `repeat_heads`: sums over the heads that share one, (..., H, L, K) -> (..., G, L, K)."""
     *lead, n_heads, length, width = grad.shape
     if n_heads == n_kv_heads:
         return grad

@@ -1,4 +1,4 @@
-"""Norms as parts of a model: a norm's choices, the function that computes it, and mistakes that ports make in it."""
+"""Norms as parts of a model: the base class `Norm`, and `LayerNorm` with the mistakes that ports make in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from npformer.weight_group import Group
 
 
 class Norm(ABC):
-    """A norm of rows, (..., D) -> (..., D). Subclasses are frozen dataclasses of their choices."""
+    """The base class of norms of rows, (..., D) -> (..., D). Subclasses are frozen dataclasses."""
 
-    function: ClassVar[str]  # its formula below npformer: module and name
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    function: ClassVar[str]  # module and name of the formula, relative to npformer
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @abstractmethod
     def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
@@ -34,21 +34,21 @@ class Norm(ABC):
 
     @abstractmethod
     def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
-        """Pulls a direction u in the output back to the input, with the scale of the row held.
+        """Pulls a direction in the output back to the input. The scale of the row is treated as a constant.
 
-        name, x : the stages of the norm's output and input
+        name, x: the stages of the output and of the input.
         """
 
     @abstractmethod
     def group(self, width: int) -> Group:
-        """Its weights for rows of this width."""
+        """The group of weights for rows of this width."""
 
     def affine(self, z: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        """The output, of the normalized rows z."""
+        """The output, from the normalized rows z."""
         return z * weight if bias is None else z * weight + bias
 
     def stage(self, name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:
-        """The stage of a norm's output: y = Normalize(x), with y and x as formulas name them."""
+        """The stage of the output, with the formula y = Normalize(x). parent: the stage of the input."""
         formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"
         return Stage(name, shape, formula, self.function, hook, (parent,))
 
@@ -60,7 +60,7 @@ class LayerNorm(Norm):
     Parameters
     ----------
     eps : float
-    bias : bool, for the weights
+    bias : bool, the weights include a bias
     """
 
     eps: float = 1e-12
@@ -77,7 +77,7 @@ class LayerNorm(Norm):
         return layer_norm_backward(grad, x, **weights, eps=self.eps)
 
     def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
-        """u . Normalize(x) = s (gamma u - E[gamma u]) . x + u . beta, with s = 1 / sqrt(Var[x] + eps) held."""
+        """u . Normalize(x) = s (gamma u - E[gamma u]) . x + u . beta, for a constant s = 1 / sqrt(Var[x] + eps)."""
         if "bias" in weights:
             direction.add_bias(name, weights)
         scaled = direction.u * weights["weight"] if "weight" in weights else direction.u
@@ -85,7 +85,7 @@ class LayerNorm(Norm):
         direction.u = (scaled - scaled.mean()) / deviation
 
     def group(self, width: int) -> Group:
-        """The weight, and the bias if it has one."""
+        """The group of the weight, and of the bias if the norm has one."""
         return Group((width,), width if self.bias else None, "norm")
 
 
@@ -112,7 +112,7 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
-    """Replaces the norm's formula by another one of x and eps, before weight and bias."""
+    """Rules that replace the formula of every norm with a function of x and eps; weight and bias are applied to it."""
     return {"*norm": lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps))}
 
 
@@ -168,12 +168,10 @@ LEFT_OUT = {
     "the head's": "head.norm",
 }
 LayerNorm.mistakes = (
-    Mistake(
-        "another layer norm eps", "libraries' default is 1e-5; BERT's models have 1e-12 in their config", _other_eps
-    ),
+    Mistake("another layer norm eps", "torch's default is 1e-5; config.json of BERT models says 1e-12", _other_eps),
     Mistake(
         "eps outside the root",
-        "x - mean is divided by sqrt(variance + eps), not by deviation + eps",
+        "x - mean is divided by sqrt(variance + eps), not by sqrt(variance) + eps",
         {f"eps {eps:g}": normed(lambda x, eps: centred(x) / (np.sqrt(variance(x)) + eps), eps) for eps in EPS[:-1]},
     ),
     Mistake("unbiased variance", "layer norm divides the sum of squares by D, not by D - 1", _unbiased_variance),
@@ -226,4 +224,4 @@ LayerNorm.mistakes = (
 )
 
 
-LAYER_NORM = LayerNorm()  # with the eps of BERT
+LAYER_NORM = LayerNorm()  # the eps of BERT

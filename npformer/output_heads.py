@@ -1,6 +1,6 @@
-"""Heads: the formulas that make answers of the last layer, and below them the heads as parts of a model.
+"""Heads: the formulas that compute answers from the last layer, and below them the heads as parts of a model.
 
-The tasks in `tasks/` read these answers.
+`tasks/` turns these answers into results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from npformer.weight_group import Group
 
 
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """act(x W + b) of each text's first row, (B, D) -> (B, D). BERT's act is tanh, DistilBERT's relu."""
+    """act(x W + b) of the first row x of each text, (B, D) -> (B, D). act is tanh in BERT and relu in DistilBERT."""
     dense = tap("pooler", linear(first, weight, bias))
     return tap("pooled", activation(dense, out=spare(dense)))
 
@@ -47,18 +47,18 @@ def pool_backward(
 
 
 def pool_stages(x: str) -> list[Stage]:
-    """The stages of `pool`, of rows that are stage x."""
+    """The stages of `pool` of the rows in stage x."""
     return [Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear", parents=(x,)), pooled_stage("pooler")]
 
 
 def pooled_stage(x: str) -> Stage:
-    """The stage of the row that a head on texts reads, made from stage x."""
+    """The stage with the row that a head on texts reads, computed from stage x."""
     formula = "act(pooler); Z[0] or the mean of Z without one"
     return Stage("pooled", "(D,)", formula, "output_heads.pool", "pooler.hook_pooler_out", (x,))
 
 
 def classify(pooled: np.ndarray, output: Linear) -> np.ndarray:
-    """The logits x W + b of labels or words, (..., D) -> (..., C): of a text's pooled row, or of each token's row."""
+    """The logits x W + b of labels or tokens, from a pooled row or each token's row, (..., D) -> (..., C)."""
     return tap("logits", linear(pooled, **output))
 
 
@@ -71,12 +71,12 @@ def classify_backward(
 
 
 def classify_stage(x: str) -> Stage:
-    """The stage of `classify`, of rows that are stage x."""
+    """The stage of `classify` of the rows in stage x."""
     return Stage("logits", "(C,) or (T,) or (T, C)", "features W + b", "functions.linear", parents=(x,), kept=False)
 
 
 def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of an answer that starts, or ends, at each token, (T, D) -> (T,), (T,). BERT, section 4.2."""
+    """The logits that the answer starts, and that it ends, at each token: (T, D) -> (T,), (T,). BERT, section 4.2."""
     start, end = np.moveaxis(linear(x, **output), -1, 0)
     return tap("start_logits", start), tap("end_logits", end)
 
@@ -84,14 +84,14 @@ def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
 def spans_backward(
     start: np.ndarray, end: np.ndarray, stages: Stages, x: np.ndarray, output: Linear
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Backward of `spans`, whose logits are the two columns of x W + b: dx (T, D) and the gradients of W and b."""
+    """Backward of `spans`: dx (T, D) and the gradients of W and b. start and end are gradients of x W + b's columns."""
     grad = np.stack([stages.through_edit("start_logits", start), stages.through_edit("end_logits", end)], axis=-1)
     grad, d_output = linear_backward(grad, x, **output)
     return grad, {"output": d_output}
 
 
 def spans_stages(x: str) -> list[Stage]:
-    """The stages of `spans`, of rows that are stage x."""
+    """The stages of `spans` of the rows in stage x."""
     return [
         Stage(f"{name}_logits", "(T,)", f"Z W + b, column {column}", "output_heads.spans", parents=(x,), kept=False)
         for column, name in enumerate(("start", "end"))
@@ -99,12 +99,12 @@ def spans_stages(x: str) -> list[Stage]:
 
 
 def mean_rows(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The mean of each text's rows, (T, D), (B,) -> (B, D)."""
+    """The mean of the rows of each text, (T, D), (B,) -> (B, D)."""
     return np.stack([rows.sum(axis=0) / len(rows) for rows in split_rows(x, lengths)])
 
 
 def mean_rows_backward(grad: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Backward of `mean_rows`: each row gets its text's gradient, divided by the text's length, (B, D) -> (T, D)."""
+    """Backward of `mean_rows`: each row gets the gradient of its text, divided by the length, (B, D) -> (T, D)."""
     return np.repeat(grad / lengths[:, None].astype(grad.dtype), lengths, axis=0)
 
 
@@ -115,9 +115,10 @@ def transform(
     norm: Linear,
     normalize: Norm = LAYER_NORM,
 ) -> np.ndarray:
-    """Normalize(act(x W + b)), (..., D) -> (..., E): below the logits of words, and of ModernBERT below all.
+    """Normalize(act(x W + b)), (..., D) -> (..., E): the layer before the logits of a masked language model.
 
-    The logits are Normalize(act(x W + b)) E^T + c, E the table of token embeddings. Devlin et al., 2019, section 3.1.
+    The logits are Normalize(act(x W + b)) E^T + c, where E is the table of token embeddings. Devlin et al., 2019,
+    section 3.1. All heads of ModernBERT have this layer.
     """
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
@@ -143,7 +144,7 @@ def transform_backward(
 
 
 def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
-    """The stages of `transform`, of rows that are stage x; without the norm those below `replaced_tokens`' logits."""
+    """The stages of `transform` of the rows in stage x, or without a norm those of `replaced_tokens`."""
     function = f"activations.{activation.__name__}"
     found = [
         Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),
@@ -156,16 +157,13 @@ def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[
 
 
 def hidden_pull(direction: Direction, hidden: Linear) -> None:
-    """Pulls a direction of act(x W + b), below a norm or the last layer, back to x."""
+    """Pulls a direction in act(x W + b), the output of the layer `hidden` of a head, back to x."""
     direction.gate("head.hidden", "head.activation")
     direction.linear("head.hidden", hidden)
 
 
 def replaced_tokens(x: np.ndarray, activation: Activation, hidden: Linear, output: Linear) -> np.ndarray:
-    """The logit that each token replaces another, act(x W + b) w + c, (T, D) -> (T,).
-
-    A sigmoid above 0.5 means replaced. Clark et al., 2020, section 2.
-    """
+    """The logit that each token is a replacement: act(x W + b) w + c, (T, D) -> (T,). Clark et al., 2020, section 2."""
     with scope("head"):
         h = tap("hidden", linear(x, **hidden))
         h = tap("activation", activation(h, out=spare(h)))
@@ -186,8 +184,8 @@ def replaced_tokens_backward(
 # --- parts of a model ------------------------------------------------------------------------------------------------
 
 Answers = dict[str, np.ndarray]
-Weights = Mapping[str, Any]  # those of the whole model
-Gradients = tuple[np.ndarray | None, np.ndarray | None, dict[str, Any]]  # dx, dread and those of the weights
+Weights = Mapping[str, Any]  # of the whole model
+Gradients = tuple[np.ndarray | None, np.ndarray | None, dict[str, Any]]  # dx, dread, gradients of the weights
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class Pooler:
         return grad, {"pooler": d_pooler}
 
     def pull(self, direction: Direction, weights: Weights) -> None:
-        """Pulls a direction of its output back to the rows that it reads."""
+        """Pulls a direction in the output back to the input."""
         direction.gate("pooler", "pooled")
         direction.linear("pooler", weights["pooler"])
 
@@ -232,9 +230,9 @@ class Transform:
     ----------
     activation : function such as `gelu`
     norm : Norm
-    of_texts : bool, whether there is one row per text
-    width : int, width of its output, for the shapes of the weights
-    bias : bool, of the linear layer
+    of_texts : bool, it reads one row per text, not every row
+    width : int, width of the output, for the shapes of the weights
+    bias : bool, the linear layer has a bias
     """
 
     activation: Activation
@@ -262,7 +260,7 @@ class Transform:
         return stages.through_edit("pooled", grad) if self.of_texts else grad, {"head": d_head}
 
     def pull(self, direction: Direction, weights: Weights) -> None:
-        """Pulls a direction of its output back to the rows that it reads."""
+        """Pulls a direction in the output back to the input."""
         self.norm.pull(direction, "head.norm", "head.activation", **weights["head"]["norm"])
         hidden_pull(direction, weights["head"]["hidden"])
 
@@ -273,15 +271,15 @@ class Transform:
 
 @dataclass(frozen=True)
 class Head(ABC):
-    """Answers from the rows of the last layer.
+    """The base class of heads, which compute answers from the rows of the last layer.
 
     Parameters
     ----------
-    below : Pooler, Transform or OutputScale before the last layer, optional
-    of_texts : bool, it reads one row of each text, not every token's
-    means : bool, that row is the mean of the text's rows
-    n_outputs : int, columns of the last layer, for the shapes of the weights
-    bias : bool, of the last layer
+    below : Pooler, Transform or OutputScale before the linear layer of the head, optional
+    of_texts : bool, it reads one row of each text, not every row
+    means : bool, that row is the mean of the rows of the text
+    n_outputs : int, columns of the linear layer, for the shapes of the weights
+    bias : bool, the linear layer has a bias
     """
 
     below: Pooler | Transform | OutputScale | None = None
@@ -297,13 +295,13 @@ class Head(ABC):
         return {**below, "head.output": weight_group.linear(width, self.n_outputs, self.bias)}
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
-        """The answers by name, from the last layer (T, D) and each text's pooled row (B, D)."""
+        """The answers by name, from the rows x (T, D) of the last layer and the row `read` (B, D) of each text."""
         return self._answer(self.input(read if self.of_texts else x, weights), **weights["head"])
 
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, x: np.ndarray, read: np.ndarray, weights: Weights
     ) -> Gradients:
-        """Backward of `__call__`: dx (T, D) and dread (B, D), None if it does not read them; gradients of weights."""
+        """Backward of `__call__`: dx (T, D) and dread (B, D), None for the one not read; gradients of weights."""
         rows, more = read if self.of_texts else x, dict[str, Any]()
         read_last = rows if self.below is None else stages[self.below.output]
         grad, d_head = self._answer_backward(grads, stages, read_last, **weights["head"])
@@ -314,30 +312,30 @@ class Head(ABC):
         return (None, grad, tree) if self.of_texts else (grad, None, tree)
 
     def input(self, rows: np.ndarray, weights: Weights) -> np.ndarray:
-        """The input of the last layer, from rows (..., D)."""
+        """The input of the head's linear layer, from rows (..., D)."""
         return rows if self.below is None else self.below(rows, weights)
 
     def pull(self, direction: Direction, weights: Weights) -> None:
-        """Pulls a direction of the last layer's input back to the rows that the head reads."""
+        """Pulls a direction in the input of the head's linear layer back to the rows that the head reads."""
         if self.below is not None:
             self.below.pull(direction, weights)
 
     def stages(self, x: str, weights: Weights) -> list[Stage]:
-        """The stages in firing order, of rows that are stage x."""
+        """The stages in firing order. x: the stage with the rows that the head reads."""
         found = [] if self.below is None else self.below.stages(x)
         return [*found, *self._stages(found[-1].name if found else x)]
 
     def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The logits, from the output of the last layer; may be written to out."""
+        """The logits, from the output of the head's linear layer. They may be written to out."""
         return logits
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
-        """A logit over the output of the last layer, held at its value."""
+        """The ratio of a logit to the output of the head's linear layer, treated as a constant. place: its index."""
         return 1.0
 
     @abstractmethod
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
-        """The answers from the input of the last layer."""
+        """The answers, from the input of the head's linear layer."""
 
     @abstractmethod
     def _answer_backward(
@@ -351,7 +349,7 @@ class Head(ABC):
 
 
 class Logits(Head):
-    """`classify`: labels of a text or of its tokens, or words."""
+    """A head that computes `classify`: logits of the labels of a text or of each token, or of a vocabulary."""
 
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         return {"logits": classify(rows, head["output"])}
@@ -366,7 +364,7 @@ class Logits(Head):
 
 
 class Spans(Head):
-    """`spans`: the logits of an answer's start and end."""
+    """A head that computes `spans`: the logits of the start and the end of an answer."""
 
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         start, end = spans(rows, head["output"])
@@ -383,7 +381,7 @@ class Spans(Head):
 
 @dataclass(frozen=True)
 class ReplacedTokens(Head):
-    """`replaced_tokens`, with the activation of the layers."""
+    """A head that computes `replaced_tokens`, with the activation of the layers."""
 
     activation: Activation = gelu
 
@@ -407,7 +405,7 @@ class ReplacedTokens(Head):
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """The answers of a model without a head: the last layer, and the pooler's output if the weights have a pooler.
+    """A model without a head: its answers are the last layer, and the pooler's output if the weights have a pooler.
 
     Parameters
     ----------
@@ -420,7 +418,7 @@ class HiddenStates:
     means: ClassVar[bool] = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights, which a file may lack."""
+        """The groups of weights. A file may lack them."""
         return {} if self.pooler is None else self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:
@@ -432,7 +430,7 @@ class HiddenStates:
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, x: np.ndarray, read: np.ndarray, weights: Weights
     ) -> Gradients:
-        """Backward of `__call__`: dx (T, D), dread (B, D) if the pooler's output has a gradient, and the weights'."""
+        """Backward of `__call__`: dx (T, D), dread (B, D) or None, and the gradients of the weights."""
         dx = grads["last_hidden_state"].copy() if "last_hidden_state" in grads else np.zeros_like(x)
         if self.pooler is None or "pooler_output" not in grads:
             return dx, None, {}

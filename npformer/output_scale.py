@@ -1,4 +1,4 @@
-"""A factor of the rows below a projection to the vocabulary, and mistakes that ports make in it.
+"""`OutputScale`, a factor of the rows before the projection to the vocabulary, and mistakes that ports make in it.
 
 Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, in its code.
 """
@@ -21,7 +21,7 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class OutputScale:
-    """y = x / sqrt(D): the token table that is also the projection has rows of length sqrt(D), about.
+    """y = x * factor, where factor is 1 / sqrt(D) if the projection is the token table.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class OutputScale:
     mistakes: ClassVar[tuple[Mistake, ...]] = (
         Mistake(
             "rows below the projection not scaled",
-            "the decoder's rows are divided by sqrt(d_model) before the projection, which is the token table",
+            "the decoder's rows are divided by sqrt(d_model) before they are projected by the token table",
             {
                 "": {"head.scaled": lambda y, at: at.source},
                 "multiplied by sqrt(d_model)": {"head.scaled": lambda y, at: at.source * at.config.d_model**0.5},
@@ -56,7 +56,7 @@ class OutputScale:
         return stages.through_edit(self.output, grad) * self.factor, {}
 
     def pull(self, direction: Direction, weights: Mapping[str, Any]) -> None:
-        """Pulls a direction of its output back to the rows that it reads."""
+        """Pulls a direction in the output back to the input."""
         direction.u = direction.u * self.factor
 
     def stages(self, x: str) -> list[Stage]:

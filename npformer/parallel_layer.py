@@ -1,4 +1,4 @@
-"""A layer whose blocks read the same rows, each through a norm of its own, and are added to them at once.
+"""`ParallelLayer`: attention and feed-forward network read the same rows, each through its own norm.
 
 Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.3; Wang and Komatsuzaki, 2021,
 GPT-J-6B.
@@ -32,7 +32,7 @@ class ParallelLayer(Layer):
 
     norm_first: bool = True
 
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
         total = read = x
@@ -79,7 +79,7 @@ class ParallelLayer(Layer):
 
 
 def _normed(of: str, norm: str, read: Callable[[Any], np.ndarray] = lambda at: at("input")) -> Rules:
-    """The norm of a block, computed from other rows or with another block's weights."""
+    """Rules that recompute the norm `of` with the weights of `norm`, from the rows that `read` returns."""
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
         made: np.ndarray = at.norm(read(at), weight=at.weight(norm), bias=at.weight(norm, "bias"))
@@ -99,8 +99,8 @@ def _one_norm(port: Any) -> Ways:
 ParallelLayer.mistakes = (
     Mistake(
         "blocks one after another",
-        "with use_parallel_residual both blocks read the layer's input; their outputs are added to it at once",
+        "with use_parallel_residual both blocks read the layer's input, and both outputs are added to it",
         {"": _normed("ffn_norm", "ffn_norm", lambda at: at("input") + at.written("attention"))},
     ),
-    Mistake("one norm for both blocks", "attention and the FFN each have a norm of the layer's input", _one_norm),
+    Mistake("one norm for both blocks", "attention and the FFN each normalize the layer's input separately", _one_norm),
 )

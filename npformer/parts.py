@@ -1,4 +1,4 @@
-"""`Parts`: a whole model as its parts, which a family builds from a `Config` and `transformer.py` computes with."""
+"""`Parts`: the parts of a whole model. A family builds them from a `Config`, and `transformer.py` calls them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from npformer.weight_group import Group, within
 
 @dataclass(frozen=True)
 class Parts:
-    """A model: embeddings, the layers that read them, and the head that reads the last layer.
+    """The parts of a model: embeddings, the layers that read them, and the head that reads the last layer.
 
     Parameters
     ----------
     embeddings : Embeddings
-    stack : Stack, the layers of an encoder, or of a decoder on its own
+    stack : Stack, the layers of an encoder or of a decoder-only model
     head : Head or HiddenStates
-    decoder : pair of Embeddings and a Stack that reads the first one, optional; the head then reads its last layer
+    decoder : Embeddings and Stack of the decoder of an encoder-decoder, optional; the head then reads its last layer
     """
 
     embeddings: Embeddings
@@ -37,7 +37,7 @@ class Parts:
 
     @property
     def dropped(self) -> list[str]:
-        """The stages of an encoder with dropout in training: the rows of the embeddings, and each block's output.
+        """The stages with dropout in training: the embeddings, and the output of each block.
 
         Vaswani et al., 2017, section 5.4.
         """

@@ -39,7 +39,7 @@ class RMSNorm(Norm):
         return rms_norm_backward(grad, x, **weights, eps=self.eps)
 
     def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
-        """u . Normalize(x) = s gamma u . x, with s = 1 / sqrt(E[x^2] + eps) held."""
+        """u . Normalize(x) = s gamma u . x, for a constant s = 1 / sqrt(E[x^2] + eps)."""
         square = np.square(direction.at(x).astype(np.float64)).mean()
         direction.u = direction.u * weights["weight"] / np.sqrt(square + self.eps)
 
@@ -87,7 +87,7 @@ RMSNorm.mistakes = (
     Mistake("another RMSNorm eps", "eps is rms_norm_eps in config.json", _other_eps),
     Mistake(
         "eps outside the root of RMSNorm",
-        "x is divided by sqrt(mean square + eps), not by the root plus eps",
+        "x is divided by sqrt(mean square + eps), not by sqrt(mean square) + eps",
         {f"eps {eps:g}": normed(_root_outside, eps) for eps in EPS[:-1]},
     ),
     Mistake(
@@ -105,7 +105,7 @@ RMSNorm.mistakes = (
     ),
     Mistake(
         "sum for mean in RMSNorm",
-        "x is divided by the root of the mean of squares, not of their sum",
+        "x is divided by the root of the mean square, not of the sum of squares",
         {"": normed(_root_of_sum)},
     ),
     Mistake(

@@ -1,7 +1,7 @@
-"""`Stage`: the declaration of a stage, which each part of a model makes next to its formula.
+"""`Stage`: the name, shape, formula and parents of an intermediate array that a model computes.
 
-A part declares its stages by names of its own; the part that contains it puts them in their place by `within`. So a
-model's table of stages and their graph come from the parts that compute them: `transformer.stages` walks a whole model.
+Each part of a model declares its stages by local names, and `within` adds the prefix of the part that contains it.
+`transformer.stages` collects the stages of a whole model.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-INPUT = "input"  # the rows that a part is called with
+INPUT = "input"  # the input of a part
 SOURCE = "source"  # the rows that cross-attention reads
-EMBEDDED = "embedded"  # the rows that a stack is called with
+EMBEDDED = "embedded"  # the input of a stack
 
 
 class Stage(NamedTuple):
-    """A stage in a trace of one text: T tokens, width D (tables: E), H heads of width K, F hidden units, C outputs."""
+    """The declaration of a stage.
+
+    Shapes are those in a trace of one text, with T tokens, width D (E for tables), H heads of width K, F hidden units
+    and C outputs.
+    """
 
     name: str
     shape: str
     formula: str
-    function: str  # below npformer: module and name
-    hook: str = ""  # TransformerLens's name in a HookedEncoder, if it has one
+    function: str  # module and name, relative to npformer
+    hook: str = ""  # the name of the hook in TransformerLens's HookedEncoder, if any
     parents: tuple[str, ...] = ()  # the stages it is computed from, or INPUT, SOURCE, EMBEDDED
     kept: bool = True  # a backward pass reads it
 
@@ -29,9 +33,9 @@ class Stage(NamedTuple):
 def within(
     scope: str, stages: Iterable[Stage], given: Mapping[str, str], hooks: str | None = "", x: str = "X"
 ) -> list[Stage]:
-    """The stages of a part below a scope. given: the stages that are its INPUT, SOURCE and EMBEDDED.
+    """Prefixes the names of a part's stages with a scope. given: the stages that are its INPUT, SOURCE and EMBEDDED.
 
-    hooks: a scope for their hooks, None for a part that has no hooks; x: the letter of the part's input in formulas.
+    hooks: prefix of the hooks, None for a part without hooks. x: the letter of the part's input in formulas.
     """
     prefix = f"{scope}." if scope else ""
     return [

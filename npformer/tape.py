@@ -1,8 +1,8 @@
-"""Records the stages of a forward for its backward pass: a `Recording` keeps them, and `Stages` reads them.
+"""The stages of a forward pass, recorded for its backward pass: a `Recording` keeps them, and `Stages` reads them.
 
-Training thus differentiates the same forward that inference runs. An `Edit` changes a stage (dropout, an ablation) and
-gives the recording a pullback, which maps the gradient after the change to the gradient before it. A backward pass
-applies the pullbacks in `Stages.through_edit`.
+Training thus differentiates the same forward pass that inference runs. An `Edit` changes a stage (dropout, an ablation)
+and adds a pullback to the recording, which maps the gradient after the change to the gradient before it. A backward
+pass applies the pullbacks in `Stages.through_edit`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.taps import listeners
 
-Pullback = Callable[[np.ndarray], np.ndarray]  # from the gradient after a change to the gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> array before, pullback
+Pullback = Callable[[np.ndarray], np.ndarray]  # gradient after a change -> gradient before it
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> array before it, pullback
 
 
 class UnknownDerivative(NpformerError):
-    """A gradient cannot pass a change with an unknown derivative."""
+    """The gradient of a change is needed, but its derivative is unknown."""
 
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A function with a known derivative: `function(array)`, and `backward(array, grad)`, the gradient of the array.
+    """A function with a known derivative: `backward(array, grad)` returns the gradient of `array`.
 
-    Edits and metrics can be differentiable. The `array` of a metric is the dict of a text's outputs, and `backward`
+    Edits and metrics can be differentiable. A metric takes the dict of a text's outputs as `array`, and its `backward`
     returns a dict.
 
     >>> squared = Differentiable(np.square, lambda array, grad: 2 * array * grad)
@@ -49,12 +49,12 @@ class Differentiable:
 class Edit(ABC):
     """A listener that changes stages and knows the derivative of each change. Open it before a `Recording`.
 
-    Several edits may change one stage, in the order they were opened; the gradient passes them in reverse order.
+    Several edits of one stage apply in the order in which they were opened, and their pullbacks in reverse order.
     """
 
     @abstractmethod
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
-        """Returns the replacement of `array` in the forward, and its pullback; None leaves the stage unchanged."""
+        """Returns the array that replaces `array`, and its pullback, or None to leave the stage unchanged."""
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
         changed = self.change(name, array)
@@ -81,7 +81,7 @@ class Stages:
     firing: int = 0
 
     def within(self, scope: str) -> Stages:
-        """The stages below a scope of this one."""
+        """The stages below a scope within this scope."""
         return replace(self, scope=f"{self.scope}{scope}.")
 
     def run(self, firing: int) -> Stages:
@@ -89,16 +89,19 @@ class Stages:
         return replace(self, firing=firing)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array that the forward continued with, after any edit."""
+        """The array after any edits, with which the forward pass continued."""
         return self.arrays[self.scope + name][self.firing]
 
     def made(self, name: str) -> np.ndarray:
-        """The array that the forward computed, before any edit."""
+        """The array that the forward pass computed, before any edits."""
         changes = self.changes.get((self.scope + name, self.firing))
         return changes[0][0] if changes else self[name]
 
     def through_edit(self, name: str, grad: np.ndarray) -> np.ndarray:
-        """Maps the gradient of a stage after its edits to the gradient before them. Backward calls it at every tap."""
+        """Maps the gradient of a stage after its edits to the gradient before them.
+
+        Backward functions call it for every stage.
+        """
         if self.gradients is not None:
             self.gradients.setdefault(self.scope + name, []).append(grad.copy())
         for _, pullback in reversed(self.changes.get((self.scope + name, self.firing), ())):
@@ -108,10 +111,10 @@ class Stages:
 
 @dataclass(eq=False)
 class Recording:
-    """A listener that records the stages for backward passes, and the changes by edits.
+    """A listener that records the stages for backward passes, and their changes by edits.
 
-    unread: stages that no backward pass reads, which are not recorded; `transformer.unread` lists those of a model.
-    keep_gradients: the backward pass also stores the gradient of every stage in `gradients`, in the order of the pass.
+    unread: stages that are not recorded because no backward pass reads them; `transformer.unread` lists them.
+    keep_gradients: the backward pass stores the gradient of every stage in `gradients`, in the order of the pass.
     """
 
     unread: Container[str] = frozenset()
@@ -128,7 +131,7 @@ class Recording:
         return array
 
     def note(self, name: str, before: np.ndarray, pullback: Pullback) -> None:
-        """Records a change of the stage that fires next."""
+        """Records an edit of the stage that fires next."""
         self.changes.setdefault((name, self._fired[name]), []).append((before, pullback))
 
     @property

@@ -20,7 +20,7 @@ _UNNAMED = nullcontext()
 
 
 def tap(name: str, array: np.ndarray) -> np.ndarray:
-    """Names an array as a stage; returns it, or the replacement by listeners.
+    """Marks an array as a named stage. Returns the array, or its replacement by a listener.
 
     The full name joins the enclosing scopes and this name with dots: `layers.0.attention.scores`.
 
@@ -50,7 +50,7 @@ def tap(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def scope(name: str) -> AbstractContextManager[None]:
-    """Prefixes the names of the stages inside.
+    """Adds a prefix to the names of the stages inside.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def _scope(name: str) -> Iterator[None]:
 def listen(listener: Listener, first: bool = False) -> Iterator[None]:
     """Calls `listener(name, array)` at every stage inside; the returned array replaces the stage.
 
-    Listeners are called in the order they were opened, but one opened with `first` is called before all others. Edits
-    use `first`, so that a trace records the edited stage regardless of the order of the two.
+    Listeners are called in the order in which they were opened, except that `first` puts one before all others. Edits
+    use `first`, so that a trace records the edited stage whichever of the two was opened first.
     """
     others = _listeners.get()
     token = _listeners.set((listener, *others) if first else (*others, listener))
@@ -94,18 +94,18 @@ def listen(listener: Listener, first: bool = False) -> Iterator[None]:
 
 
 def listeners() -> tuple[Listener, ...]:
-    """The open listeners in the order of their calls."""
+    """The open listeners, in calling order."""
     return _listeners.get()
 
 
 def listening() -> bool:
-    """Whether a listener is open. Every stage must then be computed whole, in order, on the calling thread."""
+    """Whether a listener is open. If so, every stage must be computed whole, in order, on the calling thread."""
     return bool(_listeners.get())
 
 
 def spare(array: np.ndarray) -> np.ndarray | None:
-    """Returns `array` if its memory may be reused for the next result, or None if a listener may have kept it.
+    """Returns `array` if its memory may be reused for the next result, or None because a listener may have kept it.
 
-    Only for arrays that the caller created: `softmax(scores, out=spare(scores))` saves an allocation.
+    `softmax(scores, out=spare(scores))` saves an allocation. The caller must have created the array.
     """
     return None if _listeners.get() else array

@@ -1,6 +1,6 @@
-"""Tables of tokens that are narrower than the layers, with a projection before the positions and one after the layers.
+"""Token tables narrower than the layers, with a projection before positions are added and one after the last layer.
 
-Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, in the code of its model with 350M parameters.
+Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, in the published code of the 350M model.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class ProjectedTokens(Embeddings):
     Parameters
     ----------
     padding_idx, first_position, n_tokens, n_positions, projected : as in `Embeddings`
-    width : int, of the table of tokens; the positions are as wide as the layers
+    width : int, width of the token table; the position table is as wide as the layers
     """
 
     norm: None = None
 
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def groups(self, d_model: int) -> dict[str, Group]:
         found = {"token": weight_group.table(self.n_tokens, self.width)}
@@ -100,17 +100,17 @@ class ProjectedTokens(Embeddings):
 
 @dataclass(frozen=True)
 class ProjectedStack(Stack):
-    """A stack whose output is projected to the width of the table of tokens.
+    """A stack with an output that is projected to the width of the token table.
 
     Parameters
     ----------
     layers, norm, after_first : as in `Stack`
-    table_width : int, of its output
+    table_width : int, width of the token table
     """
 
     table_width: int = 0
 
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def finish(self, x: np.ndarray, weights: Mapping[str, Any]) -> np.ndarray:
         return tap("project", linear(super().finish(x, weights), **weights["project"]))
@@ -143,7 +143,7 @@ class ProjectedStack(Stack):
 
 
 def project_stage(x: str) -> Stage:
-    """The stage of the projected output of a stack, of rows that are stage x."""
+    """The stage of the projected output of a stack, computed from stage x."""
     return Stage("project", "(T, E)", "Z W", "functions.linear", parents=(x,))
 
 
@@ -156,14 +156,14 @@ def _padded(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _other(table: str) -> Any:
-    """The other projection, transposed."""
+    """A rule that projects with the transposed weight `table` instead."""
     return lambda y, at: at.source @ at.weight(table).T
 
 
 ProjectedTokens.mistakes = (
     Mistake(
         "projection of the tokens left out",
-        "rows of tokens are projected to the width of the layers by project_in, before the positions are added",
+        "token rows are projected to the width of the layers by project_in before positions are added",
         {
             "padded with zeros": {"embeddings.project": _padded},
             "project_out, transposed": {"embeddings.project": _other("project")},
@@ -173,7 +173,7 @@ ProjectedTokens.mistakes = (
 ProjectedStack.mistakes = (
     Mistake(
         "projection of the last layer left out",
-        "rows of the last layer are projected to the width of the token table by project_out",
+        "the rows of the last layer are projected to the width of the token table by project_out",
         {
             "its first columns": {"project": lambda y, at: at.source[:, : y.shape[1]]},
             "project_in, transposed": {"project": _other("embeddings.project")},

@@ -1,7 +1,7 @@
-"""Whole models, from token ids to answers: `forward` is an encoder with its head, `transformer` an encoder-decoder.
+"""Whole models, from token ids to answers: `forward` for a stack with a head, `transformer` for an encoder-decoder.
 
-A model's family builds its parts from the `Config`; here they are called one after another. Each function has its
-backward directly below.
+The family of a model builds its parts from the `Config`, and the functions here call them in sequence. The backward of
+each function is directly below.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from npformer.taps import scope, tap
 
 
 def packed(config: Config, texts: Sequence[Text]) -> Batch:
-    """Packs texts as a model of this config reads them."""
+    """Packs texts into a batch for a model with this config."""
     return pack(texts, config.uncounted, last=config.pooling == "last", padding=config.pad_id)
 
 
@@ -37,10 +37,10 @@ def forward(
     all_rows: bool = False,
     resumed: tuple[int, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The head's answers from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
+    """The answers of the head from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
-    all_rows: compute every row of the last layer, even where the head reads only one row of each text. resumed: the
-    number of a layer and the rows (T, D) that it reads; without a decoder, the layers below it are then not computed.
+    all_rows: compute every row of the last layer, even if the head reads only one row of each text. resumed: the
+    index of a layer and the rows (T, D) that it reads; earlier layers are skipped. A model with a decoder ignores both.
     """
     if config.decoder:
         return reread(weights, config, batch)
@@ -49,7 +49,7 @@ def forward(
     x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None, resumed=resumed)
     rows = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
-        [whole] = all_gather(x)  # where threads share the rows of a text, the first one answers
+        [whole] = all_gather(x)  # if threads share the rows of a text, the first one computes the answer
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
         return head(x, mean_rows(whole, lengths)[: len(rows)], weights)
     return head(x, x if pooled_only else x[rows], weights)
@@ -58,10 +58,10 @@ def forward(
 def backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
-    """Backward of `forward`: the gradients of the weights, in a tree like theirs, with `SparseRows` for the tables.
+    """Backward of `forward`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
-    grads holds the gradients of the answers by name, stages is the recording of the forward. A projection that shares
-    the token table has its part of the gradient in "head"; the lookup's part is in "embeddings".
+    grads: the gradients of the answers by name. stages: the recording of the forward pass. If the projection to the
+    vocabulary shares the token table, its part of the gradient is in "head", and that of the lookup in "embeddings".
     """
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
@@ -76,7 +76,7 @@ def backward(
 
 
 def _scattered(dx: np.ndarray | None, d_read: np.ndarray | None, x: np.ndarray, rows: Any) -> np.ndarray:
-    """The gradient of all rows x, from the head's for them and for the rows that it reads of each text."""
+    """The gradient of x: dx, from a head that reads all rows, plus d_read in the rows that it reads of each text."""
     if dx is None:
         dx = np.zeros_like(x)
         dx[rows] = d_read
@@ -93,9 +93,9 @@ def encode(
     caches: Sequence[Caches] | None = None,
     resumed: tuple[int, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """The encoder's last layer, packed token ids -> (T, D), or (B, D) with row_indices, one row of each text.
+    """The output of the stack from packed token ids: (T, D), or (B, D) with row_indices, one row of each text.
 
-    caches: each layer's keys and values of the texts' earlier rows. resumed: as in `forward`.
+    caches: for each layer, the keys and values of earlier rows of the texts. resumed: as in `forward`.
     """
     parts, ids, lengths = parts_of(config), tap("ids", batch.ids), tap("lengths", batch.lengths)
     first, x = resumed or (0, parts.embeddings(ids, batch, weights))
@@ -110,7 +110,7 @@ def encode_backward(
     batch: Batch,
     row_indices: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Backward of `encode`: the gradients of the encoder's weights, from that of its last layer, (T, D) or (B, D)."""
+    """Backward of `encode`: the gradients of the weights, from the gradient of its output, (T, D) or (B, D)."""
     parts = parts_of(config)
     x = stages[parts.embeddings.output]
     grad, tree, _ = parts.stack.backward(grad, stages, x, Rows(batch.lengths, batch, row_indices), weights)
@@ -118,7 +118,7 @@ def encode_backward(
 
 
 def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Embeddings, Stack, str, Mapping[str, Any]]:
-    """The embeddings and the stack that the head reads, the beginning of their stages' names, and their weights."""
+    """The embeddings and stack before the head, the prefix of the names of their stages, and their weights."""
     if config.decoder:
         return *_decoder(config), "decoder.", weights["decoder"]
     parts = parts_of(config)
@@ -126,7 +126,7 @@ def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Embeddings, 
 
 
 def last_rows(stages: Stages, config: Config) -> np.ndarray:
-    """The encoder's last layer in a recording, (T, D) or (B, D)."""
+    """The output of `encode` in a recording, (T, D) or (B, D)."""
     parts = parts_of(config)
     return stages[parts.stack.output(parts.embeddings.output)]
 
@@ -135,7 +135,7 @@ def last_rows(stages: Stages, config: Config) -> np.ndarray:
 
 
 def transformer(weights: Mapping[str, Any], config: Config, source: Batch, target: Batch) -> dict[str, np.ndarray]:
-    """Computes from packed ids the logits of the token after each target token. Vaswani et al., 2017, section 3.
+    """The logits of the token after each target token, from packed ids. Vaswani et al., 2017, section 3.
 
     Text i of target attends to text i of source. Returns logits (T, V) and encoder_last_hidden_state (S, D).
     """
@@ -152,10 +152,10 @@ def transformer_backward(
     source: Batch,
     target: Batch,
 ) -> dict[str, Any]:
-    """Backward of `transformer`: the gradients of the weights, in a tree like theirs, with `SparseRows` for the tables.
+    """Backward of `transformer`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
-    grads holds the gradient of the logits, stages is the recording of the forward. A projection that shares a token
-    table has its part of the gradient in "head"; the lookup's part is in "encoder" or "decoder".
+    grads: the gradient of the logits. stages: the recording of the forward pass. If the projection to the vocabulary
+    shares a token table, its part of the gradient is in "head", and that of the lookup in "encoder" or "decoder".
     """
     x = last_decoded(stages, config)
     grad, _, tree = parts_of(config).head.backward(grads, stages, x, x, weights)
@@ -166,7 +166,7 @@ def transformer_backward(
 def _stacks_backward(
     grad: np.ndarray, stages: Stages, weights: Mapping[str, Any], config: Config, source: Batch, target: Batch
 ) -> dict[str, Any]:
-    """The gradients of both stacks' weights, from that of the decoder's last layer (T, D)."""
+    """The gradients of the weights of both stacks, from the gradient of the decoder's output (T, D)."""
     encoder_output = last_rows(stages.within("encoder"), config)
     grad, d_decoder = decode_target_backward(grad, stages, weights, config, target, encoder_output, source.lengths)
     d_encoder = encode_backward(grad, stages.within("encoder"), weights["encoder"], config, source)
@@ -174,22 +174,22 @@ def _stacks_backward(
 
 
 def _decoder(config: Config) -> tuple[Embeddings, Stack]:
-    """The embeddings and layers of a decoder that reads a source."""
+    """The embeddings and the stack of the decoder."""
     decoder = parts_of(config).decoder
     assert decoder is not None
     return decoder
 
 
 def last_decoded(stages: Stages, config: Config) -> np.ndarray:
-    """The decoder's last layer in a recording, (T, D)."""
+    """The decoder's output in a recording, (T, D)."""
     embeddings, stack = _decoder(config)
     return stages.within("decoder")[stack.output(embeddings.output)]
 
 
 def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str, np.ndarray]:
-    """The answers of a head on a decoder that reads each text again, one token later. Lewis et al., 2020, section 3.
+    """The answers of a head on a decoder that reads each text again, shifted right. Lewis et al., 2020, section 3.
 
-    A head on texts reads the row of a text's last end token, the only one that attends to the whole text.
+    A head on texts reads the row of the last end token, the only one that attends to the whole text.
     """
     encoder_output = encode_source(weights, config, batch)
     x = decode_target(weights, config, batch.shifted(config.decoder.start_id), encoder_output, batch.lengths)
@@ -200,7 +200,7 @@ def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str
 def reread_backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
-    """Backward of `reread`: the gradients of the weights, in a tree like theirs."""
+    """Backward of `reread`: the gradients of the weights in a tree of the same structure."""
     x, head = last_decoded(stages, config), parts_of(config).head
     rows = _ends(config, batch) if head.of_texts else batch.first
     dx, d_read, tree = head.backward(grads, stages, x, x[rows], weights)
@@ -209,7 +209,7 @@ def reread_backward(
 
 
 def _ends(config: Config, batch: Batch) -> np.ndarray:
-    """The row of each text's last end token."""
+    """The row of the last end token of each text."""
     return batch.last_of(config.decoder.end_ids[0])
 
 
@@ -227,7 +227,7 @@ def decode_target(
     source_lengths: np.ndarray,
     caches: Sequence[Caches] | None = None,
 ) -> np.ndarray:
-    """The decoder's last layer, (T, D). caches: each layer's keys and values of earlier rows and of the source."""
+    """The decoder's output, (T, D). caches: for each layer, the keys and values of earlier rows and of the source."""
     ids, lengths, weights = tap("ids", target.ids), tap("lengths", target.lengths), weights["decoder"]
     embeddings, stack = _decoder(config)
     with scope("decoder"):
@@ -257,7 +257,7 @@ def decode_target_backward(
 
 
 def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
-    """The stages of a model in firing order, each with the stages it is computed from, for a tree with its groups."""
+    """The stages of a model with these weights, in firing order."""
     parts = parts_of(config)
     if parts.decoder is None:
         found = _stages_of(parts.embeddings, parts.stack)
@@ -269,7 +269,7 @@ def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
 
 
 def unread(weights: Mapping[str, Any], config: Config) -> frozenset[str]:
-    """The stages of a model that its backward does not read."""
+    """The stages of a model that its backward pass does not read."""
     return frozenset(stage.name for stage in stages(weights, config) if not stage.kept)
 
 

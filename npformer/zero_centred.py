@@ -1,6 +1,6 @@
-"""Gemma's RMSNorm, which multiplies by 1 + weight: a part of a model, and the mistakes that ports make in it.
+"""Gemma's RMSNorm, which multiplies by 1 + weight, and mistakes that ports make in it.
 
-Gemma Team, 2024, Gemma; its published code adds the 1, config.json does not say so.
+Gemma Team, 2024, Gemma. The 1 is in the published code, not in config.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class ZeroCentredRMSNorm(RMSNorm):
-    """x / sqrt(E[x^2] + eps) * (1 + weight): a weight of 0 leaves the normalized row as it is. Gemma Team, 2024.
+    """x / sqrt(E[x^2] + eps) * (1 + weight): a weight of 0 leaves the normalized row unchanged. Gemma Team, 2024.
 
     Parameters
     ----------

@@ -181,7 +181,7 @@ def test_a_nonsense_size_is_named(field, value):
         ),
         ({"architectures": "BertModel"}, "architectures: expected a list"),
         ({"architectures": [3]}, "architectures: expected one of .*got 3"),
-        ({"num_attention_heads": 4}, "n_heads: 4 does not divide the model's width of 6"),
+        ({"num_attention_heads": 4}, "n_heads: 4 does not divide d_model 6"),
         ({"layer_norm_eps": 0}, "layer_norm_eps: expected a number above 0"),
         ({"layer_norm_eps": 10**400}, "layer_norm_eps: expected a number above 0, got a whole number of 1329 bits"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps: expected a number above 0"),

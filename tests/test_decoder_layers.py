@@ -269,5 +269,5 @@ def test_texts_have_the_same_bits_in_any_batch_order_and_number_of_threads() -> 
 def test_a_target_without_a_source_is_an_error() -> None:
     model = random_model()
     x = np.zeros((2, 128), np.float32)
-    with pytest.raises(NpformerError, match="decoder: 2 targets for 1 sources"):
+    with pytest.raises(NpformerError, match="expected a target for each source, got 2 for 1"):
         decoder(x, np.ones(2, int), x, np.array([2]), 2, ACTIVATIONS["relu"], model.weights["decoder"]["layers"])

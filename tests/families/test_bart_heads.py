@@ -108,7 +108,7 @@ def test_the_last_end_token_is_read_and_the_decoder_is_a_token_behind() -> None:
     padded = model([[0, 9, 2, 1, 1], [0, 5, 7, 8, 2]], attention_mask=[[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert np.array_equal(padded.logits[0], model([0, 9, 2]).logits[0])
     for mask in ([0, 1, 1, 1, 1], [1, 1, 0, 1, 1]):
-        with pytest.raises(NpformerError, match="attention_mask: a decoder reads the texts again"):
+        with pytest.raises(NpformerError, match="attention_mask: expected padding only after a text"):
             model([[0, 9, 7, 8, 2]], attention_mask=[mask])
     for given in ([[0, 9, 2], [0, 9, 7]], [[0, 9, 7]], [[0, 9, 7], [0, 9, 2]]):
         with pytest.raises(NpformerError, match="a text has no token 2; the head reads its row"):

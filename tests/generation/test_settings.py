@@ -143,7 +143,7 @@ def test_a_setting_of_the_folder_that_is_unsupported_names_the_file(tmp_path: Pa
 
 
 def test_one_source_is_streamed() -> None:
-    with pytest.raises(NpformerError, match="stream: one source at a time, got 2"):
+    with pytest.raises(NpformerError, match="stream: expected one source, got 2"):
         golden_model("marian-small").stream([[5, 0], [6, 0]])
 
 

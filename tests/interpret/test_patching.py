@@ -241,7 +241,7 @@ def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
             with pytest.raises(NpformerError, match=message):
                 study(model, CLEAN, CORRUPTED, **arguments)
     with pytest.raises(
-        NpformerError, match=r"patch: expected a Model, got <.*; only trace and edit take a translation"
+        NpformerError, match=r"patch: expected a Model, got <.*; only trace and edit accept a translation"
     ):
         patch(random_model(), "a", "b")  # type: ignore[arg-type]
     with pytest.raises(NpformerError, match="patch: expected one clean and one corrupted text"):

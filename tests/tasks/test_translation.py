@@ -345,7 +345,7 @@ def test_marians_decoder_without_its_encoder_is_refused(folder: Path) -> None:
         ),
         ({"normalize_before": True}, "normalize_before: True is not supported; supported: False"),
         ({"encoder_layers": None}, "n_layers: expected a whole number"),
-        ({"decoder_attention_heads": 5}, "n_heads: 5 does not divide the model's width of 24"),
+        ({"decoder_attention_heads": 5}, "n_heads: 5 does not divide d_model 24"),
         ({"decoder_start_token_id": 999}, "start_id: expected a whole number from 0 to"),
     ],
 )

@@ -291,7 +291,7 @@ def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureF
         (b"ein\nzwei\n", ("--learning-rate", "1e30"), "learning_rate: expected a number from 0 to 1000"),
         (b"ein\nzwei\n", ("--eps", "inf"), "eps: expected a number above 0, got inf"),
         (b"ein\nzwei\n", ("--dropout", "0.9999999"), "--dropout: expected a number in .0, 1."),
-        (b"ein\nzwei\n", ("--width", "33"), "n_heads: 2 does not divide the model's width of 33"),
+        (b"ein\nzwei\n", ("--width", "33"), "n_heads: 2 does not divide d_model 33"),
         (b"ein\nzwei\n", ("--dropout", "1"), "--dropout: expected a number in .0, 1."),
         (b"ein\nzwei\n", ("--betas", "0.9"), "--betas: expected two numbers"),
     ],
