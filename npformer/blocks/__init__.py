@@ -1,7 +1,7 @@
-"""The blocks of a layer, one a file: attention, feed-forward networks, a convolution. `layers.py` puts them together.
+"""The blocks of a layer, one per file: attention, feed-forward networks, a convolution. `layers.py` combines them.
 
-A block is an object with its own choices; it is called with rows and weights, and has its backward below. Mistakes that
-ports make in a block are in its file, or in the file next to it.
+A block is an object with its own options. It is called with rows and weights, and its backward is directly below.
+Mistakes that ports make in a block are in the same file or the one next to it.
 """
 
 from npformer.blocks.attention import Attention, CrossAttention

@@ -18,7 +18,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def tanh_gelu(x: np.ndarray, c: float = 0.044715, root: float = (2 / np.pi) ** 0.5, power: int = 3) -> np.ndarray:
-    """GELU's tanh approximation, x (1 + tanh(root (x + c x^power))) / 2, with the right constants unless given."""
+    """The tanh approximation of GELU, x (1 + tanh(root (x + c x^power))) / 2. The defaults are the right constants."""
     return x * (1 + np.tanh(root * (x + c * x**power))) / 2
 
 
@@ -57,14 +57,14 @@ def from_source(formula: Formula) -> Rule:
 
 
 def other_activations(own: str, stage: str) -> Ways:
-    """Computes a stage with other activations than its own."""
+    """Ways to compute a stage with activations other than its own."""
     for name, formula in OTHERS.items():
         if name != own:
             yield f"{name} for {own}", {stage: from_source(formula)}
 
 
 def _replaced(port: Any, name: str, formula: Formula) -> Rules:
-    """Replaces an activation wherever the model has it: in the layers, and in some poolers and heads."""
+    """Rules that replace an activation wherever the model has it: in layers, and in some poolers and heads."""
     config = port.config
     used = {
         "*.ffn.activation": config.activation,
@@ -95,7 +95,7 @@ def _other_constant(port: Any) -> Ways:
 def _other_activation(port: Any) -> Ways:
     own = port.config.activation
     for name, formula in OTHERS.items():
-        if name.removesuffix("_tanh") != own.removesuffix("_tanh"):  # GELU's two forms have mistakes of their own
+        if name.removesuffix("_tanh") != own.removesuffix("_tanh"):  # the two forms of GELU have separate mistakes
             yield f"{name} for {own}", _replaced(port, own, formula)
     if port.config.below_head != own:
         yield "the layers' activation in the head", {"head.activation": from_source(ACTIVATIONS[own])}
@@ -109,7 +109,7 @@ LEFT_OUT: Rules = {"*.activation": lambda y, at: at.source}
 MISTAKES = (
     Mistake(
         "tanh GELU for erf",
-        "the activation is GELU's tanh approximation; this model has the exact GELU",
+        "the activation is the tanh approximation of GELU; this model has the exact GELU",
         _gelu_for("gelu", gelu_tanh),
     ),
     Mistake(
@@ -117,19 +117,17 @@ MISTAKES = (
         "the activation is the exact GELU; this model was trained with the tanh approximation",
         _gelu_for("gelu_tanh", gelu),
     ),
-    Mistake("quick GELU", "x sigmoid(1.702 x) is GELU's quick approximation; it is off by up to 0.02", _quick_gelu),
-    Mistake(
-        "another constant in the activation", "the formula is nearly GELU's, with another constant", _other_constant
-    ),
-    Mistake("another activation", "the activation function is not this model's", _other_activation),
+    Mistake("quick GELU", "x sigmoid(1.702 x) approximates GELU with errors of up to 0.02", _quick_gelu),
+    Mistake("another constant in the activation", "the formula is that of GELU with another constant", _other_constant),
+    Mistake("another activation", "the activation differs from that of this model", _other_activation),
     Mistake(
         "activation left out",
-        "the FFN is act(x W_1 + b_1) W_2 + b_2; without act it is one linear map",
+        "the FFN is act(x W_1 + b_1) W_2 + b_2; without act it is a single linear map",
         {"": LEFT_OUT},
     ),
     Mistake(
         "activation in the wrong place",
-        "it is applied once, between the FFN's linear layers",
+        "the activation is applied once, between the linear layers of the FFN",
         {
             "twice": {"*.activation": _again},
             "after the FFN's second linear layer too": {"*.ffn.output": _again},

@@ -1,6 +1,6 @@
-"""Attention as a block of a layer: to the texts themselves, or to a source. `multi_head.py` has the formulas.
+"""Self-attention and cross-attention as blocks of a layer. `multi_head.py` has the formulas.
 
-`_Applied` applies a layer's mechanisms to its queries, keys and scores.
+`_Applied` applies the mechanisms of a layer to queries, keys and scores.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from npformer.weight_group import Group
 from npformer.weight_group import linear as linear_group
 
 PROJECTIONS = ("query", "key", "value", "output")
-EVERY_KEY = np.ones(1, bool)  # the mask of cross-attention: a row may attend to its whole source
+EVERY_KEY = np.ones(1, bool)  # mask of cross-attention: a row may attend to its whole source
 
 
 @dataclass(frozen=True)
 class Attention(Block):
-    """Multi-head attention of each text to itself. Vaswani et al., 2017, section 3.2.2.
+    """Multi-head self-attention. Vaswani et al., 2017, section 3.2.2.
 
     Parameters
     ----------
     n_heads : int
     mechanisms : how attention depends on places
-    bias : bool, of the linear layers
-    n_kv_heads : int, heads of keys and values, each shared by n_heads / n_kv_heads heads of queries; 0: n_heads
-    d_head : int, the width of a head; 0: d_model / n_heads
-    output_bias : bool, of the output layer; None: as `bias`
-    scale : float, the factor of q k^T; 0: 1 / sqrt(K)
+    bias : bool, the linear layers have a bias
+    n_kv_heads : int, heads of keys and values, each shared by n_heads / n_kv_heads query heads; 0: n_heads
+    d_head : int, width of a head; 0: d_model / n_heads
+    output_bias : bool, the output layer has a bias; None: as `bias`
+    scale : float, factor of q k^T; 0: 1 / sqrt(K)
 
     References
     ----------
@@ -118,9 +118,9 @@ class CrossAttention(Block):
     Parameters
     ----------
     n_heads : int
-    bias : bool, of the linear layers
-    d_head : int, the width of a head; 0: d_model / n_heads
-    scale : float, the factor of q k^T; 0: 1 / sqrt(K)
+    bias : bool, the linear layers have a bias
+    d_head : int, width of a head; 0: d_model / n_heads
+    scale : float, factor of q k^T; 0: 1 / sqrt(K)
     """
 
     n_heads: int
@@ -175,7 +175,7 @@ class CrossAttention(Block):
 
 
 def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
-    """Each row attends to its whole source, with sums in an order that a step of a decoder has too."""
+    """Attention of each row to its whole source, with sums in the same order as in a step of a decoder."""
     return lambda some, q, k, v: attend(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
 
 
@@ -191,20 +191,20 @@ def self_attention(
     value: Linear,
     output: Linear,
 ) -> np.ndarray:
-    """Multi-head attention of each text to itself, on packed rows, (T, D) -> (T, D). Section 3.2.2.
+    """Multi-head self-attention on packed rows, (T, D) -> (T, D). Vaswani et al., 2017, section 3.2.2.
 
     Parameters
     ----------
-    x : (T, D) array, the tokens of the texts one after another
-    lengths : (B,) integer array, tokens of each text
+    x : (T, D) array, the concatenated tokens of the texts
+    lengths : (B,) integer array, number of tokens of each text
     n_heads : int
-    is_causal : bool, a token sees itself and earlier tokens only
-    row_indices : integer array, the rows that attend and are returned, equally many of each text; all unless given
+    is_causal : bool, a token attends only to itself and to earlier tokens
+    row_indices : integer array, the rows to compute, the same number for each text; all rows unless given
     query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
 
     Returns
     -------
-    (T, D) array, or a row for each of row_indices
+    (T, D) array, or one row for each of row_indices
 
     Examples
     --------
@@ -226,13 +226,13 @@ class _Applied(NamedTuple):
 
     Parameters
     ----------
-    mechanisms : after `Mechanism.begin`
-    weights : of the layer's attention
-    scale : float, the factor of q k^T; 0: 1 / sqrt(K), or less if mechanisms add products
+    mechanisms : the mechanisms after `Mechanism.begin`
+    weights : the weights of the attention of the layer
+    scale : float, factor of q k^T; 0: 1 / sqrt(K), or 1 / sqrt(n K) if mechanisms make a score a sum of n products
     places : (T,) and (S,) integer arrays, as in `Rows`; None without mechanisms
-    attending : the index of the rows that attend
-    cache : of the texts' earlier rows, optional
-    sums : gradients of the mechanisms' arrays, added up by the backward pass
+    attending : slice or integer array, the rows that attend
+    cache : OwnCache with keys and values of earlier rows, optional
+    sums : gradients of the arrays of the mechanisms, summed in the backward pass
     """
 
     mechanisms: tuple[Mechanism, ...]
@@ -263,7 +263,7 @@ class _Applied(NamedTuple):
         source_lengths: np.ndarray,
         n_heads: int,
     ) -> np.ndarray:
-        """`packed_attention`, with queries and keys turned, scores added to, and keys hidden."""
+        """`packed_attention` with all steps of the mechanisms: turned queries and keys, added terms, masks."""
         applied = self.in_layer()
         for each in applied.mechanisms:
             q, k = each.turn(q, k, self.attending)
@@ -271,7 +271,7 @@ class _Applied(NamedTuple):
             cached = self.cache.attend(q, k, v, n_heads, self.mechanisms, self.scale_of(q.shape[-1] // n_heads))
             if cached is not None:
                 return cached
-            if len(self.cache.keys) > len(k):  # kept rows of one text come first
+            if len(self.cache.keys) > len(k):  # the cache has earlier rows of one text
                 k, v = self.cache.keys, self.cache.values
                 source_lengths = np.array([len(k)])
                 places = self.places and (self.places[0], np.arange(len(k)))
@@ -323,9 +323,9 @@ class _Applied(NamedTuple):
         source_rows: slice,
         stages: Stages,
     ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
-        """Backward of all `add`, from the gradient of the scores (N, H, L, S) to that before them: adds to sums.
+        """Backward of `add` of all mechanisms, from the gradient of the scores (N, H, L, S).
 
-        Also returns their terms of dq and dk.
+        Returns the gradient of the scores before `add`, and terms of dq and dk. Adds to `sums`.
         """
         places = self._places_of(rows, source_rows, len(grad))
         dq: np.ndarray | float = 0.0
@@ -333,7 +333,7 @@ class _Applied(NamedTuple):
         for each in reversed(self.mechanisms):
             grad, more_q, more_k, own = each.add_backward(grad, q, k, scale, *places, stages)
             dq, dk = dq + more_q, dk + more_k
-            add_up(self.sums.setdefault(each, {}), own)  # also if empty: an unused table has a gradient, of zeros
+            add_up(self.sums.setdefault(each, {}), own)  # even if empty, because an unused table has a zero gradient
         return grad, dq, dk
 
 
@@ -347,7 +347,7 @@ def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Ap
 
 
 def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float = 0.0) -> list[Stage]:
-    """The stages of multi-head attention to the rows of INPUT or SOURCE."""
+    """The stages of multi-head attention. source: INPUT for self-attention, SOURCE for cross-attention."""
     rows = "{x}" if source == INPUT else "X"
     made_by, split = "functions.linear", "attention.split_heads"
     attend = "attention.scaled_dot_product_attention"
@@ -381,7 +381,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float 
 
 
 def _turned(mechanisms: Sequence[Mechanism]) -> tuple[list[Stage], tuple[str, str]]:
-    """The stages of all `turn`, each computed from the one before it, and the last of queries and of keys."""
+    """The stages of `turn` of all mechanisms, and the names of the last stage of queries and of keys."""
     found, last = list[Stage](), ("query", "key")
     for each in mechanisms:
         if each.turned:
@@ -391,7 +391,7 @@ def _turned(mechanisms: Sequence[Mechanism]) -> tuple[list[Stage], tuple[str, st
 
 
 def attention_pull(direction: Direction, at: str, output: Mapping[str, np.ndarray]) -> np.ndarray:
-    """W_h[row, j] V_h[j] W_O_h u of each head h and token j, (H, T); b_O is noted."""
+    """W_h[row, j] V_h[j] W_O_h u for each head h and token j, (H, T). Adds the contribution of b_O to the biases."""
     direction.add_bias(f"{at}output", output)
     weights = direction.stages[f"{at}weights"][:, direction.row]  # (H, T)
     values = repeat_heads(direction.stages[f"{at}value_heads"], len(weights))  # (H, T, K)

@@ -1,4 +1,4 @@
-"""Mistakes that ports make in attention: in its heads, its scale, its softmax, and the tokens that it may attend to."""
+"""Mistakes that ports make in attention: in its projections, heads, scale, softmax and masks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
 
 # --- query, key and value --------------------------------------------------------------------------------------------
 
-#: New order of query, key and value -> the mistake's name.
+#: New order of query, key and value -> name of the mistake.
 SWAPS = {(1, 0, 2): "query and key swapped", (2, 1, 0): "query and value swapped", (0, 2, 1): "key and value swapped"}
 ROTATIONS = ((1, 2, 0), (2, 0, 1))
 
 
 def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
-    """Takes query, key and value in another order: their weights, or their heads."""
+    """Ways that exchange query, key and value: their weights, or their heads in the products."""
 
     def ways(port: Any) -> Ways:
         for order in orders:
@@ -49,7 +49,7 @@ def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:
-    """x^T if there are equally many queries and keys, which attention to a source may not have; else x."""
+    """x^T if x has as many queries as keys, else x: cross-attention may have different numbers."""
     return x.swapaxes(-1, -2) if x.shape[-1] == x.shape[-2] else x
 
 
@@ -62,7 +62,7 @@ def _in_products(named: dict[str, str]) -> Rules:
 
 
 def _fused(port: Any) -> Ways:
-    """Takes query, key and value from one (D, 3 D) weight, but not as thirds of its columns."""
+    """Ways to split a joint (D, 3 D) weight into query, key and value other than by thirds of its columns."""
     heads, width = port.n_heads, port.n_heads * port.d_head
     if port.config.kv_heads != port.config.n_heads:
         return
@@ -84,7 +84,7 @@ def _fused(port: Any) -> Ways:
 
 
 def _query_scaled(port: Any) -> Ways:
-    """Only where the query itself is in question: from there on it is the same as scaling the scores twice."""
+    """Scales the query. Only for stages of the query, because later stages cannot tell it from doubly scaled scores."""
     if port.stage.endswith(("attention.query", "attention.query_heads")):
         yield "by 1 / sqrt(d_head)", {f"*.{port.stage.rpartition('.')[2]}": lambda q, at: q * at.d_head**-0.5}
 
@@ -93,9 +93,9 @@ def _query_scaled(port: Any) -> Ways:
 
 
 def _split_otherwise(split: Rule, combine: Rule) -> Callable[[Any], Ways]:
-    """Splits the rows of query, key and value into other heads, or combines them otherwise.
+    """Ways to split rows of query, key and value into other heads, or to combine heads in another order.
 
-    split : rows (T, D) -> rows of which the correct split makes the other heads; a rotation comes after it
+    split : rows (T, D) -> rows that the correct split turns into those heads; applied before a rotation
     """
 
     def ways(port: Any) -> Ways:
@@ -126,7 +126,7 @@ def _averaged(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _tiled(port: Any) -> Ways:
-    """Gives query head h the key and value of head h mod G, and other wrong partners."""
+    """Ways to share heads of keys and values wrongly: query head h reads head h mod G, or all read the first."""
     if port.config.kv_heads == port.n_heads:
         return
 
@@ -151,7 +151,7 @@ def _tiled(port: Any) -> Ways:
 
 
 def _scaled(factor: Callable[[Any], float]) -> Rules:
-    """Gives q k^T another factor, a function of the stage; biases and caps stay."""
+    """Rules that give q k^T the factor factor(at). Biases and caps do not change."""
     return {SCORES: lambda scores, at: at.scored(at.products(scores) * (factor(at) / at.scale), scores)}
 
 
@@ -171,17 +171,17 @@ def _scaled_by_width(port: Any) -> Ways:
 
 
 def _scaled_otherwise(port: Any) -> Ways:
-    """Multiplies q k^T by a factor that a size explains, or by one that ports have."""
+    """Other factors of q k^T: functions of a size of the model, and values found in ports."""
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
     yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
     yield "with the wrong sign", _scaled(lambda at: -at.scale)
     for said, factor in {"1 / 8": lambda text: 1 / 8, **port.factors}.items():
-        if not np.isclose(factor(0), port.scale**2):  # scaled twice, a mistake with a name
+        if not np.isclose(factor(0), port.scale**2):  # "doubly scaled scores"
             yield f"by {said}", _scaled(lambda at, factor=factor: factor(at.text))
 
 
 def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:
-    """Makes the weights of the scores by another formula."""
+    """Rules that compute the attention weights from the scores by another formula."""
     return {WEIGHTS: lambda y, at: formula(at.scores)}
 
 
@@ -204,7 +204,7 @@ SOFTMAXES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _rotary(port: Any) -> Ways:
-    """Turns queries and keys by their positions; RoFormer, equation 34, in its two layouts."""
+    """Rotates queries and keys by their positions in one of two layouts. Su et al., 2021, RoFormer, equation 34."""
     if port.d_head % 2 == 0:
         for way, halves in (("halves", True), ("pairs", False)):
             yield way, {f"*.attention.{name}_heads": lambda x, at, h=halves: _turned(x, h) for name in QKV[:2]}
@@ -242,7 +242,7 @@ def _causal(port: Any) -> Ways:
 
 def _window(port: Any) -> Ways:
     if any(isinstance(each, Window) for kind in port.config.layer_kinds for each in kind):
-        return  # `Window` has its own
+        return  # `Window` has its own mistakes
     for size in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
         if size < max(port.lengths):
             yield f"{size} to each side", _of_scores(lambda x, n=size: softmax(np.where(_near(x, n), x, -np.inf)))
@@ -267,7 +267,7 @@ def _without(x: np.ndarray, hide: list[int]) -> np.ndarray:
 
 MISTAKES = (
     *(
-        Mistake(name, "queries are compared with keys, and the values are added up", _swapped(order))
+        Mistake(name, "scores are products of queries and keys; the context is a sum of values", _swapped(order))
         for order, name in SWAPS.items()
     ),
     Mistake(
@@ -275,17 +275,17 @@ MISTAKES = (
     ),
     Mistake(
         "fused query, key and value split wrongly",
-        "one weight of all three is split in another way than it was joined",
+        "the joint weight of query, key and value must be split in the way in which it was joined",
         _fused,
     ),
     Mistake(
         "query scaled already",
-        "the query has the factor 1 / sqrt(d_head); do not divide the scores by it again",
+        "the query already has the factor 1 / sqrt(d_head); do not scale the scores again",
         _query_scaled,
     ),
     Mistake(
         "heads reshaped without the transpose",
-        "(L, D) becomes (L, H, K) and then, transposed, (H, L, K); the same shape without it mixes tokens",
+        "(L, D) is reshaped to (L, H, K) and transposed to (H, L, K); a reshape alone mixes tokens",
         _split_otherwise(
             lambda x, at: combine_heads(x.reshape(-1, len(x), at.d_head)),
             lambda x, at: split_heads(x, at.n_heads).copy().reshape(x.shape),
@@ -293,7 +293,7 @@ MISTAKES = (
     ),
     Mistake(
         "heads interleaved",
-        "head h is columns h K ... (h + 1) K - 1, side by side",
+        "head h has the consecutive columns h K ... (h + 1) K - 1",
         _split_otherwise(
             lambda x, at: x.reshape(len(x), at.d_head, -1).swapaxes(1, 2).reshape(x.shape),
             lambda x, at: at("attention.context").transpose(1, 2, 0).reshape(x.shape),
@@ -301,7 +301,7 @@ MISTAKES = (
     ),
     Mistake(
         "heads in another order",
-        "they are split and put side by side in the same order",
+        "heads are split and concatenated in the same order",
         {
             "reversed when splitting": {HEADS: lambda x, at: x[::-1]},
             "reversed when combining": {COMBINED: lambda x, at: combine_heads(at("attention.context")[::-1])},
@@ -325,29 +325,29 @@ MISTAKES = (
     ),
     Mistake(
         "grouped heads with other partners",
-        "n_heads / n_kv_heads query heads next to one another share each head of keys and values",
+        "n_heads / n_kv_heads consecutive query heads share each head of keys and values",
         _tiled,
     ),
-    Mistake("unscaled scores", "q k^T is not divided by sqrt(d_head)", _unscaled),
+    Mistake("unscaled scores", "q k^T must be divided by sqrt(d_head)", _unscaled),
     Mistake("doubly scaled scores", "q k^T is divided by sqrt(d_head) twice, perhaps once in q", _doubly_scaled),
     Mistake(
         "scores divided by sqrt(d_head)",
-        "this model has another factor of q k^T: T5 has none, others name one in config.json",
+        "this model has another factor of q k^T: 1 in T5, a number from config.json in others",
         _scaled_by_width,
     ),
     Mistake(
         "scores scaled by sqrt(d_model)",
-        "scores are divided by the root of a head's width, d_model / n_heads",
+        "scores are divided by the square root of the width of a head, d_model / n_heads",
         {"": _scaled(lambda at: at.config.d_model**-0.5)},
     ),
     Mistake(
         "scores scaled otherwise",
-        "q k^T has one factor: 1 / sqrt(d_head), or that of the model's config; T5 has none",
+        "q k^T is scaled once, by 1 / sqrt(d_head) or the factor in config.json; T5 does not scale it",
         _scaled_otherwise,
     ),
     Mistake(
         "softmax over the wrong axis",
-        "each query's weights over the keys, the last axis, add up to 1",
+        "the weights of each query over the keys, the last axis, sum to 1",
         {
             "over the queries": _of_scores(lambda scores: softmax(scores, axis=-2)),
             "over the heads": _of_scores(lambda scores: softmax(scores, axis=-3)),
@@ -358,12 +358,12 @@ MISTAKES = (
     ),
     Mistake(
         "another softmax",
-        "the weights are e^x over the sum of e^x of a query's scores",
+        "the weights are e^x over the sum of e^x, for the scores x of a query",
         {way: _of_scores(formula) for way, formula in SOFTMAXES.items()},
     ),
     Mistake(
         "attention weights transposed",
-        "the context is weights @ v, weights (L queries, L keys)",
+        "the context is weights @ v, where the rows of weights are queries and its columns are keys",
         {"": {CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ at.heads("value")}},
     ),
     Mistake(
@@ -372,9 +372,9 @@ MISTAKES = (
         {"": {"*.attention.output": lambda y, at: at("attention.combined")}},
     ),
     Mistake(
-        "rotary positions", "this model adds positions to the embeddings and does not turn queries and keys", _rotary
+        "rotary positions", "this model adds positions to embeddings and does not rotate queries and keys", _rotary
     ),
-    Mistake("causal mask", "in an encoder every token sees every other, before and after it", _causal),
-    Mistake("attention in a window", "in this model every token sees every other, however far", _window),
-    Mistake("special tokens hidden", "[CLS] and [SEP] are attended to like all tokens", _special_hidden),
+    Mistake("causal mask", "in an encoder every token attends to all tokens before and after it", _causal),
+    Mistake("attention in a window", "in this model every token attends to all others, at any distance", _window),
+    Mistake("special tokens hidden", "tokens attend to [CLS] and [SEP] as to any other token", _special_hidden),
 )

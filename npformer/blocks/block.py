@@ -1,4 +1,4 @@
-"""`Block`: the base of a layer's parts, each of which adds its output to the layer's rows."""
+"""`Block`: the base class of the parts of a layer, such as attention. A layer adds the output of each to its rows."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from npformer.weight_group import Group
 
 Activation = Callable[..., np.ndarray]
 Linear = Mapping[str, np.ndarray]
-Shared = dict[Hashable, Sums]  # a mechanism, or other owner of shared arrays -> their gradients
-Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, the gradients of the block's weights, those of shared arrays
+Shared = dict[Hashable, Sums]  # owner of shared arrays, such as a mechanism -> their gradients
+Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, gradients of the block's weights, gradients of shared arrays
 
 
 class Around(NamedTuple):
-    """How formulas name the rows around a block, and TransformerLens's hooks at its sum and norm."""
+    """The letters of a block's input and output in formulas, and the hooks of TransformerLens at its sum and norm."""
 
-    x: str  # the rows before it
+    x: str  # the residual rows before the block
     output: str
-    total: str  # their sum, normalised where norms follow blocks
-    normed: str  # the rows before it, normalised, where norms precede blocks
+    total: str  # x + output, normalized if norms follow blocks
+    normed: str  # normalized x, if norms precede blocks
     total_hook: str = ""
     norm_hook: str = ""
 
 
 class Block(ABC):
-    """A function of packed rows and weights, (T, D) -> (T, D). Subclasses are frozen dataclasses of their choices."""
+    """A function of packed rows and weights, (T, D) -> (T, D). Subclasses are frozen dataclasses."""
 
     around: ClassVar[Around]
     dropped: ClassVar[str] = "output"  # the stage with dropout in training
-    written: ClassVar[str] = "output"  # the last stage, which is added to the layer's rows
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()  # that ports make in it
+    written: ClassVar[str] = "output"  # the last stage, which the layer adds to its rows
+    mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @property
     def core(self) -> Block:
-        """The block without a norm of its output."""
+        """The block itself, or the block inside a `Normed`."""
         return self
 
     @abstractmethod
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
-        """The block's output for the rows that attend, all unless `rows` says otherwise."""
+        """The output for the attending rows, which are all rows unless `rows.attending` is set."""
 
     @abstractmethod
     def backward(self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, **weights: Any) -> Backward:
@@ -56,16 +56,16 @@ class Block(ABC):
 
     @abstractmethod
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        """The part of the block's output in a logit, a number or (..., T) by token; the parts of biases are noted.
+        """The contribution of the block to a logit: a number, or (..., T) with one for each token.
 
-        at: the beginning of the names of the block's stages.
+        Adds the contributions of biases to `direction.biases`. at: the prefix of the names of the stages.
         """
 
     @abstractmethod
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights of the block, by name; "" is the block's own."""
+        """The groups of weights by name. The name "" means that the block itself is the group."""
 
     @property
     @abstractmethod
     def stages(self) -> list[Stage]:
-        """The block's stages in firing order, the last of which is its output. {x} stands for the rows it reads."""
+        """The stages in firing order, ending with the output. {x} in a formula stands for the letter of the input."""

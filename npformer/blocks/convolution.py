@@ -1,6 +1,6 @@
-"""A convolution of a text's rows, each from its neighbours, which DeBERTa's largest models add to their first layer.
+"""A convolution over the rows of a text. The largest models of DeBERTa add it to the output of their first layer.
 
-He et al., 2021: nGram induced input encoding, as implemented in DeBERTa-v2.
+He et al., 2021, where it is called nGram induced input encoding, as implemented in DeBERTa-v2.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class Convolution(Block):
-    """act(Conv(E)) of the rows E that the stack reads, whatever the rows of the layer are.
+    """act(Conv(E)) of the input E of the stack, not of the rows of the layer.
 
     Parameters
     ----------
     activation : function such as `gelu`
-    width : int, rows that it reads, for the shape of the weights
+    width : int, width of the kernel in rows, for the shape of the weights
     """
 
     activation: Activation
@@ -53,9 +53,9 @@ class Convolution(Block):
         return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K - 1) / 2] W_j), to the token of each row of E."""
+        """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K - 1) / 2] W_j): one term for each row of E."""
         rows = direction.stages[direction.embedded]
-        here = replace(direction)  # rows of other texts are not pulled back
+        here = replace(direction)  # the direction in the rows of the layer does not change
         here.gate(f"{at}hidden", f"{at}activation")
         here.linear(f"{at}hidden", weights)
         of_rows = here.u.reshape(-1, rows.shape[1])
@@ -89,16 +89,16 @@ def convolve(
     bias: np.ndarray | None = None,
     row_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """y_i = b + sum_j x[place i + j - (K - 1) / 2] W_j, with zeros where the text has no row at a place.
+    """y_i = b + sum_j x[place_i + j - (K - 1) / 2] W_j, with zeros for places without a row.
 
     Parameters
     ----------
-    x : (T, D) array, the texts' rows one after another
-    lengths : (B,) integer array, tokens of each text
-    places : (T,) integer array, each row's place in its text
-    weight : (K D, D) array, W_1, ..., W_K one below the other
+    x : (T, D) array, the concatenated rows of the texts
+    lengths : (B,) integer array, number of tokens of each text
+    places : (T,) integer array, the place of each row in its text
+    weight : (K D, D) array, W_1, ..., W_K stacked vertically
     bias : (D,) array, optional
-    row_indices : integer array, the rows that are computed; all unless given
+    row_indices : integer array, the rows to compute; all unless given
     """
     whole, at = _neighbours(x, lengths, places, weight, row_indices)
     return linear(_windows(whole, at), weight, bias)
@@ -117,7 +117,7 @@ def convolve_backward(
     whole, at = _neighbours(x, lengths, places, weight, row_indices)
     d_windows, grads = linear_backward(grad, _windows(whole, at), weight, bias)
     dx = np.zeros((len(whole) + 1, whole.shape[1]), grad.dtype)
-    for j, rows in enumerate(at.T):  # a row is at most once the neighbour of the same side
+    for j, rows in enumerate(at.T):  # no duplicates in rows: each row is neighbour j of at most one row
         dx[rows] += d_windows.reshape(*at.shape, whole.shape[1])[:, j]
     return dx[:-1], grads
 
@@ -125,11 +125,11 @@ def convolve_backward(
 def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All rows, and for each that is computed the K rows at the places around it, -1 where the text has none."""
-    whole, all_places = all_gather(x, places)  # of the whole text, where this call has only some of its rows
+    """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
+    whole, all_places = all_gather(x, places)  # of the whole text, if threads share its rows
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
-    texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows that fill up the batch
+    texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text
     reach = weight.shape[0] // x.shape[1] // 2
     stride = int(np.ptp(all_places)) + 2 * reach + 1
     keys = texts * stride + all_places - all_places.min()
@@ -142,7 +142,7 @@ def _neighbours(
 
 
 def _windows(x: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The rows at (N, K) of x (T, D) side by side, zeros for -1: (N, K D)."""
+    """The K rows of x (T, D) at each row of the index `at` (N, K), concatenated to (N, K D); zeros for -1."""
     return np.concatenate([x, np.zeros_like(x[:1])])[at].reshape(len(at), at.shape[1] * x.shape[1])
 
 
@@ -153,14 +153,14 @@ KERNEL, EMBEDDINGS, LAYER = "convolution.weight", "layers.0.input", "layers.0.ff
 
 
 def convolved(at: Any, x: np.ndarray) -> np.ndarray:
-    """The convolution of a text's rows x, (T, D) -> (T, D), before its activation."""
+    """The convolution of the rows x of a text, (T, D) -> (T, D), without activation."""
     hidden = {part: array for part in ("weight", "bias") if (array := at.weight("convolution", part)) is not None}
     made: np.ndarray = at.unheard(lambda: convolve(x, np.array([len(x)]), np.arange(len(x)), **hidden))
     return made
 
 
 def _kernel(port: Any) -> Ways:
-    """Takes the weights W_1, ..., W_K of the neighbours in another order."""
+    """Ways to read the weights W_1, ..., W_K in another order, or to apply them to other neighbours."""
     count, width = port.config.convolution.width, port.config.d_model
     rows = port.weights[KERNEL].reshape(count, width, width)
     orders = {
@@ -176,14 +176,14 @@ def _kernel(port: Any) -> Ways:
 
 
 def _moved(x: np.ndarray, step: int) -> np.ndarray:
-    """The rows a step later, zeros where there are none."""
+    """The rows moved by `step`, with zeros in the rows that become free."""
     moved = np.roll(x, step, axis=0)
     moved[slice(step) if step > 0 else slice(step, None)] = 0
     return moved
 
 
 def _padding_counted(port: Any) -> Ways:
-    """Reads the embeddings of padding after a text."""
+    """Ways to read other rows than zeros outside a text."""
     if (batch := port.in_a_batch()) is not None:
         yield "", batch.ruling({HIDDEN: lambda y, at: convolved(at, at.source)})
     yield (
@@ -197,7 +197,7 @@ def _other_activation(port: Any) -> Ways:
     yield "left out", {ACTIVATION: lambda y, at: at.source}
 
 
-#: The convolution reads, or is added to, another stage than it should.
+#: Ways in which the convolution reads a wrong stage, or is added to one.
 PLACES: dict[str, Rules] = {
     "it reads the first layer's output": {HIDDEN: lambda y, at: convolved(at, at(LAYER))},
     "it reads the embeddings before their norm": {HIDDEN: lambda y, at: convolved(at, at("embeddings.sum"))},
@@ -218,16 +218,16 @@ PLACES: dict[str, Rules] = {
 Convolution.mistakes = (
     Mistake(
         "convolution's kernel misread",
-        "row i reads rows i - 1, i and i + 1 by W_1, W_2 and W_3, in this order",
+        "W_1, W_2 and W_3 multiply rows i - 1, i and i + 1, in this order",
         _kernel,
     ),
     Mistake("padding convolved", "rows before and after a text are zeros", _padding_counted),
     Mistake(
-        "another activation of the convolution", "it is conv_act of config.json, by default tanh", _other_activation
+        "another activation of the convolution", "it is conv_act in config.json, tanh by default", _other_activation
     ),
     Mistake(
         "convolution in the wrong place",
-        "Z = Normalize(Z + act(Conv(X))), X the embeddings and Z the first layer's output",
+        "Z = Normalize(Z + act(Conv(X))), where X is the embeddings and Z the first layer's output",
         PLACES,
     ),
 )

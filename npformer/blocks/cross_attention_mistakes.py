@@ -1,4 +1,4 @@
-"""Mistakes in the inputs of a decoder's attention to the source."""
+"""Mistakes that ports make in cross-attention: in its inputs and its mask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY, VALUE, CONTEXT = (f"*.cross_attention.{name}" for name in ("key", "value", 
 
 
 def _reading(rows: Callable[[Any], np.ndarray]) -> Rules:
-    """Makes keys and values from other rows."""
+    """Rules that compute keys and values from the rows that `rows` returns."""
     return dict.fromkeys((KEY, VALUE), lambda y, at: at.linear(rows(at), at.name))
 
 
@@ -25,7 +25,7 @@ def _own_rows(at: Any) -> np.ndarray:
 
 
 def _attended(at: Any, low: float) -> np.ndarray:
-    """The context of every head (H, T, K) that attends to the decoder's own rows, with `low` added for later ones."""
+    """The context (H, T, K) of heads that attend to the decoder's own rows. low: added to the scores of later rows."""
     query, rows = at("attention.query_heads"), _own_rows(at)
     key, value = (split_heads(at.linear(rows, f"attention.{name}"), len(query)) for name in ("key", "value"))
     scores = query @ key.swapaxes(-1, -2) * at.scale
@@ -40,7 +40,7 @@ def _own_side(port: Any) -> Ways:
 
 
 def _other_output(port: Any) -> Ways:
-    """Reads another stage of the encoder than its output."""
+    """Ways to read a stage of the encoder other than its output."""
     count, norm_first = port.config.n_layers, port.config.norm_first
     last = f"encoder.layers.{count - 1}."
     stages = {"its embeddings": "encoder.layers.0.input"}
@@ -60,12 +60,12 @@ def _lower_triangle(y: np.ndarray, at: Any) -> np.ndarray:
 MISTAKES = (
     Mistake(
         "cross-attention reads its own side",
-        "keys and values of attention to the source are made from the encoder's output, queries from the decoder",
+        "in cross-attention keys and values come from the encoder's output, and queries from the decoder",
         _own_side,
     ),
     Mistake(
         "another stage of the encoder is read",
-        "every layer of the decoder reads the encoder's output, after its last layer and norm",
+        "every layer of the decoder reads the output of the encoder's last layer, after the final norm if it has one",
         _other_output,
     ),
     Mistake(

@@ -1,4 +1,4 @@
-"""The feed-forward network: two linear layers with an activation between them, on each row alone.
+"""The feed-forward network: two linear layers with an activation between them, applied to each row separately.
 
 Attention Is All You Need (Vaswani et al., 2017), section 3.3.
 """
@@ -30,8 +30,8 @@ class FeedForward(Block):
     Parameters
     ----------
     activation : function such as `gelu`
-    d_ffn : int, hidden units, for the shapes of the weights
-    bias : bool, of both linear layers
+    d_ffn : int, number of hidden units, for the shapes of the weights
+    bias : bool, the linear layers have a bias
     """
 
     activation: Activation
@@ -70,7 +70,7 @@ class FeedForward(Block):
 
 
 def output_stage(parent: str) -> Stage:
-    """The stage of a feed-forward network's output."""
+    """The stage with the output of a feed-forward network."""
     formula = "B = activation W_2 + b_2"
     return Stage("output", "(T, D)", formula, "functions.linear", "hook_mlp_out", (parent,), kept=False)
 

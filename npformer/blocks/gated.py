@@ -1,4 +1,4 @@
-"""The gated feed-forward network: a second linear layer decides how much of each hidden unit passes.
+"""The gated feed-forward network: each hidden unit is multiplied by the output of a second linear layer.
 
 GLU Variants Improve Transformer (Shazeer, 2020), section 2.
 """
@@ -32,8 +32,8 @@ class Gated(Block):
     Parameters
     ----------
     activation : function such as `gelu`
-    d_ffn : int, hidden units, for the shapes of the weights
-    bias : bool, of the linear layers
+    d_ffn : int, number of hidden units, for the shapes of the weights
+    bias : bool, the linear layers have a bias
     """
 
     activation: Activation
@@ -71,13 +71,13 @@ class Gated(Block):
 def gated_feed_forward(
     x: np.ndarray, activation: Activation, hidden: Linear, gate: Linear, output: Linear
 ) -> np.ndarray:
-    """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2, with act = GELU called GeGLU, with SiLU SwiGLU.
+    """FFN(x) = (act(x W_1 + b_1) * (x V + c)) W_2 + b_2: GeGLU if act is GELU, SwiGLU if it is SiLU.
 
     Parameters
     ----------
     x : (T, D) array
     activation : function such as `gelu`
-    hidden, gate, output : linear layers (D, F), the W_1; (D, F), the V; and (F, D), as in `feed_forward`
+    hidden, gate, output : linear layers as in `feed_forward`, with weights W_1 (D, F), V (D, F) and W_2 (F, D)
 
     Returns
     -------
@@ -139,7 +139,8 @@ Gated.mistakes = (
     *activation_mistakes.MISTAKES,
     Mistake(
         "gate and hidden swapped",
-        "the activation is of a fused layer's first half, or of gate_proj; the gate is its second half, or up_proj",
+        "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"
+        " activated",
         _swapped,
     ),
     Mistake(

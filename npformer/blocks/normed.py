@@ -1,4 +1,4 @@
-"""A block with a norm of its output, before the output is added to the layer's rows, as in Gemma 2 and 3.
+"""A block with a norm of its output, computed before the layer adds the output to its rows, as in Gemma 2 and 3.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
 """
@@ -20,7 +20,7 @@ from npformer.tape import Stages
 from npformer.taps import spare, tap
 from npformer.weight_group import Group
 
-NAME = "output_norm"  # of the stage and of the weights
+NAME = "output_norm"  # name of the stage and of the group of weights
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Normed(Block):
         return dx, {**grads, NAME: d_norm}, shared
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        """The norm's scale is held; the direction in the layer's rows stays as it is."""
+        """As in `Block`. The scale of the norm is treated as a constant."""
         norm, u = weights.pop(NAME), direction.u
         self.norm.pull(direction, f"{at}{NAME}", f"{at}{self.block.written}", **norm)
         found = self.block.pull(direction, at, **weights)
@@ -85,7 +85,7 @@ class Normed(Block):
 
 
 def _in_other_places(port: Any) -> Ways:
-    """Takes the names of Llama, whose post_attention_layernorm comes before the feed-forward network."""
+    """Ways to exchange norms, for example as Llama names them: its post_attention_layernorm is before the FFN."""
     pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
     both = [*pairs, *(pair[::-1] for pair in pairs)]
     yield "attention's output and the FFN's input exchanged", port.regrouping(dict(both))
@@ -96,7 +96,7 @@ def _in_other_places(port: Any) -> Ways:
 
 
 def _of_the_sum(y: np.ndarray, at: Any) -> Any:
-    """Normalize(X + Block(X)), with the norm of the block's output."""
+    """Normalize(X + Block(X)), with the norm of the output of the block."""
     block = at.name.rpartition(".")[2].removesuffix("_residual")
     norm = at.norm
     total = at.source + at(f"{block}.output")
@@ -115,7 +115,7 @@ Normed.mistakes = (
     ),
     Mistake(
         "norms in other places",
-        "post_attention_layernorm is of attention's output, pre_feedforward_layernorm of the FFN's input",
+        "post_attention_layernorm normalizes the output of attention, pre_feedforward_layernorm the input of the FFN",
         _in_other_places,
     ),
     Mistake(

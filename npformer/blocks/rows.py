@@ -1,4 +1,4 @@
-"""`Rows`: the texts of packed rows, which blocks read besides the rows themselves."""
+"""`Rows`: the data about packed rows that blocks need, such as the lengths of their texts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from npformer.runtime.packing import Batch
 
 
 class OwnCache(Protocol):
-    """Keys and values of the texts' earlier rows, which a decoder keeps; `generation/kv_cache.py` has two kinds."""
+    """A cache of the keys and values of earlier rows of the texts. `generation/kv_cache.py` has two implementations."""
 
     def attend(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism], scale: float
     ) -> np.ndarray | None:
-        """Keeps k and v, then lets each row of q attend to the kept keys of its text, (T, H K) -> (T, H K).
+        """Stores k and v, then computes attention of each row of q to the cached keys of its text, (T, H K).
 
-        mechanisms may hide keys and add to scores. scale: the factor of q k^T. None if the rows attend
-        as without a cache, to `keys` and `values`.
+        mechanisms may hide keys and add to scores. scale: factor of q k^T. Returns None to let the caller compute
+        attention to `keys` and `values`.
         """
 
     @property
@@ -32,40 +32,40 @@ class OwnCache(Protocol):
 
 
 class SourceCache(Protocol):
-    """Keys and values of the sources, the same in all steps of a decoder."""
+    """A cache of the keys and values of the sources, which are the same in all steps of a decoder."""
 
     @property
     def complete(self) -> bool:
-        """Whether they are kept."""
+        """Whether the keys and values are stored."""
 
     def keep_source(self, k: np.ndarray, v: np.ndarray, n_heads: int) -> None:
-        """Keeps k and v (S, D), in the first step."""
+        """Stores k and v (S, D) in the first step."""
 
     def attend(self, q: np.ndarray, n_heads: int, scale: float) -> np.ndarray:
-        """Lets each row of q attend to its text's source, (T, D) -> (T, D)."""
+        """Attention of each row of q to the source of its text, (T, D) -> (T, D)."""
 
 
 class Caches(NamedTuple):
-    """The keys and values that a layer's attentions keep from earlier calls: to the texts, and to their sources."""
+    """The caches of a layer: `own` for self-attention and `source` for cross-attention."""
 
     own: OwnCache
     source: SourceCache | None = None
 
 
 class Rows(NamedTuple):
-    """The texts of packed rows, (T, D), one after another.
+    """The data about packed rows (T, D) that blocks need.
 
     Parameters
     ----------
-    lengths : (B,) integer array, tokens of each text
-    batch : Batch, from which mechanisms begin
-    attending : integer array, the rows that attention computes, equally many of each text; all unless given
-    source, source_lengths : (S, D) and (B,) arrays, the rows that cross-attention reads
-    embedded : (T, D) array, the rows that the stack reads
-    mechanisms : each mechanism of the stack -> itself after `begin`
-    places : (T,) and (S,) integer arrays, the place in its text of each row, and of each row that it may attend to
+    lengths : (B,) integer array, number of tokens of each text
+    batch : Batch, the argument of `Mechanism.begin`
+    attending : integer array, the rows that attention computes, the same number for each text; all unless given
+    source, source_lengths : (S, D) and (B,) arrays, the rows that cross-attention reads and their lengths
+    embedded : (T, D) array, the input of the stack
+    mechanisms : each mechanism of the stack -> the mechanism after `begin`
+    places : (T,) and (S,) integer arrays, the places of the rows, and of the rows that they may attend to
     caches : Caches of each layer of the stack, optional
-    cache : Caches of the layer that is computed, optional
+    cache : Caches of the current layer, optional
     """
 
     lengths: np.ndarray
@@ -80,12 +80,12 @@ class Rows(NamedTuple):
     cache: Caches | None = None
 
     def attend(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of x (T, D) that attend, and their number in each text."""
+        """The attending rows of x (T, D), and their number in each text."""
         if self.attending is None:
             return x, self.lengths
         return x[self.attending], np.full_like(self.lengths, len(self.attending) // len(self.lengths))
 
     @property
     def whole(self) -> Rows:
-        """The same texts, all rows of which attend."""
+        """The same data, with all rows attending."""
         return self if self.attending is None else self._replace(attending=None)

@@ -1,4 +1,4 @@
-"""The terms that mechanisms add to scores, in a pass over whole texts and in a decoder's steps."""
+"""The terms that mechanisms add to scores, for whole texts and for the steps of a decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from npformer.attention import Add
 from npformer.mechanisms.mechanism import Mechanism
 
-#: Mechanisms that add to scores, with the arrays that their `add` takes.
+#: Mechanisms that add to scores, each with the keyword arguments of its `add`.
 Terms = Sequence[tuple[Mechanism, Mapping[str, np.ndarray]]]
 
 
@@ -21,7 +21,7 @@ def terms_of(mechanisms: Sequence[Mechanism], queries: np.ndarray, keys: np.ndar
 
 
 def adding(terms: Terms, some: tuple[slice, slice], q: np.ndarray, k: np.ndarray, scale: float) -> Add | None:
-    """The function that adds the terms of some texts and heads to their scores; None without terms."""
+    """The function that adds terms to the scores of some texts and heads, or None without terms."""
     own = [(each, {name: part(array, some) for name, array in arrays.items()}) for each, arrays in terms]
 
     def add(scores: np.ndarray) -> np.ndarray:
@@ -33,6 +33,6 @@ def adding(terms: Terms, some: tuple[slice, slice], q: np.ndarray, k: np.ndarray
 
 
 def part(array: np.ndarray, some: tuple[slice, slice]) -> np.ndarray:
-    """The part of (N or 1, H or 1, ...) for some of the texts and heads."""
+    """The part of an array (N or 1, H or 1, ...) for some of the texts and heads."""
     texts, heads = some
     return array[texts if len(array) > 1 else slice(None), heads if array.shape[1] > 1 else slice(None)]

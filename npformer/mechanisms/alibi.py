@@ -1,4 +1,4 @@
-"""ALiBi: scores that decrease with the distance of a key, at another slope in each head.
+"""ALiBi: scores decrease with the distance of the key, at a different rate in each head.
 
 Press et al., 2022, Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation, section 3.
 """
@@ -20,12 +20,12 @@ from npformer.runtime.packing import Batch
 
 @dataclass(frozen=True)
 class Alibi(Mechanism):
-    """score_ij = q_i . k_j / sqrt(K) + m_h (j - i), m_h the slope of head h. Press et al., 2022, section 3.
+    """score_ij = q_i . k_j / sqrt(K) + m_h (j - i), where m_h is the slope of head h. Press et al., 2022, section 3.
 
     Parameters
     ----------
     n_heads : int
-    slopes : (H,) array, `alibi_slopes` in the dtype of a batch
+    slopes : (H,) array, `alibi_slopes` in the dtype of the model
     """
 
     n_heads: int = 0
@@ -53,9 +53,9 @@ class Alibi(Mechanism):
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray:
-    """m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two, (H,) float32.
+    """The slopes of ALiBi: m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
 
-    Other numbers of heads have the slopes of the power of two below, then every other one of the power of two above.
+    If it is not, the slopes for the next lower power of two come first, then every other slope for the next higher one.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def alibi_slopes(n_heads: int) -> np.ndarray:
 
     References
     ----------
-    Press et al., 2022, section 3, and its code for other numbers of heads.
+    Press et al., 2022, section 3, and the published code for numbers of heads that are not powers of two.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def alibi_slopes(n_heads: int) -> np.ndarray:
 
 
 def _geometric(count: int) -> np.ndarray:
-    """2^(-8 h / count) for h = 1 ... count, from a ratio in float32, as in checkpoints' own training."""
+    """2^(-8 h / count) for h = 1 ... count, with powers of a float32 ratio, as in the training of the checkpoints."""
     return np.power(np.float32(2.0 ** (-8 / count)), np.arange(1, count + 1), dtype=np.float32)
 
 
@@ -90,7 +90,7 @@ SCORES = "*.attention.scores"
 
 
 def alibi_of(at: Any, scores: np.ndarray) -> np.ndarray | float:
-    """The biases of scores (H, L, S); 0 in a model without them."""
+    """The biases of scores (H, L, S), or 0 in a model without ALiBi."""
     if not any(isinstance(each, Alibi) for each in at.mechanisms):
         return 0.0
     distances = np.arange(scores.shape[-1]) - np.arange(scores.shape[-2])[:, None]
@@ -99,7 +99,7 @@ def alibi_of(at: Any, scores: np.ndarray) -> np.ndarray | float:
 
 
 def _changed(change: Callable[[np.ndarray, Any], Any]) -> Rules:
-    """Adds other biases than those of the model, a function of them and of the stage."""
+    """Rules that add the biases change(bias, at) instead of the biases of the model."""
 
     def rule(scores: np.ndarray, at: Any) -> np.ndarray:
         bias = np.asarray(alibi_of(at, scores))
@@ -110,7 +110,7 @@ def _changed(change: Callable[[np.ndarray, Any], Any]) -> Rules:
 
 
 def _sloped(slopes: np.ndarray) -> Rules:
-    """Biases with other slopes."""
+    """Rules that add biases with these slopes."""
     own = alibi_slopes(len(slopes))
     return _changed(lambda bias, at: bias * (slopes / own)[:, None, None])
 
@@ -155,7 +155,7 @@ Alibi.mistakes = (
     ),
     Mistake(
         "ALiBi with other slopes",
-        "slopes are 2^(-8 h / H), those of the power of two below first if H is none, then every other of that above",
+        "slopes are 2^(-8 h / H) if H is a power of two; else those of the power below, then every other of that above",
         _other_slopes,
     ),
 )

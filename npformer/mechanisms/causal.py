@@ -27,7 +27,7 @@ class Causal(Mechanism):
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
-Picture = Callable[[int], np.ndarray]  # tokens of a text -> (queries, keys), True where a query may attend to a key
+Picture = Callable[[int], np.ndarray]  # number of tokens -> (queries, keys), True where a query may attend to a key
 
 AFTER: dict[str, Picture] = {"a token sees itself and later ones": lambda n: np.tri(n, dtype=bool).T}
 SHIFTED: dict[str, Picture] = {
@@ -37,7 +37,7 @@ SHIFTED: dict[str, Picture] = {
 
 
 def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rules:
-    """Hides the keys where a picture is False, and no others."""
+    """Rules that hide exactly the keys for which the picture is False."""
     low = -np.inf if picture(3).any(-1).all() else -1e9
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
@@ -48,7 +48,7 @@ def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rule
 
 
 def misused(pattern: str) -> Ways:
-    """Applies the mask elsewhere than before the softmax."""
+    """Ways to misuse the mask: after the softmax, with its values exchanged, or with 0 for -inf."""
     yield "applied after the softmax", {pattern: lambda y, at: np.tril(softmax(at.uncovered))}
     yield (
         "-10000 added to what is seen",
@@ -58,13 +58,13 @@ def misused(pattern: str) -> Ways:
 
 
 def _weights(port: Any) -> str:
-    """The weights of causal attention, which an encoder-decoder has in its decoder only."""
+    """The pattern of the stages with causal attention weights. An encoder-decoder has them only in its decoder."""
     return "decoder.*.attention.weights" if port.config.decoder else "*.attention.weights"
 
 
 def _other_masks(pictures: dict[str, Picture]) -> Callable[[Any], Ways]:
     def ways(port: Any) -> Ways:
-        batch = port.in_a_batch() if port.config.decoder else None  # whose decoder needs no other mask of padding
+        batch = port.in_a_batch() if port.config.decoder else None  # its causal mask also hides padding
         for way, picture in pictures.items():
             yield way, pictured(_weights(port), picture)
             if batch is not None:
@@ -82,10 +82,10 @@ def _misused(port: Any) -> Ways:
 Causal.mistakes = (
     Mistake(
         "causal mask left out",
-        "in this model, or in its decoder, a token sees itself and earlier ones; the scores of later ones must be -inf",
+        "in this model, or in its decoder, a token sees itself and earlier tokens; scores of later tokens must be -inf",
         _other_masks({"": lambda n: np.ones((n, n), bool)}),
     ),
-    Mistake("causal mask off by one", "a token sees itself and earlier ones, and no later one", _other_masks(SHIFTED)),
+    Mistake("causal mask off by one", "a token sees itself and earlier tokens, and no others", _other_masks(SHIFTED)),
     Mistake(
         "causal mask misused",
         "the scores of later tokens must be -inf, or far below all others, before the softmax",

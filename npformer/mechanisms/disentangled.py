@@ -1,6 +1,7 @@
-"""Disentangled attention: scores of content and of distance are added up. DeBERTa (He et al., 2021), section 3.1.
+"""Disentangled attention: a score is a sum of products of content and of distance. DeBERTa (He et al., 2021), 3.1.
 
-A word has one vector for its content and one for its distance from another word; `attention.py` has the first part.
+A word has one vector for its content and one for its distance from another word. `attention.py` computes the products
+of content.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class Disentangled(Mechanism):
-    """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), r the distance. Section 3.1.
+    """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), where r is the distance. Section 3.1.
 
-    A model may have one of the two products with distances, and sqrt(2 K), or neither, and sqrt(K).
+    With only one of the two products with distances the divisor is sqrt(2 K), and with neither it is sqrt(K).
 
     Parameters
     ----------
-    n_rows : int, rows of the table of distances
-    max_distance : int, as in `log_buckets`; 0 where each distance has a row of its own
-    forms : the table's forms in the scores, of "key" and "query": content to distance, and distance to content
+    n_rows : int, rows of the distance table
+    max_distance : int, as in `log_buckets`; 0 if each distance has its own row
+    forms : the products with distances: "key" for content to distance, "query" for distance to content
     own : bool, layers project the table with separate weights, not with those of query and key
     norm : bool, the table has a norm
-    eps : float, of that norm
-    table : (R, D) array, the rows of the table that the batch needs, normalised
-    first : int, their first in the whole table
-    projected : (R, D) arrays by form, the table as keys and as queries, in one layer
+    eps : float, eps of that norm
+    table : (R, D) array, the normalized rows of the table that the batch needs
+    first : int, index of the first of these rows in the whole table
+    projected : (R, D) arrays by form, the table projected to keys and to queries in one layer
     """
 
     n_rows: int
@@ -67,7 +68,8 @@ class Disentangled(Mechanism):
 
         if config.kv_heads != config.n_heads or config.d_head * config.n_heads != config.d_model:
             raise NpformerError(
-                "disentangled: expected n_kv_heads 0 and head_width 0, because distances have D columns"
+                "disentangled: expected n_kv_heads 0 and head_width 0, because the distance table has d_model columns, "
+                f"got {config.n_kv_heads} and {config.head_width}"
             )
 
     def for_model(self, config: Any) -> Disentangled:
@@ -79,7 +81,7 @@ class Disentangled(Mechanism):
 
     @property
     def n_buckets(self) -> int:
-        """Buckets of each sign; distance 0 has the row of this number in the whole table."""
+        """The number of buckets of each sign, which is also the row of distance 0 in the whole table."""
         return self.n_rows // 2
 
     def groups(self, d_model: int) -> dict[str, Group]:
@@ -108,7 +110,7 @@ class Disentangled(Mechanism):
         return {"distances": {"weight": embedding_backward(grad, ids)}, **tree}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> Disentangled:
-        """With the table's projections x W_k + b_k and x W_q + b_q, by weights of its own or those of the words."""
+        """The mechanism with the table projected to keys, x W_k + b_k, and to queries, x W_q + b_q."""
         layers = self._layers(projections).items()
         return replace(self, projected={form: linear(self.table, **projections[name]) for form, name in layers})
 
@@ -124,7 +126,7 @@ class Disentangled(Mechanism):
         return {"table": d_table}
 
     def _layers(self, projections: Mapping[str, Linear]) -> dict[str, str]:
-        """The layer that makes each form of the table: its own, or that of the words."""
+        """The name of the projection for each form: one for distances, or the one that words use."""
         own = {form: f"distance_{form}" for form in self.forms}
         return {form: name if name in projections else form for form, name in own.items()}
 
@@ -135,7 +137,7 @@ class Disentangled(Mechanism):
         return {**tables, "rows": self._rows(queries, keys)[:, None]}
 
     def _heads(self, n_heads: int) -> dict[str, np.ndarray]:
-        """The table's projections, (H, R, K) each."""
+        """The heads of the projected table by form, (H, R, K) each."""
         forms = self.projected.items()
         return {form: each.reshape(len(each), n_heads, -1).swapaxes(0, 1) for form, each in forms}
 
@@ -177,20 +179,20 @@ class Disentangled(Mechanism):
 
 
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1: itself, or far away by its logarithm.
+    """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1.
 
-    With m = n_buckets / 2, distances of at most m are their own buckets. Beyond,
+    With m = n_buckets / 2, distances up to m are their own buckets. Greater distances share buckets by their logarithm:
     bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))).
 
     Parameters
     ----------
     distance : integer array
-    n_buckets : int, buckets of each sign
-    max_distance : int, the least distance without a bucket
+    n_buckets : int, number of buckets of each sign
+    max_distance : int, the smallest distance without a bucket
 
     References
     ----------
-    He et al., 2021, in the code of its second version; Raffel et al., 2020, section 2.1, for the idea.
+    He et al., 2021, in the published code of DeBERTa v2; Raffel et al., 2020, section 2.1, for the idea.
 
     Examples
     --------
@@ -199,7 +201,7 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
     """
     middle = n_buckets // 2
     far = np.maximum(np.abs(distance), middle).astype(np.float32) / np.float32(middle)
-    # In float32, as torch computes it: the logarithm of a bucket's last distance is a whole number, or just above it.
+    # float32, as in torch: at the last distance of a bucket, rounding decides whether `ceil` gives the next number.
     step = np.log(far) / np.log(np.float32((max_distance - 1) / middle)) * np.float32(middle - 1)
     return np.where(np.abs(distance) <= middle, distance, np.sign(distance) * (np.ceil(step).astype(int) + middle))
 
@@ -209,14 +211,15 @@ def distance_rows(
 ) -> np.ndarray:
     """The row of the distance table for each query and key, (N, L), (N, S) -> (N or 1, L, S).
 
-    The distance is query - key. Distance 0 has row `zero`, and distances beyond the table take its first or last row.
-    N is 1 where all texts agree.
+    The distance is query - key. Distances beyond the table use its first or last row. The result has one text if the
+    rows are the same for all.
 
     Parameters
     ----------
     queries, keys : (N, L) and (N, S) integer arrays, places in their texts
-    zero, n_rows : int, the row of distance 0, and the table's rows
-    max_distance, n_buckets : int, as in `log_buckets`; max_distance is 0 where each distance has a row of its own
+    zero : int, row of distance 0
+    n_rows : int, rows of the table
+    max_distance, n_buckets : int, as in `log_buckets`; max_distance is 0 if each distance has its own row
     """
     queries, keys = of_all(queries, keys)
     distance = queries[:, :, None] - keys[:, None, :]
@@ -231,20 +234,20 @@ def distance_scores(
     distance_key: np.ndarray | None = None,
     distance_query: np.ndarray | None = None,
 ) -> np.ndarray:
-    """q_i . K_r(i, j) + k_j . Q_r(i, j): content to distance, and distance to content. Equation 4 of the paper.
+    """q_i . K_r(i, j) + k_j . Q_r(i, j): content to distance, and distance to content. He et al., 2021, equation 4.
 
     Parameters
     ----------
     q, k : (..., H, L, K), (..., H, S, K) arrays
-    rows : (N or 1, L, S) integer array, r, from `distance_rows`
-    distance_key, distance_query : (..., H, R, K) arrays, the table of distances as keys and queries; give at least one
+    rows : (N or 1, L, S) integer array, r, as returned by `distance_rows`
+    distance_key, distance_query : (..., H, R, K) arrays, the distance table as keys and as queries; at least one
 
     Returns
     -------
     (..., H, L, S) array, to be added to q k^T
     """
     products = []
-    if distance_key is not None:  # q @ K.mT: the same bits for any number of rows of the table
+    if distance_key is not None:  # q @ K.mT, with bits that do not depend on the number of rows of the table
         products.append(_gathered(inner_products_in_room(q, distance_key), rows))
     if distance_query is not None:
         products.append(_gathered(inner_products_in_room(k, distance_query), rows.mT).mT)
@@ -261,8 +264,8 @@ def distance_scores_backward(
 ) -> tuple[np.ndarray | float, np.ndarray | float, Sums]:
     """Backward of `distance_scores`: dq (..., H, L, K), dk (..., H, S, K), and dK, dQ (..., H, R, K) by form.
 
-    Row i of C has in column r the sum of grad[i, j] over all j with r(i, j) = r: dq = C K, dK = C^T q. In the same way
-    dk and dQ come from the columns of grad.
+    C[i, r] is the sum of grad[i, j] over all j with r(i, j) = r; then dq = C K and dK = C^T q. The transpose of grad
+    gives dk and dQ in the same way.
     """
     dq: np.ndarray | float = 0.0
     dk: np.ndarray | float = 0.0
@@ -277,7 +280,7 @@ def distance_scores_backward(
 
 
 def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S); rows are each text's own, or one for all."""
+    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S). rows has one array per text, or one for all."""
     if len(rows) > 1:
         return np.take_along_axis(products, rows[:, None], axis=-1)
     length, n_rows = products.shape[-2:]
@@ -291,7 +294,7 @@ def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
     for text, of_text in enumerate(rows):
         here = slice(None) if len(rows) == 1 else slice(text, text + 1)
         for i, row in enumerate(of_text):
-            order = np.argsort(row, kind="stable")  # equal ones become neighbours, which are added up
+            order = np.argsort(row, kind="stable")  # equal rows become neighbours and are summed
             starts = np.flatnonzero(np.diff(row[order], prepend=-1))
             total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total
@@ -301,23 +304,23 @@ def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
 
 
 def _reversed_distances(port: Any) -> Ways:
-    """Looks up key - query, not query - key: the table from its end, around the row of distance 0."""
+    """Looks up the distance key - query, not query - key, by reversing the table around the row of distance 0."""
     if any(each.forms for each in port.config.mechanisms if isinstance(each, Disentangled)):
         reverse = np.roll(port.weights["distances.weight"][::-1], 1, axis=0)
         yield "", port.weighing({"distances.weight": reverse}).with_config("*.attention.distance_scores")
 
 
 def _without_buckets(port: Any) -> Ways:
-    """Takes the distance itself for its bucket."""
+    """Uses the distance itself as its bucket."""
     if any(each.forms and each.max_distance for each in port.config.mechanisms if isinstance(each, Disentangled)):
         yield "", port.with_mechanism(Disentangled, "*.attention.distance_scores", max_distance=0)
 
 
 Disentangled.mistakes = (
-    Mistake("distances reversed", "a distance is the query's place minus the key's place", _reversed_distances),
+    Mistake("distances reversed", "the distance is the place of the query minus that of the key", _reversed_distances),
     Mistake(
         "distances without buckets",
-        "distances beyond half of position_buckets share rows of the table, by their logarithm",
+        "distances greater than position_buckets / 2 share rows of the table by their logarithm",
         _without_buckets,
     ),
 )

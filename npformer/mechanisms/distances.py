@@ -1,4 +1,4 @@
-"""Arrays with a value for each distance between two places, read for each query and key."""
+"""Lookup of values that depend on the distance between a query and a key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places (N, L) and (N, S) of the first text alone, if all texts have its distances; else those of all."""
+    """The places (N, L) and (N, S), or only those of the first text if all texts have the same distances."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]
@@ -18,14 +18,14 @@ def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """values[h, M - 1 + key - query], (H, 2 M - 1) and places (N, L), (N, S) -> (N or 1, H, L, S).
 
-    A view if places follow one another, as in any text without gaps, and no distance is beyond the values: then no
-    number is computed or copied. Distances of M or more count as M - 1.
+    Distances of M or more count as M - 1. The result is a view without copies if places are consecutive, as in any text
+    without gaps, and all distances are below M.
     """
     length, width = queries.shape[1], keys.shape[1]
     if queries.size == 0:
         return np.empty((1, len(values), 0, width), values.dtype)
     ahead = keys[:, 0] - queries[:, 0]
-    first = values.shape[-1] // 2 + int(ahead[0])  # the run of query 0; each later one begins a column earlier
+    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0; a column less for each later query
     within = length <= first + 1 and first + width <= values.shape[-1]
     if within and (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
         runs = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)  # [h, s, j] = values[h, s + j]
@@ -34,12 +34,12 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def at_distances_backward(grad: np.ndarray, queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Backward of `at_distances`: dvalues (H, count), each the sum of grad (N, H, L, S) where its value was read."""
+    """Backward of `at_distances`: dvalues (H, count) are sums of grad (N, H, L, S) where the value was read."""
     columns = _columns(queries, keys, count).ravel()
     heads = np.moveaxis(grad, 1, 0).reshape(grad.shape[1], -1)
     return np.stack([np.bincount(columns, head, minlength=count) for head in heads]).astype(grad.dtype)
 
 
 def _columns(queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """M - 1 + key - query, of `count` = 2 M - 1 columns."""
+    """The column M - 1 + key - query of each query and key, limited to the `count` = 2 M - 1 columns."""
     return np.clip(count // 2 + keys[:, None, :] - queries[:, :, None], 0, count - 1)

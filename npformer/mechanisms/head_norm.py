@@ -1,6 +1,6 @@
 """Norms of heads: each head of queries and keys is normalized before it is rotated, as in Qwen3 and Gemma 3.
 
-Henry et al., 2020, Query-Key Normalization for Transformers; with RMSNorm, Dehghani et al., 2023, section 2.
+Henry et al., 2020, Query-Key Normalization for Transformers; Dehghani et al., 2023, section 2.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NAMES = ("query", "key")
 
 @dataclass(frozen=True)
 class HeadNorm(Mechanism):
-    """q_h = Normalize(q_h) and k_h = Normalize(k_h), each with a weight (K,) that the layer's heads share.
+    """q_h = Normalize(q_h) and k_h = Normalize(k_h), each with a weight (K,) that the heads of a layer share.
 
     Parameters
     ----------
     eps : float
     d_head : int, K
-    weights : of the two norms, by the name of the projection
+    weights : dict with the weights of the two norms, by "query" and "key"
     """
 
     eps: float = 1e-6
@@ -90,7 +90,7 @@ class HeadNorm(Mechanism):
 
 
 class ZeroCentredHeadNorm(HeadNorm):
-    """`HeadNorm` whose weights are added to 1, as in Gemma 3."""
+    """`HeadNorm` with factors 1 + weight, as in Gemma 3."""
 
     @property
     def norm(self) -> RMSNorm:
@@ -103,7 +103,7 @@ NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
 
 
 def _normed(x: np.ndarray, at: Any, affine: Any = None) -> np.ndarray:
-    """The normalized heads of rows x, with the weight of the stage's query or key; affine: another use of it."""
+    """The normalized heads of rows x, with the weight for queries or keys. affine: replaces `Norm.affine`."""
     norms = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, HeadNorm)).for_model(at.config)
     name = at.name.rpartition(".")[2].partition("_")[0]
     z = over_root_mean_square(norms._heads(x), norms.eps)
@@ -111,7 +111,7 @@ def _normed(x: np.ndarray, at: Any, affine: Any = None) -> np.ndarray:
 
 
 def _of_rows(x: np.ndarray, at: Any) -> np.ndarray:
-    """Normalized over all heads of a row."""
+    """Rows x, normalized over all heads instead of within each head."""
     return _normed(x, at) * (_root(x.reshape(len(x), -1, at.d_head)) / _root(x)[..., None]).repeat(
         at.d_head, axis=-1
     ).reshape(x.shape)
@@ -154,6 +154,6 @@ HeadNorm.mistakes = (
         "heads are normalized first and then rotated",
         {"": dict.fromkeys(ROTATED, _after_rotation)},
     ),
-    Mistake("norms of rows for norms of heads", "each head is normalized on its own", {"": _both(_of_rows)}),
-    Mistake("weights of the norms of heads misused", "the heads of a layer share a weight of d_head", _other_affine),
+    Mistake("norms of rows for norms of heads", "each head is normalized separately", {"": _both(_of_rows)}),
+    Mistake("weights of the norms of heads misused", "the heads of a layer share a weight (d_head,)", _other_affine),
 )

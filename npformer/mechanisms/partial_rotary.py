@@ -1,4 +1,4 @@
-"""Rotary embeddings of a part of each head: its first columns are rotated, the others depend on no position.
+"""Rotary embeddings of part of each head: only its first columns are rotated.
 
 Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.2.
 """
@@ -24,7 +24,7 @@ class PartialRotary(Rotary):
     Parameters
     ----------
     theta, d_head, scaling, angles : as in `Rotary`
-    columns : int, rotated in each head, an even number
+    columns : int, even, number of rotated columns in each head
     """
 
     columns: int = 0
@@ -88,7 +88,7 @@ def _other_columns(port: Any) -> Ways:
 PartialRotary.mistakes = (
     Mistake(
         "rotation of other columns",
-        "the first columns of each head are rotated, with as many columns in the frequencies",
+        "the first columns of each head are rotated, and the frequencies depend on the number of rotated columns",
         _other_columns,
     ),
     *Rotary.mistakes,

@@ -1,4 +1,4 @@
-"""Relative biases: each head adds a learned number to a score, by the bucket of the distance.
+"""Relative biases: each head adds a learned number to a score, which depends on the bucket of the distance.
 
 Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, section 2.1.
 """
@@ -22,19 +22,19 @@ from npformer.runtime.packing import Batch
 from npformer.tape import Stages
 from npformer.weight_group import Group, table
 
-MAX_DISTANCE = 128  # all greater distances share a bucket
+MAX_DISTANCE = 128  # this distance and all greater ones share a bucket
 
 
 @dataclass(frozen=True)
 class RelativeBias(Mechanism):
-    """score_ij = q_i . k_j * scale + b_h[bucket(j - i)], one table for all layers. Raffel et al., 2020, section 2.1.
+    """score_ij = q_i . k_j * scale + b_h[bucket(j - i)], with one table b for all layers. Raffel et al., 2020, 2.1.
 
     Parameters
     ----------
     n_buckets, n_heads : int, rows and columns of the table
-    max_distance : int, all distances of at least this share a bucket
-    bidirectional : bool, keys after the query have buckets of their own; without it, as in T5's decoder, the query's
-    bias : (H, 2 M - 1) array, in column M - 1 + d the term of a score with a key at distance d
+    max_distance : int, this distance and all greater ones share a bucket
+    bidirectional : bool, keys after the query have separate buckets; False, as in T5's decoder: they share bucket 0
+    bias : (H, 2 M - 1) array, the bias for distance d in column M - 1 + d
     """
 
     n_buckets: int
@@ -68,7 +68,7 @@ class RelativeBias(Mechanism):
 
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray]:
         if len(self.bias) != n_heads:
-            raise NpformerError(f"relative_bias: expected a column for each of {n_heads} heads, got {len(self.bias)}")
+            raise NpformerError(f"relative_bias: expected {n_heads} columns, one per head, got {len(self.bias)}")
         return {"bias": at_distances(self.bias, queries, keys)}
 
     def add(self, scores: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float, **terms: np.ndarray) -> np.ndarray:
@@ -91,27 +91,28 @@ class RelativeBias(Mechanism):
 def relative_buckets(
     distances: np.ndarray, n_buckets: int, max_distance: int = MAX_DISTANCE, bidirectional: bool = True
 ) -> np.ndarray:
-    """The bucket of each distance from a query to a key, key - query, any shape -> integers of the same shape.
+    """The bucket of each distance d = key - query.
 
-    Of B = n_buckets / 2 buckets for each direction, E = B / 2 hold one distance |d| < E each; the others take greater
-    ones at equal steps of the logarithm: E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, at most B - 1.
-    Keys after the query have the upper half of the buckets. With one direction B = n_buckets, and keys after the query
-    have bucket 0.
+    Each direction has B = n_buckets / 2 buckets. The first E = B / 2 of them hold one distance |d| < E each. Greater
+    distances have the bucket E + (B - E) log(|d| / E) / log(max_distance / E), rounded down and at most B - 1. Keys
+    after the query have the upper half of the buckets.
+
+    If not bidirectional, B = n_buckets, and keys after the query have bucket 0.
 
     Parameters
     ----------
     distances : integer array
     n_buckets : int
-    max_distance : int, all distances of at least this share a bucket
-    bidirectional : bool, keys after the query have buckets of their own
+    max_distance : int, this distance and all greater ones share a bucket
+    bidirectional : bool, keys after the query have separate buckets
 
     Returns
     -------
-    integer array
+    integer array like distances
 
     References
     ----------
-    Raffel et al., 2020, section 2.1, as in its code.
+    Raffel et al., 2020, section 2.1, and the published code.
 
     Examples
     --------
@@ -127,10 +128,10 @@ def relative_buckets(
 
 
 def _away(away: np.ndarray, count: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance in one direction, of `count` buckets."""
+    """The bucket of each distance in one direction with `count` buckets."""
     exact = count // 2
     steps = np.log(np.maximum(away, 1) / exact) / math.log(max_distance / exact) * (count - exact)
-    # 16 = 8 * 2 and the like lie on a border, where the logarithms' rounding must not decide
+    # The small number keeps distances on the border of a bucket, such as 16 = 8 * 2, from being rounded below it.
     far = np.minimum(exact + np.floor(steps + 1e-6).astype(np.int64), count - 1)
     return np.where(away < exact, away, far)
 
@@ -138,10 +139,10 @@ def _away(away: np.ndarray, count: int, max_distance: int) -> np.ndarray:
 def relative_bias(
     weight: np.ndarray, farthest: int, max_distance: int = MAX_DISTANCE, bidirectional: bool = True
 ) -> np.ndarray:
-    """b[h, M - 1 + d] = weight[bucket(d), h] for each distance d, a table (B, H) -> (H, 2 M - 1).
+    """b[h, M - 1 + d] = weight[bucket(d), h] for each distance d, from a table (B, H) -> (H, 2 M - 1).
 
-    M - 1 is the farthest distance in a batch, or max_distance if that is more. All layers add it to their scores.
-    Raffel et al., 2020, section 2.1; Song et al., 2020, for MPNet.
+    M - 1 is the greater of max_distance and the farthest distance in the batch. Raffel et al., 2020, section 2.1; Song
+    et al., 2020, for MPNet.
     """
     last = max(farthest, max_distance)
     buckets = relative_buckets(np.arange(-last, last + 1), len(weight), max_distance, bidirectional)
@@ -163,7 +164,7 @@ SCORES = "*.attention.scores"
 
 
 def bias_of(at: Any, scores: np.ndarray, **choices: Any) -> np.ndarray | float:
-    """The biases of scores (H, L, S), 0 in a stack without them. choices: other fields than the stack's."""
+    """The biases of scores (H, L, S), or 0 in a stack without them. choices: fields that replace those of the stack."""
     own = next((each for each in at.mechanisms if isinstance(each, RelativeBias)), None)
     if own is None:
         return 0.0
@@ -175,20 +176,20 @@ def bias_of(at: Any, scores: np.ndarray, **choices: Any) -> np.ndarray | float:
 
 
 def _changed(change: Callable[[Any, Any], Any]) -> Rules:
-    """Adds another array to the scores than the bias (H, T, T), a function of it and of the stage."""
+    """Rules that add change(bias, at) to the scores instead of the bias (H, T, T)."""
 
     def rule(scores: np.ndarray, at: Any) -> np.ndarray:
         if at.crosses:
             return scores
         bias = at.bias(scores)
-        changed: np.ndarray = scores + (change(bias, at) - bias)  # without a change, not a bit differs
+        changed: np.ndarray = scores + (change(bias, at) - bias)  # an unchanged bias leaves the bits as they are
         return changed
 
     return {SCORES: rule}
 
 
 def _other_buckets(port: Any) -> Ways:
-    """The stack has buckets of the other number of directions, or another greatest distance."""
+    """Buckets for the other number of directions, or with another max_distance."""
 
     def with_other(**choices: Any) -> Rules:
         return _changed(lambda bias, at: bias_of(at, bias, **choices))
@@ -200,7 +201,7 @@ def _other_buckets(port: Any) -> Ways:
 
 
 def _crossed(port: Any) -> Ways:
-    """Adds the decoder's biases to scores of attention to the source."""
+    """Adds the biases of the decoder to the scores of attention to the source."""
     for way, both in (("of one direction", False), ("of both directions", True)):
 
         def rule(scores: np.ndarray, at: Any, both: bool = both) -> Any:
@@ -219,7 +220,7 @@ def _other_stack(port: Any) -> Ways:
 RelativeBias.mistakes = (
     Mistake(
         "relative bias with the wrong sign",
-        "the bucket is that of key position minus query position; keys after the query have the upper half",
+        "the bucket depends on key position - query position; keys after the query have the upper half of the buckets",
         {"": _changed(lambda bias, at: bias.swapaxes(-1, -2))},
     ),
     Mistake(
@@ -232,12 +233,12 @@ RelativeBias.mistakes = (
     ),
     Mistake(
         "relative bias only in the first layer",
-        "all layers of a stack add the biases of its one table",
+        "all layers of a stack add biases from the same table",
         {"": _changed(lambda bias, at: bias if at.layer == 0 else 0 * bias)},
     ),
     Mistake(
         "relative bias with other buckets",
-        "an encoder has buckets of both directions, a T5's decoder of one; max_distance is in config.json",
+        "an encoder has buckets for both directions, the decoder of T5 for one; max_distance is in config.json",
         _other_buckets,
     ),
     Mistake("relative bias in attention to the source", "attention to the source has no biases", _crossed),

@@ -1,4 +1,4 @@
-"""Rotary embeddings: queries and keys are rotated by their positions, so that a score depends on their distance.
+"""Rotary embeddings: queries and keys are rotated by their positions, so that scores depend on distances only.
 
 Su et al., 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, section 3.2.2.
 """
@@ -21,7 +21,7 @@ from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
 
-Formula = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # of rows (T, D), cosines and sines
+Formula = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # rows (T, D), cosines, sines -> rows (T, D)
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Rotary(Mechanism):
 
     Parameters
     ----------
-    theta : float, the base of the frequencies
-    d_head : int, K, which must be even
+    theta : float, base of the frequencies
+    d_head : int, K, even
     scaling : Scaling of the frequencies to longer texts, optional
     angles : cosines and sines of `rotary_angles` for a batch, (T, K / 2) each
     """
@@ -71,7 +71,7 @@ class Rotary(Mechanism):
         return dq, self.rotated(stages.through_edit("key_rotated", dk), cos, sin, rotate_backward), {}
 
     def rotated(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, formula: Formula | None = None) -> np.ndarray:
-        """`rotate`, or another formula, for the columns of x (T, D) that are rotated."""
+        """Applies `rotate`, or another formula, to the rotated columns of x (T, D)."""
         return (formula or rotate)(x, cos, sin)
 
     @property
@@ -90,10 +90,10 @@ def rotary_angles(
     dtype: np.dtype | type = np.float32,
     scaling: Scaling | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of position * theta^(-2 i / K), i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
+    """cos and sin of position * theta^(-2 i / K) for i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
 
-    The frequencies are rounded to float32 in any dtype, as in the checkpoints' own training; the angles are not.
-    scaling: changes the frequencies, and multiplies cosines and sines by its `magnitude`.
+    The frequencies are rounded to float32 for every dtype, as in the training of the checkpoints. The angles are not
+    rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`.
 
     References
     ----------
@@ -115,10 +115,10 @@ def rotary_angles(
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, with x_1, x_2 the halves of each head's columns.
+    """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, where x_1 and x_2 are the halves of the columns of each head.
 
-    x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query with a rotated key depends on their
-    positions' distance only. The paper pairs neighbouring columns; checkpoints pair the two halves.
+    x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query and a rotated key depends only on the
+    distance of their positions. The paper pairs neighbouring columns; checkpoints pair the two halves.
 
     References
     ----------
@@ -140,7 +140,7 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def rotate_backward(grad: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Backward of `rotate`, whose matrix is orthogonal: dx is grad rotated by the opposite angles."""
+    """Backward of `rotate`: dx is grad rotated by the opposite angles, because the matrix of `rotate` is orthogonal."""
     return rotate(grad, cos, -sin)
 
 
@@ -150,7 +150,7 @@ ROTATED = ("*.attention.query_rotated", "*.attention.key_rotated")
 
 
 def rotary_in(at: Any) -> Rotary:
-    """The rotation of a layer's attention."""
+    """The `Rotary` in the attention of a layer."""
     found: Rotary = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, Rotary))
     return found.for_model(at.config)
 
@@ -158,14 +158,14 @@ def rotary_in(at: Any) -> Rotary:
 def rotated_in(
     x: np.ndarray, at: Any, formula: Formula | None = None, first: int = 0, power: float = 1.0
 ) -> np.ndarray:
-    """Rows rotated as in their layer, or from another position, or with frequencies theta^(-2 i power / K)."""
+    """Rows rotated as in their layer, from position `first`, with frequencies theta^(-2 i power / K)."""
     rotary = rotary_in(at)
     angles = replace(rotary, theta=rotary.theta**power).angles_at(np.arange(len(x)) + first, x.dtype)
     return rotary.rotated(x, *angles, formula)
 
 
 def _rotated(formula: Formula | None = None, **choices: Any) -> Rules:
-    """Rotates queries and keys in another way."""
+    """Rules that rotate queries and keys as `rotated_in` does with these arguments."""
     return dict.fromkeys(ROTATED, lambda y, at: rotated_in(at.source, at, formula, **choices))
 
 
@@ -185,7 +185,7 @@ def _turned(port: Any) -> Ways:
 
 
 def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """(a cos + b sin, b cos + a sin): no sign is changed."""
+    """(a cos + b sin, b cos + a sin), without the minus sign."""
     a, b = np.split(x.reshape(len(x), -1, 2 * cos.shape[-1]), 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
@@ -200,7 +200,7 @@ def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def _other_thetas(port: Any) -> Ways:
-    """Other bases: those of another kind of layer, or the usual one."""
+    """Other bases: those of another kind of layer, or common values."""
 
     def based(wide: float, near: float) -> Any:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
@@ -221,7 +221,7 @@ def _other_thetas(port: Any) -> Ways:
 
 
 def _other_scaling(port: Any) -> Ways:
-    """Other scalings of the same factor, if the model has one: none, linear, or Llama 3's with other borders."""
+    """Other scalings if the model has one: none, linear with the same factor, or Llama 3's with other borders."""
     scaling = next((each.scaling for each in port.config.mechanisms if isinstance(each, Rotary)), None)
     if scaling is None:
         return
@@ -250,6 +250,6 @@ Rotary.mistakes = (
         "queries and keys are rotated by their positions, both in the same direction",
         _turned,
     ),
-    Mistake("rotation with another base", "theta is rope_theta of the layer's kind in config.json", _other_thetas),
+    Mistake("rotation with another base", "theta is rope_theta in config.json for this kind of layer", _other_thetas),
     Mistake("rotation scaled otherwise", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
 )

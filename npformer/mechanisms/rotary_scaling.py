@@ -1,4 +1,4 @@
-"""Scalings of rotary embeddings: frequencies changed so that a model reads longer texts than it was trained on."""
+"""Scalings of rotary embeddings: changes to the frequencies for texts longer than those in training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from npformer.common import checks
 
 
 class Scaling(ABC):
-    """A change of the frequencies theta^(-2 i / K). Subclasses are frozen dataclasses of their choices."""
+    """A change of the frequencies theta^(-2 i / K). Subclasses are frozen dataclasses."""
 
     @property
     def magnitude(self) -> float:
-        """The factor of all cosines and sines."""
+        """The factor of cosines and sines."""
         return 1.0
 
     @abstractmethod
@@ -44,15 +44,15 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Low frequencies are divided by a factor, high ones stay, and those between are blended.
+    """Low frequencies are divided by a factor, high ones are unchanged, and frequencies between them are interpolated.
 
     Grattafiori et al., 2024, The Llama 3 Herd of Models, and the code published with Llama 3.1.
 
     Parameters
     ----------
     factor : float
-    low, high : float, the rotations in `original` positions below and above which a frequency is low or high
-    original : int, positions in training before the scaling
+    low, high : float; a frequency is low below `low` rotations in `original` positions, and high above `high`
+    original : int, number of positions in training before the scaling
     """
 
     factor: float
@@ -77,9 +77,9 @@ class Yarn(Scaling):
     Parameters
     ----------
     factor : float
-    original : int, positions in training before the scaling
-    fast, slow : float, the rotations in `original` positions at the ends of the ramp
-    attention : float, the factor of cosines and sines; 0: 0.1 ln(factor) + 1
+    original : int, number of positions in training before the scaling
+    fast, slow : float, number of rotations in `original` positions at the ends of the ramp
+    attention : float, factor of cosines and sines; 0: 0.1 ln(factor) + 1
     truncate : bool, the ends of the ramp are rounded to whole columns
     """
 

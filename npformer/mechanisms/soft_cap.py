@@ -1,4 +1,4 @@
-"""Soft caps of scores: no score is beyond -cap and cap, and none is cut off.
+"""Soft caps of scores: a scaled tanh keeps scores between -cap and cap.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2; Bello et al., 2016, Neural
 Combinatorial Optimization with Reinforcement Learning, section 4.
@@ -24,7 +24,7 @@ UNCAPPED_SCORES = "uncapped_scores"
 
 @dataclass(frozen=True)
 class SoftCap(Mechanism):
-    """score_ij = cap tanh(q_i . k_j * scale / cap), before keys are hidden. Gemma Team, 2024, Gemma 2, section 2.
+    """score_ij = cap tanh(q_i . k_j * scale / cap), before the mask is applied. Gemma Team, 2024, Gemma 2, section 2.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class SoftCap(Mechanism):
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
-CAPS = (50.0, 30.0, 20.0, 100.0)  # of models and ports
+CAPS = (50.0, 30.0, 20.0, 100.0)  # common values in models and ports
 SCORES = "*.attention.scores"
 
 

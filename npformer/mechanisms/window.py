@@ -1,4 +1,4 @@
-"""Local attention: a token attends to the tokens near it only."""
+"""Local attention: a token attends only to nearby tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Window(Mechanism):
 
     Parameters
     ----------
-    reach : int, the greatest distance to a key on either side
+    reach : int, the greatest distance of a key before or after the query
     """
 
     reach: int
@@ -58,7 +58,7 @@ def _other_windows(port: Any) -> Ways:
 Window.mistakes = (
     Mistake(
         "another local window",
-        "in a local layer a query sees only near keys: sliding_window with itself, or half of it to either side",
+        "in a local layer a query sees sliding_window keys up to itself, or half as many on either side",
         _other_windows,
     ),
 )

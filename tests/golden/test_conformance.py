@@ -182,7 +182,7 @@ def test_diverging_and_missing_stages_are_named(
 def test_the_cause_is_reported_with_the_stage(suite: Path, tmp_path: Path) -> None:
     verdict = judged(suite, changed(suite, tmp_path, halve))
     assert (verdict.stage, verdict.causes) == ("layers.0.attention.scores", ("unscaled scores",))
-    assert "q k^T is not divided by sqrt(d_head)" in verdict.details
+    assert "q k^T must be divided by sqrt(d_head)" in verdict.details
 
 
 def test_a_port_in_half_precision_is_held_to_its_budgets(suite: Path, tmp_path: Path) -> None:
