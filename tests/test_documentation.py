@@ -141,7 +141,7 @@ def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
     for example in found:
         assert re.search(rf"\bnpformer {command}\b", example) or command in ("finetune", "train-translation"), example
         if command == "serve":
-            example = f"timeout --preserve-status 30 {example}"
+            example = f"timeout --preserve-status 10 {example}"
         needed = "sacrebleu" if "--reference" in example else "starlette" if command == "serve" else None
         if needed and not importlib.util.find_spec(needed):
             with pytest.raises(AssertionError, match=f"needs {needed}"):

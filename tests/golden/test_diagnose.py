@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -310,9 +311,15 @@ def test_another_gelu_is_one_mistake_in_the_layers_and_in_the_pooler() -> None:
 FROM_FEW = ("tanh gelu", "variance", "unscaled", "queries", "split", "W_Q for W_K", "pre-norm", "from 2", "bias")
 
 
+HIDDEN_STATES = ("hidden_states.0", "hidden_states.1", "hidden_states.2", "logits")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "made"), by_turns(FROM_FEW), indirect=["model"])
-@pytest.mark.parametrize("stages", [("hidden_states.0", "hidden_states.1", "hidden_states.2", "logits"), ("logits",)])
+@pytest.mark.parametrize(
+    ("model", "made", "stages"),
+    [(*each, stages) for each, stages in zip(by_turns(FROM_FEW), cycle([HIDDEN_STATES, ("logits",)]), strict=False)],
+    indirect=["model"],
+)
 def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     made: str, stages: tuple[str, ...], model: Model, recorded: golden.Golden
 ) -> None:

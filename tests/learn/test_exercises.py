@@ -135,7 +135,7 @@ def nearly(slip: Slip) -> Callable[..., Any]:
 )
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
     """Numbers that a known mistake nearly gives have another cause."""
-    for slip in exercise.slips[:: 4 if exercise.name in LONG else 1]:
+    for slip in exercise.slips[:: 6 if exercise.name in LONG else 3]:  # a sample: the rule knows no mistake
         args = [truth(slip.wrong, args) for args in exercise.cases()]
         if any(each.outcome.raised for each in args) or not floats(args[0].outcome.answer):
             continue
