@@ -49,7 +49,11 @@ def test_names_come_once_and_families_are_shown():
         ("Qwen/Qwen3-Reranker-0.6B", "yes", "text-generation"),
         ("google/gemma-2-2b-it", "yes", "text-generation"),
         ("openai/whisper-small", "no", "model_type: 'whisper' needs speech"),
-        ("jinaai/jina-embeddings-v2-base-en", "no", "position_embedding_type: 'alibi' is not supported for a bert; "),
+        (
+            "jinaai/jina-embeddings-v2-base-en",
+            "no",
+            "position_embedding_type: 'alibi' is not supported for bert models; ",
+        ),
     ],
 )
 def test_each_line_agrees_with_loading(name, runs, what):

@@ -135,9 +135,12 @@ def test_a_nonsense_size_is_named(field, value):
             {"position_embedding_type": "relative_key"},
             "position_embedding_type: 'relative_key' is not.*'absolute'",
         ),
-        ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling: 'dynamic' is not supported for a bert; supported: None"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: 'yarn' is not supported for a bert"),
-        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: a dict is not supported for a bert"),
+        (
+            {"rope_scaling": {"type": "dynamic"}},
+            "rope_scaling: 'dynamic' is not supported for bert models; supported: None",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: 'yarn' is not supported for bert models"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: a dict is not supported for bert models"),
         ({"attention_type": "block_sparse"}, "attention_type: 'block_sparse' is not supported.*'original_full'"),
         (
             {"auto_map": {"AutoConfig": "a.B", "AutoModel": "c/d--modeling.Mine"}},
@@ -157,14 +160,14 @@ def test_a_nonsense_size_is_named(field, value):
         ),
         (
             {"is_decoder": True},
-            "is_decoder: True is not supported for a sequence-classification model; supported: False; of this family "
-            "BertLMHeadModel takes True",
+            "is_decoder: expected False for a sequence-classification model, got True; in this family only "
+            "BertLMHeadModel supports True",
         ),
         ({"is_decoder": "yes"}, "is_decoder: expected true or false, got 'yes'"),
         (
             {"architectures": ["BertLMHeadModel"]},
-            "is_decoder: False is not supported for a causal-lm model, which predicts each token from earlier ones; "
-            "supported: True, or BertForMaskedLM for masked words",
+            "is_decoder: expected True, because a causal-lm model predicts each token from earlier ones, got False; "
+            "for masked words use BertForMaskedLM",
         ),
         (
             {"architectures": ["BertLMHeadModel"], "is_decoder": True, "add_cross_attention": True},
@@ -191,7 +194,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"id2label": []}, "id2label: expected an object"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected each id from 0 to 1 once"),
         ({"id2label": {"0": "a", "1": None}}, "id2label: expected each id from 0 to 1 once"),
-        ({"id2label": {"0": "a", "1": ["b"]}}, "id2label: expected labels that are strings"),
+        ({"id2label": {"0": "a", "1": ["b"]}}, "id2label: expected strings as labels"),
         ({"id2label": None, "num_labels": 10**12}, "labels: 1000000000000 is more than the limit `labels`"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Families of checkpoints, one file each: the fields of config.json, the names of weights, special tokens, dropout.
+"""Families of checkpoints, one per file: the fields of config.json, the names of weights, special tokens, dropout.
 
-A new family is a file here and an entry in `FAMILIES`. BERT's relatives are an `EncoderTable` (`encoder_table.py`).
+A new family is a file here and an entry in `FAMILIES`. Families similar to BERT are `EncoderTable`s.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def encoders() -> dict[str, EncoderTable]:
 
 
 def distinct_encoders() -> dict[str, EncoderTable]:
-    """`encoders` without aliases: XLM-RoBERTa and CamemBERT are RoBERTa under other names."""
+    """`encoders` without families that have the tensor names of an earlier one, such as XLM-RoBERTa and CamemBERT."""
     tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)
@@ -81,7 +81,7 @@ def distinct_encoders() -> dict[str, EncoderTable]:
 
 
 def has_base(model_type: str) -> bool:
-    """Whether Transformers has a class for the encoder, or decoder, without a head."""
+    """Whether Transformers has a class for the encoder or decoder without a head."""
     family = FAMILIES.get(model_type, TORCH_MODULES)
     return family is not TORCH_MODULES and "base" in family.architectures.values()
 
@@ -93,9 +93,9 @@ def family_of(config: Config) -> Family:
 
 @lru_cache(maxsize=64)
 def parts_of(config: Config) -> Parts:
-    """The parts of a model, built once for a config.
+    """The parts of a model. They are built once per config.
 
-    Raises NpformerError for a mechanism that the config asks for and the family does not have.
+    Raises NpformerError if the config has a mechanism, or another feature, that the family does not have.
     """
     family = family_of(config)
     for each in chain(*config.layer_kinds):
@@ -106,19 +106,20 @@ def parts_of(config: Config) -> Parts:
     parts = family.build(config, config.head)
     for field, own in (("n_kv_heads", "n_kv_heads"), ("head_width", "d_head"), ("score_scale", "scale")):
         if getattr(config, field) and not any(getattr(block, own) for block in parts.stack.attentions):
-            raise NpformerError(f"{field}: expected 0, because a {config.model_type} model has no choice of it")
+            raise NpformerError(f"{field}: expected 0, because it is fixed for {config.model_type} models")
     if config.parallel and not any(isinstance(each, ParallelLayer) for each in parts.stack.layers):
-        raise NpformerError(f"parallel: a {config.model_type} model computes its blocks one after another")
+        raise NpformerError(f"parallel: expected False, because a {config.model_type} model has no parallel layers")
     if config.convolution and parts.stack.after_first is None:
         raise NpformerError(f"convolution: a {config.model_type} model has no convolution")
     return parts
 
 
 def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
-    """Makes a `Config` from the content of a Hugging Face config.json.
+    """Creates a `Config` from the content of a Hugging Face config.json.
 
-    head: a head other than that of `architectures`, for a checkpoint with several. BertForPreTraining, for example, is
-    read with its masked-word head and also has a next-sentence head. Without `architectures` the head is "base".
+    head: the head to read, if a checkpoint has several. By default it is the head of `architectures`, or "base" without
+    `architectures`. For example, BertForPreTraining is read with its masked-word head, but also has a next-sentence
+    head.
     """
     family = find_family(FAMILIES, data)
     limits.check("labels", label_count(data), "labels")
@@ -131,5 +132,5 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
 
 
 def write_config(config: Config) -> dict[str, Any]:
-    """The content of a config.json for Hugging Face; the inverse of `read_config`."""
+    """The content of a Hugging Face config.json. Inverse of `read_config`."""
     return family_of(config).write_config(config)

@@ -1,8 +1,9 @@
-"""BART (Lewis et al., 2020): Marian's layers under a norm of the embeddings, with learned positions from row 2.
+"""BART (Lewis et al., 2020): Marian's layers with a norm of the embeddings, and learned positions from row 2 on.
 
 Models for generation (BartForConditionalGeneration, and BartModel with a tied table), classification and question
 answering are supported. In the latter two the decoder reads the text again, shifted right, and the head reads the
-decoder. BartForCausalLM is only the decoder, one causal stack without the cross-attention in its files.
+decoder's output. BartForCausalLM is the decoder alone: a causal stack, which does not use the cross-attention in its
+files.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.norms import Norm
 
-#: head -> the groups of weights above the stacks, and their modules.
+#: Head -> its groups of weights and their modules.
 TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: The head of the decoder alone, and the groups of a layer that it lacks.
+#: The head of the decoder alone, and the groups that its layers lack.
 ALONE = "causal-lm"
 CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 
 
 class Bart(Marian):
-    """BART's checkpoints. Encoder and decoder always share one table."""
+    """The family of BART. Encoder and decoder always share one token table."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         if (head or self.head_of(data)) == ALONE:
@@ -45,7 +46,7 @@ class Bart(Marian):
         return super().read_config({**data, **table}, head)
 
     def _read_decoder(self, data: Mapping[str, Any]) -> Config:
-        """The decoder alone."""
+        """The config of a decoder alone."""
         reject_other(data, self.always)
         fields = read_fields({**FIELDS, **DECODER_FIELDS}, data, self.model_type) | read_text_ids(data)
         activation = read_activation("activation_function", data)
@@ -60,10 +61,14 @@ class Bart(Marian):
             checks.whole("decoder_layers", config.n_layers, 1, MOST)
             return super().check(config)
         if not config.n_layers or not config.decoder:
-            raise NpformerError("a BART has an encoder and a decoder, each of at least one layer")
+            raise NpformerError(
+                "encoder_layers, decoder_layers: expected at least one layer each, "
+                f"got {config.n_layers} and {config.decoder.n_layers}"
+            )
         if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
             raise NpformerError(
-                f"eos_token_id: expected one id, because a classifier reads its row, got {config.decoder.end_ids}"
+                f"eos_token_id: expected one id, because a classifier reads the row of this token, got "
+                f"{config.decoder.end_ids}"
             )
         return super().check(config)
 
@@ -116,7 +121,7 @@ BART = Bart(
         "BartForSequenceClassification": "sequence-classification",
         "BartForQuestionAnswering": "question-answering",
         "BartForCausalLM": ALONE,
-        "BartModel": "translation",  # facebook/bart-base: the projection to the vocabulary is the token table
+        "BartModel": "translation",  # as in facebook/bart-base, with the token table as projection to the vocabulary
     },
     prefix="model.",
     special_tokens=SPECIAL_TOKENS,

@@ -1,4 +1,4 @@
-"""The base of all families: `Family`, and `Source`, the location of an array in a file."""
+"""`Family`, the base class of all families, and `Source`, the location of an array in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npformer.norms import LayerNorm, Norm
 from npformer.parts import Parts
 from npformer.weight_group import Group
 
-#: Hugging Face's names of activations -> npformer's. If several map to one, the first is written back.
+#: Hugging Face's name of an activation -> npformer's. Of several names for one, the first is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -41,30 +41,30 @@ SPECIAL_TOKENS = {
 
 
 class Part(NamedTuple):
-    """One of several linear layers that form a tensor: by default the outputs of one follow those of another.
+    """The part of one linear layer in a tensor that stores several.
 
-    A tensor with blocks is a stack of tensors, each with the same share of every layer.
+    The tensor is divided into blocks along its outputs. Each block has some outputs of every layer, in order.
     """
 
-    number: int
-    widths: tuple[int, ...]  # of all layers, in proportion
+    number: int  # index of the layer
+    widths: tuple[int, ...]  # relative number of outputs of each layer
     blocks: int = 1
 
     def fits(self, size: int) -> bool:
-        """Whether a tensor with this number of outputs can be split."""
+        """Whether a tensor with this number of outputs can be split into the layers."""
         return size % (self.blocks * sum(self.widths)) == 0
 
     def of(self, tensor: Any, axis: int) -> Any:
-        """This layer's outputs; a view if there is one block."""
+        """The outputs of this layer, as a view if there is only one block."""
         rows = tensor.swapaxes(0, axis)
         unit, first = len(rows) // (self.blocks * sum(self.widths)), sum(self.widths[: self.number])
-        # Sizes instead of -1, which a tensor without columns would leave undetermined.
+        # Explicit sizes, because -1 is ambiguous for a tensor without columns.
         blocks = rows.reshape(self.blocks, len(rows) // self.blocks, *rows.shape[1:])
         own = blocks[:, first * unit : (first + self.widths[self.number]) * unit]
         return own.reshape(own.shape[0] * own.shape[1], *rows.shape[1:]).swapaxes(0, axis)
 
     def joined(self, layers: Sequence[Any], axis: int) -> Any:
-        """The tensor of these layers, the inverse of `of`."""
+        """The tensor that stores these layers. Inverse of `of`."""
         rows = [each.swapaxes(0, axis) for each in layers]
         split = [each.reshape(self.blocks, len(each) // self.blocks, *each.shape[1:]) for each in rows]
         blocks = np.concatenate(split, axis=1)
@@ -80,13 +80,13 @@ class Part(NamedTuple):
 class Source(NamedTuple):
     """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
-    names: tuple[str, ...]  # names of the tensor; the first that exists counts
-    part: Part | None = None  # of the tensor, if several linear layers form it
+    names: tuple[str, ...]  # possible names of the tensor; the first one in the file is used
+    part: Part | None = None  # the part of the tensor, if it stores several linear layers
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
-    leading: bool = False  # has a leading axis of 1 in a new file
-    kernel: int = 0  # width of a convolution, with a tensor (out, in, kernel)
-    apart: tuple[str, ...] = ()  # names of a tensor with only this array, if those in `names` have several
+    leading: bool = False  # the tensor has a leading axis of 1 in a new file
+    kernel: int = 0  # width of a convolution with a tensor (out, in, kernel); 0: no convolution
+    apart: tuple[str, ...] = ()  # names of tensors with only this array, if the tensors in `names` store several
 
     @property
     def title(self) -> str:
@@ -98,7 +98,7 @@ class Source(NamedTuple):
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
-        """Converts a file's linear weight to (in, out); concatenates a convolution's W_1, ..., W_K by rows."""
+        """Converts a linear weight from a file to (in, out). Stacks W_1, ..., W_K of a convolution vertically."""
         if self.in_out:
             return array
         if self.kernel and array.ndim == 3 and array.shape[-1] == self.kernel:
@@ -112,7 +112,7 @@ class Source(NamedTuple):
         return array.reshape(self.kernel, -1, array.shape[1]).T if self.kernel else array.T
 
     def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
-        """Describes the tensor with the array, and the array's part of it."""
+        """The name of the tensor with the array, and the source of the array in it."""
         for name in self.apart:
             if name in tensors:
                 return name, Source((name,))
@@ -120,12 +120,12 @@ class Source(NamedTuple):
 
 
 class PieceOrder(NamedTuple):
-    """The differences between a family's ids and the order of pieces in its SentencePiece file, as in fairseq."""
+    """How the token ids of a family differ from the order of pieces in its SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # pieces before the file's, by role or name, with scores
-    dropped: int = 0  # number of the file's first pieces that these replace
-    last: tuple[str, ...] = ()  # pieces after the file's
-    sentinels: bool = False  # then T5's <extra_id_99> to <extra_id_0>; tokenizer_config.json may have other `extra_ids`
+    first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file: role or name, and score
+    dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
+    last: tuple[str, ...] = ()  # pieces after those of the file
+    sentinels: bool = False  # ends with <extra_id_99> to <extra_id_0>, or the number in tokenizer_config.json
 
 
 AS_IN_THE_FILE = PieceOrder()
@@ -133,59 +133,57 @@ AS_IN_THE_FILE = PieceOrder()
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Family:
-    """The specifics of a family of checkpoints.
+    """The properties of a family of checkpoints.
 
     A subclass reads and writes config.json and locates each array. A subclass without new fields is not a dataclass,
     because generating its methods would add a millisecond to every start.
     """
 
     model_type: str
-    architectures: Mapping[str, str]  # class -> npformer's head; the first class of a head is written back
-    constants: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # fields of Config with the same value in the whole family
-    prefix: str = ""  # prefix of the encoder's names in a checkpoint with a head; optional in others
+    architectures: Mapping[str, str]  # class -> npformer's head; the first class with a head is written
+    constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all checkpoints
+    prefix: str = ""  # prefix of tensor names of the encoder if there is a head; optional without a head
     stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> npformer's stage
     reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
     single: str = "cls $A sep"  # special tokens around a text; :1 is token type 1
     pair: str = "cls $A sep $B:1 sep:1"  # special tokens around a pair
     mask_takes_space: bool = False  # the mask token includes the preceding space, unless a file overrides this
-    pieces: PieceOrder = AS_IN_THE_FILE  # ids of a SentencePiece file's pieces
+    pieces: PieceOrder = AS_IN_THE_FILE  # ids of the pieces of a SentencePiece file
     strict: bool = False  # unused tensors are an error
-    unbiased: frozenset[str] = frozenset()  # heads whose last layer has no bias
-    ends_sources: bool = False  # a source ends with the token that ends a target
-    writes: str = "translation"  # task of its encoder-decoders
-    tokenizer_pieces: bool = False  # SentencePiece files replace tokenizer.json
-    scales_queries: bool = False  # in Transformers, queries are scaled before its attention function gets them
-    unheard: tuple[str, ...] = ()  # stages of attention with other numbers in Transformers, but the same weights
+    unbiased: frozenset[str] = frozenset()  # heads with a last layer without bias
+    ends_sources: bool = False  # sources end with the same token as targets
+    writes: str = "translation"  # task of encoder-decoders
+    tokenizer_pieces: bool = False  # the tokenizer is read from SentencePiece files, not from tokenizer.json
+    scales_queries: bool = False  # Transformers scales queries before it calls its attention function
+    unheard: tuple[str, ...] = ()  # stages of attention that differ in Transformers without changing its weights
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
     def config(self, head: str, **fields: Any) -> Config:
-        """Makes the `Config` of a model of this family."""
+        """Creates the `Config` of a model of this family."""
         return self.check(Config(self.model_type, head, **{**self.constants, **fields}))
 
     def check(self, config: Config) -> Config:
-        """Checks a `Config` and returns it; the family must have its head."""
+        """Checks that a `Config` is valid for this family, and returns it."""
         checks.one_of("head", config.head, self.all_heads)
         return config
 
     @property
     def all_heads(self) -> Collection[str]:
-        """The heads that can be read: those of the classes, including additional heads."""
+        """The heads that can be read, including heads without a class of their own."""
         return dict.fromkeys(self.architectures.values())
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Makes a `Config` from the content of a config.json; head: a head other than that of `architectures`."""
+        """Creates a `Config` from the content of a config.json. head: the head to read, not that of `architectures`."""
         raise NotImplementedError
 
     def write_config(self, config: Config) -> dict[str, Any]:
-        """The inverse of read_config."""
+        """The content of a config.json. Inverse of `read_config`."""
         raise NotImplementedError
 
     def architecture(self, config: Config) -> str:
-        """Transformers' class with only this head. Raises NpformerError if Transformers has no such class."""
+        """The class in Transformers with only this head. Raises NpformerError if Transformers has no such class."""
         if config.head not in self.architectures.values():
             raise NpformerError(
                 f"head: cannot be written, because Transformers has no class for {self.model_type} with only a "
@@ -194,7 +192,7 @@ class Family:
         return first(self.architectures, config.head)
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
-        """The number of layers in a config.json, read before allocating any; 0 if it is missing."""
+        """The number of layers in a config.json, or 0 if it is missing. Read before anything is allocated."""
         return 0
 
     def head_of(self, data: Mapping[str, Any]) -> str:
@@ -208,7 +206,7 @@ class Family:
 
     @property
     def mechanisms(self) -> tuple[type, ...]:
-        """The kinds of mechanisms of this family's attention, apart from a causal mask."""
+        """The classes of mechanisms in the attention of this family, except the causal mask."""
         local = self.constants.get("local")
         return tuple(
             type(each) for each in (*self.constants.get("mechanisms", ()), *(local.mechanisms if local else ()))
@@ -216,7 +214,7 @@ class Family:
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
-        """Mistakes that ports make in this family's files."""
+        """Mistakes that ports make in reading the files of this family."""
         return ()
 
     # --- the model ---------------------------------------------------------------------------------------------------
@@ -228,80 +226,80 @@ class Family:
         return Parts(self.embeddings(config), self.stack(config), answering)
 
     def weights(self, config: Config, head: str) -> dict[str, Group]:
-        """The groups of weights of a model with this head, with their shapes."""
+        """The groups of weights of a model with this head."""
         return self.build(config, head).groups(config.d_model)
 
     def norm(self, config: Config) -> Norm:
-        """The norm of all parts."""
+        """The norm that all parts use."""
         return LayerNorm(config.eps, config.bias)
 
     def embeddings(self, config: Config) -> Embeddings:
-        """The embeddings of an encoder, or of a decoder on its own."""
+        """The embeddings of an encoder or of a decoder-only model."""
         return embeddings_of(config, self.norm(config), config.vocab_size)
 
     def stack(self, config: Config) -> Stack:
-        """The layers of an encoder, or of a decoder on its own: BERT's unless a family overrides it."""
+        """The stack of an encoder or of a decoder-only model: that of BERT unless a family overrides it."""
         return stack_of(config, self.norm(config))
 
     def head_groups(self, head: str) -> Collection[str]:
-        """The groups of weights of a head, with the pooler's."""
+        """The groups of weights of a head, including its pooler."""
         return () if head == "base" else ("head.output",)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
-        """npformer's flat name of every array -> its source in a file; arrays are given as (group, name)."""
+        """npformer's flat name of each array -> its source in a file. arrays: flat name -> (group, name)."""
         raise NotImplementedError
 
     def part(self, config: Config, groups: Sequence[str], group: str) -> Part:
-        """The part of a group in the tensor that these groups of a layer form."""
+        """The part of `group` in a tensor that stores several groups of a layer."""
         heads = {"query": config.n_heads, "key": config.kv_heads, "value": config.kv_heads}
         widths = [heads.get(each.rpartition(".")[2], 1) for each in groups]
         return Part(groups.index(group), tuple(each // math.gcd(*widths) for each in widths))
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
-        """Replaces `*` in a name with the layer's number."""
+        """Replaces `*` in a name with the number of a layer."""
         return pattern.replace("*", str(layer))
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """Tensors of a file that are not weights of any supported model; "module.*" stands for all of a module."""
+        """Tensors that may be in a file but are not weights of the model. "module.*" means all tensors of a module."""
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Translates a stored name to its form in `sources`, adding or removing the prefix."""
+        """Converts a stored name to the form that `sources` uses, by adding or removing the prefix."""
         return next(
             (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
         )
 
     def optional(self, config: Config) -> frozenset[str]:
-        """Optional groups, which may be absent as a whole, and optional arrays."""
+        """The groups and arrays that may be missing. All arrays of such a group are present, or none is."""
         return frozenset()
 
     # --- training ----------------------------------------------------------------------------------------------------
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        """Stage or pattern -> the dropout rate of the family's own training."""
+        """Stage or pattern -> its dropout rate in the original training of the family."""
         raise NotImplementedError
 
 
 def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Reads config.json's values. fields: npformer's name -> config.json's name and default (... if required)."""
+    """Reads fields of config.json. fields: npformer's name -> name in config.json and default (... if required)."""
     values = {}
     for ours, (theirs, default) in fields.items():
         if default is ... and theirs not in data:
-            raise NpformerError(f"no {theirs!r}, which a {kind} config.json requires")
+            raise NpformerError(f"{theirs}: missing, but required in config.json of {kind} models")
         values[ours] = data.get(theirs, default)
     return values
 
 
 def label_count(data: Mapping[str, Any]) -> int:
-    """The number of labels in a config.json, read before allocating any."""
+    """The number of labels in a config.json. Read before anything is allocated."""
     id2label, count = data.get("id2label"), data.get("num_labels")
     return len(id2label) if isinstance(id2label, Mapping) else count if type(count) is int else 0
 
 
 def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Reads the labels of a classification head from `id2label`, or numbers `num_labels` (2 by default) of them."""
+    """The labels of a classification head: those of `id2label`, or LABEL_0 to LABEL_(num_labels - 1)."""
     if head not in LABELLED:
         return ()
     id2label = data.get("id2label")
@@ -309,18 +307,18 @@ def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
         count = checks.whole("num_labels", data.get("num_labels", 2), 1, MOST)
         return tuple(f"LABEL_{i}" for i in range(count))
     if not isinstance(id2label, Mapping) or not id2label:
-        raise NpformerError(f"id2label: expected an object of id: label, got {checks.shown(id2label)}")
+        raise NpformerError(f"id2label: expected an object with a label for each id, got {checks.shown(id2label)}")
     by_id = {str(i): label for i, label in id2label.items()}
     labels = tuple(by_id.get(str(i)) for i in range(len(by_id)))
     if None in labels:
         raise NpformerError(f"id2label: expected each id from 0 to {len(by_id) - 1} once, with a label")
     if not all(isinstance(label, str | int) for label in labels):
-        raise NpformerError("id2label: expected labels that are strings")
+        raise NpformerError("id2label: expected strings as labels")
     return tuple(str(label) for label in labels)
 
 
 def write_labels(config: Config) -> dict[str, Any]:
-    """The inverse of read_labels."""
+    """The labels as fields of config.json. Inverse of `read_labels`."""
     if not config.labels:
         return {}
     return {
@@ -330,13 +328,13 @@ def write_labels(config: Config) -> dict[str, Any]:
 
 
 def read_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Converts one id, several ids or None to a tuple."""
+    """Converts one id, a list of ids or None to a tuple."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(checks.whole(name, each, 0, MOST) for each in ids)
 
 
 def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The start token, the end tokens of a generated text, and the padding token; each may be absent."""
+    """The start token, the end tokens of generated texts, and the padding token. Each may be missing."""
     start, pad = data.get("bos_token_id"), data.get("pad_token_id")
     for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
         if each is not None:
@@ -345,14 +343,14 @@ def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_text_ids(config: Config) -> dict[str, Any]:
-    """The inverse of read_text_ids."""
+    """The tokens as fields of config.json. Inverse of `read_text_ids`."""
     ends = list(config.end_ids)
     end = ends[0] if len(ends) == 1 else ends or None
     return {"bos_token_id": config.start_id, "eos_token_id": end, "pad_token_id": config.pad_id}
 
 
 def read_activation(name: str, data: Mapping[str, Any], default: str = "gelu") -> str:
-    """Reads an activation from the field `name` of a config.json, as npformer's name."""
+    """npformer's name of the activation in the field `name` of a config.json."""
     return ACTIVATIONS[checks.one_of(name, data.get(name, default), ACTIVATIONS)]
 
 

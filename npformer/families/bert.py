@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2019). With `is_decoder` attention is causal, and the head predicts the next word."""
+"""BERT (Devlin et al., 2019). With `is_decoder`, attention is causal, and the head predicts the next token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""BLOOM (BigScience Workshop, 2022): ALiBi for positions, norms of the embeddings, and fused heads as in GPT-NeoX.
+"""BLOOM (BigScience Workshop, 2022): ALiBi, a norm of the embeddings, and a fused query, key and value as in GPT-NeoX.
 
-Its GELU is the approximation by tanh, with sqrt(2 / pi) to eight digits in its own code. A head on texts reads the last
-token that is not padding.
+Its GELU is the tanh approximation; Transformers' code for it has sqrt(2 / pi) to eight digits only. A head on texts
+reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from npformer.config import MOST, Config, Positions
 from npformer.families.interleaved import Interleaved
 from npformer.mechanisms import Alibi
 
-#: Names of fields in older files.
+#: Older name of a field -> its current name.
 OLDER = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 
 
 class Bloom(Interleaved):
-    """BLOOM's config.json."""
+    """The family of BLOOM."""
 
     def config(self, head: str, **fields: Any) -> Config:
         return super().config(head, **{**fields, "d_ffn": 4 * fields["d_model"]})
@@ -58,7 +58,7 @@ BLOOM = Bloom(
         "BloomForQuestionAnswering": "question-answering",
     },
     prefix="transformer.",
-    unheard=("scores",),  # with a bias that is greater by a number for each query
+    unheard=("scores",),  # Transformers adds another constant to the scores of each query
     encoder={
         "embeddings.token": "transformer.word_embeddings",
         "embeddings.norm": "transformer.word_embeddings_layernorm",

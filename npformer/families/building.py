@@ -1,4 +1,4 @@
-"""The parts that most families share, made from a `Config`: embeddings, stacks and heads."""
+"""Builders of the parts that most families share: embeddings, stacks and heads of a `Config`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from npformer.output_scale import OutputScale
 
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:
-    """The embeddings of a stack, which have no tables if the input is vectors, with n_tokens 0."""
+    """The embeddings of a stack. With n_tokens 0 the input is vectors, and there are no tables."""
     n_positions = config.n_positions if n_tokens and config.positions.table != "none" else 0
     rows = (n_tokens, n_positions, config.n_token_types)
     first, padding = config.positions.first, config.padding_idx
@@ -26,7 +26,7 @@ def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: b
 
 
 def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias: bool = True) -> Stack:
-    """The layers of an encoder, or of a decoder on its own. bias: of the linear layers, if the model has biases."""
+    """The stack of an encoder or of a decoder-only model. bias: linear layers have the biases of the config."""
     choices = config.n_heads, ACTIVATIONS[config.activation], config.gated, norm, config.norm_first
     sizes = config.d_ffn, bias and config.bias
     layers = [layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
@@ -34,22 +34,22 @@ def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias:
 
 
 def mechanisms_of(config: Config, layer: int) -> tuple[Mechanism, ...]:
-    """The mechanisms of a layer's attention, with the causal mask."""
+    """The mechanisms in the attention of a layer, including the causal mask."""
     own = tuple(each.for_model(config) for each in config.mechanisms_of(layer))
     return (*own, Causal()) if config.causal else own
 
 
 def decoder_stack_of(config: Config, norm: Norm) -> Stack:
-    """The layers of a decoder that reads a source."""
+    """The stack of the decoder of an encoder-decoder."""
     activation, decoder = ACTIVATIONS[config.activation], config.decoder
     layer = decoder_layer_of(decoder.n_heads, activation, norm, config.norm_first, decoder.d_ffn, config.bias)
     return Stack((layer,) * decoder.n_layers, norm if config.final_norm else None)
 
 
 def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias: bool = True) -> Head | HiddenStates:
-    """The head of this name. groups: its groups of weights, which show if it has a pooler or a transform.
+    """The head with this name. groups: its groups of weights, which determine whether it has a pooler or a transform.
 
-    bias: of the last layer
+    bias: the linear layer of the head has a bias.
     """
     of_texts = head in POOLED_HEADS
     pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None
@@ -69,5 +69,5 @@ def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias:
 
 
 def _width(config: Config, head: str) -> int:
-    """The width of the last layer's input: that of the token table in a head of words."""
+    """The width of the input of the head's linear layer: the width of the token table if the head predicts tokens."""
     return config.table_width if head in ("masked-lm", "causal-lm") else config.d_model

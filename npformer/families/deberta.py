@@ -1,7 +1,7 @@
 """DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention.
 
-Distances between words have their own table, which every layer projects as keys, queries or both. The published models
-have no tables of positions and token types.
+Distances between words have their own table, which every layer projects to keys, to queries, or to both. The published
+models have no position table and no token type table.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Disentangled
 
-THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # activations of a convolution
+THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # possible activations of the convolution
 CONVOLUTIONS = {ours: first(THEIRS, ours) for ours in THEIRS.values()}
 EXPECTED = {"relative_attention": True}  # required, because Transformers' default is False
-FORMS = {"p2c": "query", "c2p": "key"}  # pos_att_type -> form of the table, in the order written
+FORMS = {"p2c": "query", "c2p": "key"}  # value in pos_att_type -> form of the table; written in this order
 
 
 class Deberta(EncoderTable):
-    """A family with disentangled attention, configured in config.json."""
+    """The family of DeBERTa."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         for name, value in EXPECTED.items():
@@ -102,11 +102,11 @@ def _convolution(data: Mapping[str, Any]) -> InputConvolution | None:
 
 
 def _forms(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """The forms in pos_att_type, a list or a string of names separated by bars."""
+    """The forms in pos_att_type, which is a list of names or a string of names separated by bars."""
     given = data.get("pos_att_type")
     named = [each.strip() for each in given.lower().split("|")] if isinstance(given, str) else given or []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
-        raise NpformerError(f"pos_att_type: expected a list of names, got {checks.shown(given)}")
+        raise NpformerError(f"pos_att_type: expected a list of strings, got {checks.shown(given)}")
     found = {FORMS[checks.one_of("pos_att_type", each, FORMS)] for each in named if each}
     return tuple(sorted(found))
 
@@ -116,7 +116,7 @@ def _boolean(data: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
-    """A positive setting, or the default, for which transformers writes -1."""
+    """A positive integer, or the default if the value is missing or below 1: Transformers writes -1 for it."""
     value = data.get(name, -1)
     return default if type(value) is int and value < 1 else checks.whole(name, value, 1, MOST)
 
@@ -128,7 +128,7 @@ DEBERTA = Deberta(
         "positions": Positions("none"),
         "pad_id": 0,
         "padding_idx": 0,
-        "mechanisms": (Disentangled(512, 512, norm=True),),  # for version 3, unless config.json differs
+        "mechanisms": (Disentangled(512, 512, norm=True),),  # as in version 3
     },
     settings={"z_steps": 0, "legacy": True},
     sizes=SIZES,

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): BERT without token types, and without a pooler in its base model."""
+"""DistilBERT (Sanh et al., 2019): BERT without token types and, in the base model, without a pooler."""
 
 from __future__ import annotations
 

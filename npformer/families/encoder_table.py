@@ -1,4 +1,4 @@
-"""`EncoderTable`: a family of encoders as a table, for checkpoints that differ from BERT's in names and constants."""
+"""`EncoderTable`: a family described by a table, for checkpoints that differ from BERT in names and constants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from npformer.families.base import (
 from npformer.families.building import embeddings_of
 from npformer.weight_group import Group
 
-#: npformer's field -> config.json's field for BERT and most of its successors.
+#: npformer's field -> field of config.json, for BERT and most of its successors.
 SIZES = {
     "vocab_size": "vocab_size",
     "d_model": "hidden_size",
@@ -36,36 +36,36 @@ SIZES = {
     "max_length": "max_position_embeddings",
 }
 
-#: Settings that change the computation, and the supported value.
+#: Field of config.json that changes the computation -> the supported value.
 SUPPORTED = {"add_cross_attention": False}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EncoderTable(Family):
-    """A family of encoders. Modules are named as in a checkpoint with a head; `*` is a layer's number."""
+    """A family described by a table. Modules have their names in a checkpoint with a head; `*` is a layer's number."""
 
-    sizes: Mapping[str, str]  # npformer's field -> config.json's required field
-    activation: str  # config.json's field
+    sizes: Mapping[str, str]  # npformer's field -> required field of config.json
+    activation: str  # field of config.json with the activation
     usual_activation: str = "gelu"  # default of that field
-    eps: str = ""  # config.json's field; "": always 1e-12
-    token_types: str = ""  # config.json's field for the rows of the token type table; "": no table
-    padding: str = ""  # config.json's field for the padding token, if its position precedes all others; else ""
-    layer_groups: str = ""  # config.json's field for the groups of layers that share weights; "": no sharing
-    group_layers: str = ""  # config.json's field for the layers of a group; a module name then has two `*`
+    eps: str = ""  # field of config.json with the eps of norms; "": always 1e-12
+    token_types: str = ""  # field of config.json with the number of token types; "": no token type table
+    padding: str = ""  # field of config.json with the padding token, if positions start at the row after it; else ""
+    layer_groups: str = ""  # field of config.json with the number of groups that share weights; "": no sharing
+    group_layers: str = ""  # field of config.json with the layers per group; module names then have two `*`
     always_projected: bool = False  # project tables even if they are as wide as the layers
     encoder: Mapping[str, str]  # group -> module
-    heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class are only read
+    heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
     in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
-    modules: Mapping[str, str] = field(default_factory=dict)  # group -> Transformers' module, if files differ
+    modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED, which are also written
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
     twins: Mapping[str, str] = field(default_factory=dict)  # parameter -> its second name in a file
     lacking: frozenset[str] = frozenset()  # optional groups of the base model
     buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
-    dropped: tuple[str, ...] = ()  # stages with dropout in training, if other than `Parts.dropped`
-    read: Mapping[str, str] = field(default_factory=dict)  # head -> the stages that it reads, which also have dropout
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> its dropout rate, if it differs
+    dropped: tuple[str, ...] = ()  # stages with dropout in training; `Parts.dropped` if empty
+    read: Mapping[str, str] = field(default_factory=dict)  # head -> stages that it reads, which also have dropout
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> dropout rate of those stages, if it differs
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -84,10 +84,10 @@ class EncoderTable(Family):
         return self.heads
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Reads config.json.
+        """As in `Family`.
 
-        `tie_weights_` and `sinusoidal_pos_embds` are ignored: Transformers ties only by `tie_word_embeddings`, and a
-        checkpoint stores sinusoidal positions like learned ones.
+        `tie_weights_` is ignored, because in Transformers only `tie_word_embeddings` has an effect.
+        `sinusoidal_pos_embds` is ignored, because a checkpoint stores sinusoidal positions like learned ones.
         """
         head = head or self.head_of(data)
         reject_other(data, {**SUPPORTED, **self.settings, **self.supported.get(head, {})})
@@ -108,7 +108,7 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # number of runs of a group
+            runs = fields["n_layers"]  # in config.json, the number of times that a group runs
             groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}
@@ -129,25 +129,25 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Reads `is_decoder`, the causal mask, which a next-token head requires and a base model may have."""
+        """Whether attention is causal: `is_decoder`, which a next-token head requires and a base model may set."""
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
             raise NpformerError(
-                "is_decoder: False is not supported for a causal-lm model, which predicts each token from earlier ones"
-                f"; supported: True, or {first(self.architectures, 'masked-lm')} for masked words"
+                "is_decoder: expected True, because a causal-lm model predicts each token from earlier ones, got False"
+                f"; for masked words use {first(self.architectures, 'masked-lm')}"
             )
         if given and not (classes and head in ("causal-lm", "base")):
-            other = f"; of this family {classes[0]} takes True" if classes else ""
-            raise NpformerError(f"is_decoder: True is not supported for a {head} model; supported: False{other}")
+            other = f"; in this family only {classes[0]} supports True" if classes else ""
+            raise NpformerError(f"is_decoder: expected False for a {head} model, got True{other}")
         return given or always
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
         count = data.get(self.sizes["n_layers"])
-        return count if type(count) is int and count <= MOST else 0  # larger values are refused by name
+        return count if type(count) is int and count <= MOST else 0  # `read_config` refuses larger values
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        """Fields of `Config` with their own format in this family; write_config writes them back."""
+        """The fields of `Config` that a subclass reads in its own way. Its `write_config` must write them."""
         return {}
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -187,13 +187,13 @@ class EncoderTable(Family):
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def weights(self, config: Config, head: str) -> dict[str, Group]:
-        """Those of the parts, in the order of the table."""
+        """As in `Family`, in the order of the table."""
         found = super().weights(config, head)
         return {group: found[group] for group in self._modules(config, head) if group in found} | found
 
     def sources(self, config: Config, arrays: Mapping[str, tuple[str, str]], head: str) -> dict[str, Source]:
         modules, sources, tensors = self._modules(config, head), {}, dict[tuple[str, str], list[str]]()
-        for group, module in modules.items():  # groups of a layer may be parts of one tensor
+        for group, module in modules.items():  # several groups of a layer may be in one tensor
             tensors.setdefault((_layer(group), module), []).append(group)
         for ours, (group, array) in arrays.items():
             if group not in modules:
@@ -215,13 +215,13 @@ class EncoderTable(Family):
         return sources
 
     def _other_module(self, group: str, config: Config) -> str:
-        """Transformers' module of a group if files use another name, else ""."""
+        """The module of a group in Transformers if files use another name, else ""."""
         layer = _layer(group)
         pattern = group.replace(f"layers.{layer}.", "layers.*.", 1) if layer else group
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """The groups that a model of this family can have -> modules."""
+        """Each group that a model of this family can have -> its module."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:
@@ -238,7 +238,7 @@ class EncoderTable(Family):
         return frozenset(self._written(name, config) for name in self.buffers)
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Also renames gamma and beta of older files to weight and bias."""
+        """As in `Family`. Also renames gamma and beta, as in older files, to weight and bias."""
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 name = name.removesuffix(old) + new
@@ -248,7 +248,7 @@ class EncoderTable(Family):
         return self.lacking if config.head == "base" else frozenset()
 
     def _written(self, name: str, config: Config) -> str:
-        """The name in a new file: Hugging Face's model without a head has no prefix."""
+        """The name in a new file, without the prefix if the model has no head."""
         return name.removeprefix(self.prefix) if config.head == "base" else name
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -264,5 +264,5 @@ class EncoderTable(Family):
 
 
 def _layer(group: str) -> str:
-    """The number of a group's layer; "" outside the layers."""
+    """The number of the layer of a group, or "" outside the layers."""
     return group.split(".")[1] if group.startswith("layers.") else ""

@@ -1,8 +1,8 @@
-"""Gemma and Gemma 2 (Gemma Team, 2024): Llama's layers with other norms and scaled embeddings.
+"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with other norms and scaled embeddings.
 
-RMSNorm multiplies by 1 + weight. The rows of tokens are multiplied by sqrt(D), rounded to the dtype in config.json, in
-which the checkpoint was trained: for 3072 columns 55.5 in bfloat16, not 55.43. Gemma 2 also normalizes the output of
-each block, caps scores and logits, and has a window in every other layer.
+RMSNorm multiplies by 1 + weight. Token rows are multiplied by sqrt(D), rounded to the dtype of training in config.json:
+for 3072 columns, 55.5 in bfloat16 instead of 55.43. Gemma 2 also normalizes the output of each block, caps scores and
+logits, and has a window in every other layer.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from npformer.zero_centred import ZeroCentredRMSNorm
 
 
 class Gemma(Llama):
-    """Gemma's config.json and layers."""
+    """The family of Gemma."""
 
-    bidirectional = False  # whether attention in both directions is supported
+    bidirectional = False  # use_bidirectional_attention is supported
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Reads config.json. Its "gelu" means the approximation by tanh, with which Gemma was trained."""
+        """Reads config.json, in which "gelu" means the tanh approximation that Gemma was trained with."""
         if data.get(self.activation) == "gelu" and self.activation == "hidden_act":
             data = {**data, self.activation: self.usual_activation}
         return super().read_config(data, head)
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         if data.get("use_bidirectional_attention") and not self.bidirectional:
-            raise NpformerError(f"use_bidirectional_attention: True is not supported for a {self.model_type}")
+            raise NpformerError(f"use_bidirectional_attention: True is not supported for {self.model_type} models")
         dtype = data.get("dtype", data.get("torch_dtype"))
         scale_dtype = dtype if isinstance(dtype, str) and dtype in ROUNDED else "float32"
         return super().own_fields(data, head, n_layers) | {"scale_dtype": scale_dtype}
@@ -54,12 +54,12 @@ class Gemma(Llama):
 
 
 class Gemma2(Gemma):
-    """Gemma 2's config.json and layers."""
+    """The family of Gemma 2."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, SoftCap, Window)
 
     def config(self, head: str, **fields: Any) -> Config:
-        """The last layer of each period has no window by default."""
+        """As in `Family`. By default every layer has a window except the last of each period."""
         local = replace(self.constants["local"], layers=self.local_layers({}, fields["n_layers"]))
         return super().config(head, **{"local": local, **fields})
 
@@ -83,11 +83,11 @@ class Gemma2(Gemma):
         }
 
     def rotations(self, data: Mapping[str, Any]) -> tuple[Rotary, Rotary]:
-        """Those of global and of local layers."""
+        """The rotary embeddings of global layers and of local layers."""
         return (read_rotary(data),) * 2
 
     def mechanisms_with(self, rotary: Rotary, data: Mapping[str, Any]) -> tuple[Mechanism, ...]:
-        """The mechanisms of a layer with this rotation, without a window."""
+        """The mechanisms of a layer with these rotary embeddings, without a window."""
         cap = _cap("attn_logit_softcapping", data, 50.0)
         return (rotary, SoftCap(cap)) if cap else (rotary,)
 
@@ -106,7 +106,7 @@ class Gemma2(Gemma):
         }
 
     def stack(self, config: Config) -> Stack:
-        """With a norm of each block's output."""
+        """As in `Llama`, with a norm of the output of each block."""
         stack, norm = super().stack(config), self.norm(config)
         layers = [
             replace(layer, blocks=tuple((name, Normed(block, norm)) for name, block in layer.blocks))
@@ -116,10 +116,10 @@ class Gemma2(Gemma):
 
 
 class Gemma3(Gemma2):
-    """Gemma 3's config.json and layers for text: norms of heads for soft caps, and a rotary base for local layers.
+    """The family of Gemma 3 for text: head norms replace soft caps, and local layers have their own rotary base.
 
-    EmbeddingGemma's attention is not causal: `use_bidirectional_attention`. A token then sees half the window on either
-    side.
+    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and a token sees half the window
+    on either side.
     """
 
     kinds = (ZeroCentredHeadNorm, Rotary, Window)
@@ -136,7 +136,7 @@ class Gemma3(Gemma2):
         return between(checks.whole(named[0], period, 1, MOST), n_layers)
 
     def rotations(self, data: Mapping[str, Any]) -> tuple[Rotary, Rotary]:
-        """The scaling of older files, `rope_scaling`, is that of global layers."""
+        """As in `Gemma2`. In older files, `rope_scaling` applies to global layers only."""
         given = data.get("rope_parameters") or {}
         kinds = [given.get(kind) or {} if isinstance(given, Mapping) else given for kind in (FULL, SLIDING)]
         scaling = data.get("rope_scaling") or {}
@@ -178,7 +178,7 @@ def between(period: int, n_layers: int) -> tuple[int, ...]:
 
 
 def _cap(name: str, data: Mapping[str, Any], default: float | None) -> float:
-    """A soft cap of config.json; 0 for null."""
+    """A soft cap in config.json, or 0 for null."""
     cap = data.get(name, default)
     return 0.0 if cap is None else float(checks.positive(name, cap))
 
@@ -190,13 +190,13 @@ CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype
 
 
 def without_answers(name: str) -> dict[str, str]:
-    """A family's classes -> their heads, which transformers has without that of questions."""
+    """The classes of a family -> their heads. Transformers has no class for question answering."""
     return {each: head for each, head in classes(name).items() if head != "question-answering"}
 
 
 GEMMA = kin_of_llama(Gemma, "gemma", without_answers("Gemma"), CONSTANTS, **SHARED)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
-#: Names of Llama for norms in other places, and a name of its own.
+#: Group -> module, for norms with a new name, or with the name of another norm of Llama.
 NORMS = {
     "layers.*.attention.output_norm": "model.layers.*.post_attention_layernorm",
     "layers.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",

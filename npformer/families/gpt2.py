@@ -1,9 +1,9 @@
 """GPT-2 (Radford et al., 2019): a causal pre-norm stack that predicts the next token.
 
 Its linear layers are Conv1D with weights (in, out), and query, key and value are one tensor. A head on texts reads the
-last token that is not padding, the only token that attends to the whole text. GPT2DoubleHeadsModel is read as the
-next-token model; its choice head is "multiple-choice". Without `mc_token_ids`, Transformers reads the last column
-there, even if it is padding.
+last token that is not padding, the only token that attends to the whole text. GPT2DoubleHeadsModel is read with its
+next-token head; head="multiple-choice" reads its other head. For the latter, Transformers without `mc_token_ids` reads
+the last column, even if it is padding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Gpt2(EncoderTable):
-    """GPT-2's config.json, and the masks stored in each layer by earlier versions of Transformers."""
+    """The family of GPT-2. Earlier versions of Transformers stored masks in each layer, which are ignored."""
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         inner = data.get("n_inner")

@@ -1,7 +1,7 @@
-"""GPT-NeoX (Black et al., 2022) and Pythia (Biderman et al., 2023): attention and the FFN of a layer in parallel.
+"""GPT-NeoX (Black et al., 2022) and Pythia (Biderman et al., 2023): attention and FFN of a layer are parallel.
 
-A part of each head is rotated, and query, key and value are one tensor, interleaved by heads. Files call the projection
-to words embed_out. A head on texts reads the last token that is not padding.
+Part of each head is rotated. Query, key and value are one tensor, interleaved by heads. Files call the projection to
+the vocabulary embed_out. A head on texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class GptNeoX(Interleaved):
-    """GPT-NeoX's config.json and layers."""
+    """The family of GPT-NeoX."""
 
     @property
     def mechanisms(self) -> tuple[type, ...]:

@@ -1,6 +1,6 @@
-"""Query, key and value in one tensor whose rows are interleaved by heads, as in GPT-NeoX and BLOOM.
+"""Families with query, key and value in one tensor, interleaved by heads, such as GPT-NeoX and BLOOM.
 
-The rows of a head's query, of its key and of its value follow one another, then those of the next head.
+For each head in turn, the tensor has the rows of its query, then of its key, then of its value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QKV = ("query", "key", "value")
 
 
 class Interleaved(EncoderTable):
-    """A family whose query, key and value are interleaved by heads."""
+    """A family with query, key and value interleaved by heads."""
 
     def part(self, config: Config, groups: Sequence[str], group: str) -> Part:
         return super().part(config, groups, group)._replace(blocks=config.n_heads)
@@ -29,14 +29,14 @@ class Interleaved(EncoderTable):
         return (
             Mistake(
                 "query, key and value split in thirds",
-                "the rows of query_key_value are those of head 0's query, key and value, then those of head 1",
+                "query_key_value has the query, key and value of head 0, then those of head 1, and so on",
                 _in_thirds,
             ),
         )
 
 
 def _in_thirds(port: Any) -> Ways:
-    """Reads the fused tensor as all queries, all keys, then all values; or as heads of two parts."""
+    """Reads the fused tensor as all queries, then all keys, then all values."""
     whole = [Part(i, (1, 1, 1)) for i in range(len(QKV))]
     by_head = [each._replace(blocks=port.config.n_heads) for each in whole]
     changed = dict[str, np.ndarray]()

@@ -1,8 +1,8 @@
-"""Llama (Touvron et al., 2023; Grattafiori et al., 2024) and its kin: Mistral, Qwen2 and Qwen3.
+"""Llama (Touvron et al., 2023; Grattafiori et al., 2024) and related families: Mistral, Qwen2 and Qwen3.
 
-Causal pre-norm stacks with RMSNorm, rotary embeddings, grouped queries and gated feed-forward networks. Mistral has a
-window in every layer, Qwen2 biases of query, key and value alone, and Qwen3 norms of heads. A head on texts reads the
-last token that is not padding.
+They are causal pre-norm stacks with RMSNorm, rotary embeddings, grouped queries and gated feed-forward networks.
+Mistral has a window in every layer. Qwen2 has biases of query, key and value. Qwen3 has head norms. A head on texts
+reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from npformer.root_mean_square import RMSNorm
 
 
 class Llama(EncoderTable):
-    """Llama's config.json and layers. The subclasses have what differs: windows, biases, norms of heads."""
+    """The family of Llama. Subclasses add windows, biases and head norms."""
 
-    kinds: tuple[type[Mechanism], ...] = (Rotary,)  # of the layers' mechanisms
-    scaled = True  # rotations may be scaled to longer texts
-    answering_prefix = "transformer."  # of the model in the class for question answering
+    kinds: tuple[type[Mechanism], ...] = (Rotary,)  # classes of mechanisms in the layers
+    scaled = True  # rotary embeddings may be scaled to longer texts
+    answering_prefix = "transformer."  # prefix of the stack in the class for question answering
 
     @property
     def mechanisms(self) -> tuple[type, ...]:
@@ -55,7 +55,7 @@ class Llama(EncoderTable):
         return data.get("head_dim")
 
     def rotary(self, data: Mapping[str, Any], d_head: int) -> Rotary:
-        """The rotations of heads of this width."""
+        """The rotary embeddings of heads of this width."""
         return read_rotary(data)
 
     def biased(self, data: Mapping[str, Any]) -> bool:
@@ -74,7 +74,7 @@ class Llama(EncoderTable):
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def current(self, name: str, known: Container[str]) -> str:
-        """The prefix differs between Transformers' classes; files of the model alone have none."""
+        """As in `Family`. The prefix differs between the classes of Transformers, and the base model has none."""
         bare = name.removeprefix(self.prefix).removeprefix(self.answering_prefix)
         return next((each for each in (self.prefix + bare, self.answering_prefix + bare, bare) if each in known), name)
 
@@ -107,7 +107,7 @@ class Llama(EncoderTable):
 
 
 class Mistral(Llama):
-    """Llama with a window in every layer: a token sees itself and the `sliding_window` - 1 before it."""
+    """Llama with a window in every layer: a token sees itself and the `sliding_window` - 1 tokens before it."""
 
     answering_prefix = "model."
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
@@ -147,7 +147,7 @@ class Qwen2(Llama):
         }
 
     def attention(self, config: Config, layer: int) -> Attention:
-        """Without a bias of the output."""
+        """As in `Llama`, without a bias of the output projection."""
         return Attention(
             *(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head),
             output_bias=False,
@@ -155,7 +155,7 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """Qwen2 with norms of heads, and biases of all four linear layers or of none."""
+    """Qwen2 with head norms. Either all four linear layers of attention have biases, or none has."""
 
     kinds = (HeadNorm, Rotary, Window)
 
@@ -177,17 +177,17 @@ class Qwen3(Qwen2):
 
 
 def window_of(size: Any) -> Window:
-    """A token sees itself and the size - 1 before it; in a causal model it sees none after it."""
+    """The window of `sliding_window`, in which a token sees itself and the size - 1 tokens before it."""
     return Window(checks.whole("sliding_window", size, 1, MOST) - 1)
 
 
 def window_size(mechanisms: tuple[Any, ...]) -> int | None:
-    """The size of the window in config.json."""
+    """The value of `sliding_window` in config.json, or None without a window."""
     return next((each.reach + 1 for each in mechanisms if isinstance(each, Window)), None)
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers with a window: from `layer_types`, or all from `max_window_layers` on."""
+    """The layers with a window: those in `layer_types`, or by default all layers from `max_window_layers` on."""
     if not checks.boolean("use_sliding_window", data.get("use_sliding_window", False)):
         return ()
     if data.get("sliding_window", 4096) is None:
@@ -226,7 +226,7 @@ ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassifica
 
 
 def classes(name: str) -> dict[str, str]:
-    """Maps a family's class names, `name` with each suffix, to their heads."""
+    """The classes of a family -> their heads. A class is called `name` with one of the suffixes in ENDS."""
     return dict(zip((name + end for end in ENDS), HEADS, strict=True))
 
 
@@ -241,7 +241,7 @@ def kin_of_llama(
     encoder: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Llama:
-    """A family like Llama. constants, encoder: the entries that differ from Llama's."""
+    """Creates a family similar to Llama. constants, encoder: the entries that differ from those of Llama."""
     stages = {"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"}
     settings: dict[str, Any] = {
         "activation": "hidden_act",

@@ -1,6 +1,6 @@
-"""Marian's translation models (Junczys-Dowmunt et al., 2018), as in Hugging Face's MarianMTModel.
+"""The translation models of Marian (Junczys-Dowmunt et al., 2018), as in Hugging Face's MarianMTModel.
 
-`bart.py` has the same layers under the same names.
+`bart.py` has the same layers with the same names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.families.base import (
 )
 from npformer.families.vaswani import Transformer
 
-#: npformer's field -> config.json's field and default (... if required, or if the family has a default).
+#: npformer's field -> field of config.json and its default (... if it is required or `Marian.ids` has the default).
 FIELDS = {
     "vocab_size": ("vocab_size", ...),
     "d_model": ("d_model", ...),
@@ -43,7 +43,7 @@ DECODER_FIELDS = {
     "start_id": ("decoder_start_token_id", ...),
 }
 
-#: Group in a layer -> Marian's module in a layer.
+#: Group of a layer -> module of a layer.
 LAYER = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -63,14 +63,14 @@ LAYER = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Marian(Transformer):
-    """Checkpoints with Marian's names."""
+    """The family of Marian, and of others with the same tensor names."""
 
-    ids: Mapping[str, int]  # config.json's field -> default id
-    always: Mapping[str, Any] = field(default_factory=dict)  # fields of older checkpoints -> their only value
-    scales_outside: bool = False  # the module of the token table returns its rows, without scale_embedding's factor
+    ids: Mapping[str, int]  # field of config.json -> default id
+    always: Mapping[str, Any] = field(default_factory=dict)  # field of older checkpoints -> the supported value
+    scales_outside: bool = False  # Transformers' module of the token table does not multiply by sqrt(d_model)
 
     def completed(self, config: Config) -> tuple[str, ...]:
-        """The stages that are the output of a module with a factor or bias from outside of it, by their last names."""
+        """The stages that are the output of a module times a factor, or plus a bias, from outside the module."""
         tokens = ("embeddings.token",) if self.scales_outside and config.scale_embedding else ()
         return (*tokens, "logits") if config.head == "translation" else tokens
 
@@ -122,7 +122,7 @@ class Marian(Transformer):
                     found[ours] = Source(("final_logits_bias",), leading=True)
             elif rest == "embeddings.token":
                 names = (f"model.{side}.embed_tokens.weight",)
-                # Transformers stores tied tables as one, "shared", and other tables separately.
+                # Transformers stores tied tables once, as "shared", and other tables separately.
                 both = shared + names if config.tied else names + shared
                 found[ours] = Source(both if side == "encoder" else names)
             elif rest == "embeddings.position":

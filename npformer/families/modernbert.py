@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al., 2024): rotary embeddings, local layers, gated feed-forward networks, and no biases.
 
-Every third layer attends to the whole text, the others to a window with a different rotary base. Norms come before the
-blocks; the first layer has no attention norm, because the embeddings end with a norm.
+Every third layer attends to the whole text; the others attend to a window and have a different rotary base. Norms come
+before the blocks. The first layer has no attention norm, because the embeddings end with a norm.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from npformer.layers import Stack
 from npformer.mechanisms import Rotary, Window
 
 POOLINGS = {"cls": "first", "mean": "mean"}
-HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # below the last layer of every head
+HEAD = {"head.hidden": "head.dense", "head.norm": "head.norm"}  # before the last layer of every head
 
 
 class ModernBert(EncoderTable):
-    """The table, with settings that config.json has in the formats of Transformers 5 and of earlier versions."""
+    """The family of ModernBERT. It reads config.json of Transformers 5 and of earlier versions."""
 
     def config(self, head: str, **fields: Any) -> Config:
-        """Every third layer is global by default."""
+        """As in `EncoderTable`. By default every third layer attends to the whole text."""
         local = replace(self.constants["local"], layers=between(3, fields["n_layers"]))
         return super().config(head, **{"local": local, **fields})
 
@@ -38,7 +38,8 @@ class ModernBert(EncoderTable):
         pooling = checks.one_of("classifier_pooling", data.get("classifier_pooling", "cls"), POOLINGS)
         if data["hidden_size"] // data["num_attention_heads"] % 2:
             raise NpformerError(
-                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns"
+                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns, "
+                f"got {data['hidden_size']} for {data['num_attention_heads']} heads"
             )
         pad = data.get("pad_token_id")
         if pad is not None:
@@ -55,7 +56,7 @@ class ModernBert(EncoderTable):
         }
 
     def stack(self, config: Config) -> Stack:
-        """Without a norm of the first layer's attention."""
+        """As in `EncoderTable`, without the attention norm of the first layer."""
         stack = stack_of(config, self.norm(config))
         first, *others = stack.layers
         return replace(stack, layers=(replace(first, unnormed=("attention",)), *others))
@@ -79,7 +80,7 @@ class ModernBert(EncoderTable):
 
 
 def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> float:
-    """The base of the rotary embeddings in layers of this kind; 0 for null in an older config.json."""
+    """The base of the rotary embeddings in layers of this kind, or 0 for null in an older config.json."""
     if data.get("rope_scaling") is not None:
         raise NpformerError(f"rope_scaling: {checks.shown(data['rope_scaling'])} is not supported; supported: null")
     given = data.get("rope_parameters") or {}
@@ -95,7 +96,7 @@ def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> floa
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The local layers in `layer_types`; by default those between regularly spaced global layers."""
+    """The local layers: those in `layer_types`, or by default all layers between regularly spaced global layers."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
     if kinds is None:
@@ -109,12 +110,12 @@ def between(every: int, n_layers: int) -> tuple[int, ...]:
 
 
 def _rotary(theta: float) -> tuple[Rotary, ...]:
-    """Rotary embeddings; none for 0, which is null in an older config.json."""
+    """Rotary embeddings with this base, or () for 0, which means null in an older config.json."""
     return (Rotary(theta),) if theta else ()
 
 
 def _steps(local: tuple[int, ...], n_layers: int) -> dict[str, int]:
-    """The spacing of global layers, for versions of Transformers without layer_types; {} if it is irregular."""
+    """The spacing of global layers for versions of Transformers without layer_types, or {} if it is irregular."""
     every = next((each for each in range(1, n_layers + 1) if between(each, n_layers) == local), None)
     return {} if every is None else {"global_attn_every_n_layers": every}
 

@@ -1,7 +1,7 @@
-"""Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated networks, and no biases in its layers.
+"""Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
-config.json and tensor names have two formats: that of the hub's checkpoints, which come with their own code, and that
-of Transformers 5, which also writes the hub's tensor names. Only npformer's code is run.
+config.json and tensor names have two formats. Checkpoints on the hub come with their own code, which is never run, and
+have one format. Transformers 5 has the other, but also writes the tensor names of the hub.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 
-#: Transformers' field -> the hub's field, which is GPT-2's.
+#: Field in Transformers -> field on the hub, with the name from GPT-2.
 HUB = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -27,7 +27,7 @@ HUB = {
     "max_position_embeddings": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-#: Required values in the hub's format, because its code has other defaults.
+#: Required values in the hub's format, whose code has other defaults.
 EXPECTED = {
     "activation_function": "swiglu",
     "qkv_proj_bias": False,
@@ -35,7 +35,7 @@ EXPECTED = {
     "mlp_fc2_bias": False,
     "rotary_emb_fraction": 1.0,
 }
-#: Supported values of optional fields. Experts come first, since a config.json with experts differs in all others.
+#: Supported values of optional fields. Experts come first, because models with experts differ in other fields too.
 SUPPORTED = {
     "moe_every_n_layers": 0,
     "num_experts": 0,
@@ -50,12 +50,12 @@ SUPPORTED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
 }
-PRETRAINING = "NomicBertForPreTraining"  # the hub's class with a masked-word head
-OLDER = "bert."  # prefix of its tensors
+PRETRAINING = "NomicBertForPreTraining"  # class on the hub with a masked-word head
+OLDER = "bert."  # prefix of tensor names in that class
 
 
 class NomicBert(EncoderTable):
-    """The table, with config.json in two formats."""
+    """The family of Nomic BERT. It reads config.json in both formats."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         reject_other(data, SUPPORTED)
@@ -72,12 +72,13 @@ class NomicBert(EncoderTable):
         width, n_heads = data["hidden_size"], data["num_attention_heads"]
         if width // n_heads % 2:
             raise NpformerError(
-                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns"
+                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns, "
+                f"got {width} for {n_heads} heads"
             )
         if data.get("head_dim") is not None and data["head_dim"] != width // n_heads:
             given = checks.shown(data["head_dim"])
             raise NpformerError(
-                f"head_dim: {given} is not supported; supported: {width // n_heads}, of {n_heads} heads"
+                f"head_dim: {given} is not supported; supported: {width // n_heads}, which is hidden_size / {n_heads}"
             )
         pad = data.get("pad_token_id", 0)
         if pad is not None:
@@ -108,7 +109,7 @@ def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # padding rows of the table
+    if rows is not None:  # the table is padded to a multiple of rows
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

@@ -1,7 +1,7 @@
-"""OPT (Zhang et al., 2022): causal stacks with positions from row 2, as in BART.
+"""OPT (Zhang et al., 2022): causal stacks with positions from row 2 on, as in BART.
 
-Norms come before the blocks, but after them in the model with 350M parameters, which has no last norm; its tokens are
-narrower than its layers. A head on texts reads the last token that is not padding.
+Norms come before the blocks. The model with 350M parameters is an exception: its norms come after the blocks, it has no
+final norm, and its token table is narrower than its layers. A head on texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH, LENGTH = "word_embed_proj_dim", "max_position_embeddings"
 
 
 class Opt(EncoderTable):
-    """OPT's config.json, tables and layers."""
+    """The family of OPT."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         width = data.get("hidden_size") if data.get(WIDTH) is None else data[WIDTH]
@@ -37,7 +37,7 @@ class Opt(EncoderTable):
             "final_norm": first and not removed,
             "bias": checks.boolean("enable_bias", data.get("enable_bias", True)),
             "padding_idx": None if pad is None else checks.whole("pad_token_id", pad, 0, MOST),
-            "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # without the rows before a text's first
+            "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # without the two rows before the first position
         }
 
     def write_config(self, config: Config) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Phi-3 and Phi-4 (Abdin et al., 2024): Llama's layers with fused weights, and rotations of a part of each head.
+"""Phi-3 and Phi-4 (Abdin et al., 2024): Llama's layers with fused weights. In some models part of each head is rotated.
 
-Query, key and value are one tensor, one after another, and so are gate and up projection, the gate first. Rotations for
-long texts ("longrope", also called "su" and "yarn") are refused.
+One tensor has query, key and value in this order, and another has the gate projection and the up projection. Rotary
+embeddings for long texts ("longrope", also called "su" and "yarn") are not supported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npformer.mechanisms import Mechanism, PartialRotary, Rotary, Window
 
 
 class Phi3(Mistral):
-    """Phi-3's config.json."""
+    """The family of Phi-3."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, PartialRotary, Window)
     scaled = False
@@ -31,7 +31,7 @@ class Phi3(Mistral):
             given = data.get(name)
             kind = given.get("rope_type", given.get("type", "default")) if isinstance(given, Mapping) else "default"
             if kind != "default":
-                raise NpformerError(f"{name}: {shown(kind)} is not supported for a phi3; supported: 'default'")
+                raise NpformerError(f"{name}: {shown(kind)} is not supported for phi3 models; supported: 'default'")
         return read_partial_rotary(data, d_head)
 
     def write_config(self, config: Config) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """RoBERTa (Liu et al., 2019), XLM-RoBERTa (Conneau et al., 2020) and CamemBERT (Martin et al., 2020): BERT's layers.
 
-Positions start at the row after the padding token's, and padding inside a text is not counted. There is one token type,
-the special tokens are `<s>` and `</s>`, and the classifier has its own dense layer instead of the pooler's.
+The first position has the row after the id of the padding token, and padding tokens are not counted. There is one token
+type, the special tokens are `<s>` and `</s>`, and the classifier has its own dense layer instead of the pooler.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SPECIAL_TOKENS = {
     "mask_token": "<mask>",
 }
 
-#: XLM-RoBERTa's ids are one above the indices of the file's pieces, and <mask> is the last.
+#: An id of XLM-RoBERTa is the index of the piece in the file plus 1, and <mask> is the last id.
 XLM_PIECES = PieceOrder(
     first=(("cls_token", 0.0), ("pad_token", 0.0), ("sep_token", 0.0), ("unk_token", 0.0)),
     dropped=3,
     last=("mask_token",),
 )
-#: CamemBERT uses the file's start and end tokens; those that fairseq puts first are unused.
+#: CamemBERT uses the start and end tokens of the file. The ones that fairseq puts first are unused.
 CAMEMBERT_PIECES = PieceOrder(
     first=(
         ("<s>NOTUSED", 0.0), ("pad_token", 0.0), ("</s>NOTUSED", 0.0), ("unk_token", 0.0), ("<unk>NOTUSED", -100.0)
@@ -41,7 +41,7 @@ WORDS = {
 
 
 def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> EncoderTable:
-    """The family under this name; the three differ only in their vocabularies."""
+    """Creates one of the three families, which differ only in their vocabularies."""
     return EncoderTable(
         model_type=model_type,
         constants={
@@ -52,7 +52,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         },
         padding="pad_token_id",
         special_tokens=SPECIAL_TOKENS,
-        mask_takes_space=model_type == "camembert",  # not for Transformers' other two
+        mask_takes_space=model_type == "camembert",  # as in Transformers
         pieces=pieces,
         pair="cls $A sep sep $B sep",
         sizes=SIZES,

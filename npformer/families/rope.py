@@ -1,4 +1,4 @@
-"""Rotary embeddings in config.json: `rope_parameters` of Transformers 5, `rope_theta` and `rope_scaling` before it."""
+"""Rotary embeddings in config.json: `rope_parameters` in Transformers 5, `rope_theta` and `rope_scaling` before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ("rope_scaling", "rope_parameters")
 def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
     """The rotary embeddings of a config.json. theta: the default base.
 
-    Raises NpformerError for a kind of scaling that is not computed here.
+    Raises NpformerError for an unsupported kind of scaling.
     """
     name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     given = data.get(name) or {}
@@ -31,12 +31,13 @@ def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
         supported = ", ".join(_READERS)
         raise NpformerError(f"{name}: rope_type: {checks.shown(kind)} is not supported; supported: {supported}")
     if partial_factor(data, 1.0) != 1.0:
-        raise NpformerError("partial_rotary_factor: expected 1, because whole heads are rotated here")
+        factor = checks.shown(partial_factor(data, 1.0))
+        raise NpformerError(f"partial_rotary_factor: expected 1, because whole heads are rotated, got {factor}")
     return Rotary(float(checks.positive("rope_theta", base)), scaling=_READERS[kind](name, given, data))
 
 
 def read_partial_rotary(data: Mapping[str, Any], d_head: int, usual: float = 1.0) -> Rotary:
-    """`read_rotary` of the first columns of each head, or of all. usual: the default of `partial_rotary_factor`."""
+    """The rotary embeddings of all or only the first columns of a head. usual: default of `partial_rotary_factor`."""
     columns = int(d_head * checks.positive("partial_rotary_factor", partial_factor(data, usual)))
     whole = {name: {**data[name], FACTOR: 1.0} for name in SETTINGS if isinstance(data.get(name), Mapping)}
     rotary = read_rotary({**data, FACTOR: 1.0, **whole})
@@ -44,13 +45,13 @@ def read_partial_rotary(data: Mapping[str, Any], d_head: int, usual: float = 1.0
 
 
 def partial_factor(data: Mapping[str, Any], usual: float) -> Any:
-    """The share of each head's columns that is rotated."""
+    """The fraction of columns of a head that are rotated."""
     inner = [data[name][FACTOR] for name in SETTINGS if isinstance(data.get(name), Mapping) and FACTOR in data[name]]
     return inner[0] if inner else data.get(FACTOR, usual)
 
 
 def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
-    """The inverse of `read_partial_rotary`."""
+    """The rotary embeddings as fields of config.json. Inverse of `read_partial_rotary`."""
     columns = rotary.columns if isinstance(rotary, PartialRotary) else d_head
     factor, written = columns / d_head, write_rotary(rotary)
     if int(d_head * factor) != columns:  # rounded down
@@ -59,7 +60,7 @@ def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
 
 
 def write_rotary(rotary: Rotary) -> dict[str, Any]:
-    """The inverse of `read_rotary`."""
+    """The rotary embeddings as fields of config.json. Inverse of `read_rotary`."""
     scaling = rotary.scaling
     fields = {} if scaling is None else _written(scaling)
     kind = fields.pop("rope_type", "default")
@@ -127,12 +128,12 @@ def _written(scaling: Scaling) -> dict[str, Any]:
 
 def _number(name: str, given: Mapping[str, Any], field: str) -> float:
     if field not in given:
-        raise NpformerError(f"{name}: no {field!r}, which this rope_type requires")
+        raise NpformerError(f"{name}: {field}: missing, but required for this rope_type")
     return float(checks.positive(f"{name}.{field}", given[field]))
 
 
 def _original(given: Mapping[str, Any], data: Mapping[str, Any]) -> int:
-    """The number of positions in training before the scaling; the model's own unless given."""
+    """The number of positions in training before the scaling, by default `max_position_embeddings`."""
     field = "original_max_position_embeddings"
     value = given.get(field) or data.get(field) or data.get("max_position_embeddings")
     return checks.whole(field, value, 1, MOST)

@@ -1,8 +1,9 @@
 """T5 (Raffel et al., 2020), T5 v1.1 and FLAN-T5 under the same names, and mT5 (Xue et al., 2021).
 
-Pre-norm stacks with RMSNorm, without biases and without positions: each stack has one table of relative biases, which
-all of its layers add to scores that are not divided by sqrt(K). T5 scales the rows that it projects to the vocabulary
-by 1 / sqrt(D), v1.1 and mT5 do not; they have gates. The base model is the encoder alone, as in sentence-t5 and GTR.
+They are pre-norm stacks with RMSNorm, and without biases and position tables. Each stack has one table of relative
+biases, which all of its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D)
+before it projects them to the vocabulary; v1.1 and mT5 do not, and have gated feed-forward networks. The base model is
+the encoder alone, as in sentence-t5 and GTR.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from npformer.mechanisms import Causal, RelativeBias
 from npformer.norms import Norm
 from npformer.root_mean_square import RMSNorm
 
-#: npformer's field -> config.json's field.
+#: npformer's field -> field of config.json.
 SIZES = {
     "vocab_size": "vocab_size",
     "d_model": "d_model",
@@ -32,9 +33,9 @@ SIZES = {
     "n_layers": "num_layers",
     "d_ffn": "d_ff",
 }
-#: Heads of the encoder alone.
+#: Heads that need only the encoder.
 ALONE = ("base", "token-classification")
-#: Head -> the groups of weights above the stacks, and their modules.
+#: Head -> its groups of weights and their modules.
 TOP = {
     "base": {},
     "translation": {"head.output": "lm_head"},
@@ -42,32 +43,32 @@ TOP = {
     "token-classification": {"head.output": "classifier"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: Heads of classes that have the model in a module "transformer".
+#: Heads of classes that contain the model as a module "transformer".
 WITHIN = ("sequence-classification", "token-classification")
-#: Block in a layer -> its module, and the names of linear layers.
+#: Block of a layer -> its module.
 BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}
 LINEAR = {"query": "q", "key": "k", "value": "v", "output": "o"}
 INNER = {"hidden": "wi", "gate": "wi_1", "output": "wo"}
-#: Stack -> its blocks in the order of the modules of a layer.
+#: Stack -> the blocks of a layer, in order.
 INDEX = {"encoder": ("attention", "ffn"), "decoder": ("attention", "cross_attention", "ffn")}
 #: Groups of a stack outside its layers.
 ENDS = {"relative_bias": "block.0.layer.0.SelfAttention.relative_attention_bias", "norm": "final_layer_norm"}
 
 SCALE = "scale_decoder_outputs"
 BUCKETS, DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
-#: Tokens of the longest text. T5 itself has no limit.
+#: Maximum number of tokens of a text. T5 itself has no limit.
 LONGEST = 2**20
 
 
 class T5Family(Transformer):
-    """T5's config.json, layers and names."""
+    """The family of T5."""
 
-    scales: bool = True  # rows below the vocabulary, if config.json does not say otherwise
+    scales: bool = True  # scale_decoder_outputs in config.json is respected; if False, rows are never scaled
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
     def config(self, head: str, **fields: Any) -> Config:
-        """Both stacks have the sizes of config.json, of which only the number of layers differs."""
+        """As in `Family`. Both stacks have the same sizes, except for the number of layers."""
         own: dict[str, Any] = {"max_length": LONGEST}
         if head in ALONE:
             own |= {"shared": False, "decoder": Decoder()}
@@ -81,10 +82,11 @@ class T5Family(Transformer):
     def check(self, config: Config) -> Config:
         checks.whole("num_layers", config.n_layers, 1, MOST)
         if config.gated and config.activation == "gelu":
-            raise NpformerError("activation: a T5 with gates has 'gelu_tanh', not 'gelu'")
+            raise NpformerError("activation: expected 'gelu_tanh' for a gated T5 model, got 'gelu'")
         if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
             raise NpformerError(
-                f"eos_token_id: expected one id, because a classifier reads its row, got {config.decoder.end_ids}"
+                f"eos_token_id: expected one id, because a classifier reads the row of this token, got "
+                f"{config.decoder.end_ids}"
             )
         for each in config.mechanisms:
             replace(each, bidirectional=not config.decoder).check(config)
@@ -117,12 +119,14 @@ class T5Family(Transformer):
         )
 
     def _read_feed_forward(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The activation, and whether there is a gate: T5's "gated-gelu" is the approximation by tanh."""
+        """The activation, and whether there is a gate. T5's "gated-gelu" is the tanh approximation."""
         usual = "gated-gelu" if self.constants["gated"] else "relu"
         gate, _, name = str(data.get("feed_forward_proj", usual)).rpartition("-")
         if gate not in ("", "gated") or name not in base.ACTIVATIONS:
             given, known = checks.shown(data["feed_forward_proj"]), ", ".join(base.ACTIVATIONS)
-            raise NpformerError(f"feed_forward_proj: expected an activation, or gated-ACTIVATION, got {given}; {known}")
+            raise NpformerError(
+                f"feed_forward_proj: expected ACTIVATION or gated-ACTIVATION, got {given}; activations: {known}"
+            )
         is_tanh = gate and name == "gelu"
         return {"gated": bool(gate), "activation": "gelu_tanh" if is_tanh else base.ACTIVATIONS[name]}
 
@@ -188,7 +192,7 @@ class T5Family(Transformer):
         return name.removeprefix(self.prefix)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """A layer of attention to the source has no biases, and an encoder alone no decoder."""
+        """As in `Family`: relative biases for cross-attention, and the decoder if only the encoder is used."""
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
 
@@ -211,9 +215,9 @@ def _read_bias(data: Mapping[str, Any]) -> RelativeBias:
 
 
 def _modules(group: str, head: str, config: Config) -> list[str]:
-    """The modules that may hold a group's weights, the first of which is written."""
+    """The modules that may have the weights of a group. The first one is written."""
     if group == "head.output" and head == "translation" and not config.tied:
-        return ["lm_head", "shared"]  # Transformers 5 takes the table for a file without lm_head
+        return ["lm_head", "shared"]  # like Transformers 5, uses the token table if a file has no lm_head
     if group in TOP[head]:
         return [TOP[head][group]]
     side, _, rest = group.partition(".")
@@ -265,7 +269,7 @@ def _family(kind: type[T5Family], model_type: str, name: str, gated: bool) -> T5
 
 
 class MT5Family(T5Family):
-    """mT5, whose rows below the vocabulary are never scaled."""
+    """The family of mT5, which never scales rows before the projection to the vocabulary."""
 
     scales = False
 

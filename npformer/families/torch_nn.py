@@ -1,8 +1,8 @@
 """State dicts of torch's nn.Transformer, its encoder, decoder and layers, and nn.MultiheadAttention.
 
-They may be bare, or part of your own model with its embeddings and head. A small config.json next to them has the sizes
-that a state dict does not contain; `TorchModules.read_config` lists its fields. Its `modules` maps npformer's groups to
-your model's modules.
+A state dict may be that of the torch module, or of your own model that contains it, with embeddings and head. A small
+config.json next to it has the sizes that a state dict does not contain; `TorchModules.read_config` lists its fields.
+The field `modules` maps npformer's groups to the modules of your model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from npformer.families.vaswani import Transformer
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
 
-#: Torch classes with a supported state dict.
+#: Torch classes with supported state dicts.
 CLASSES = (
     "nn.Transformer",
     "nn.TransformerEncoder",
@@ -28,7 +28,7 @@ CLASSES = (
     "nn.MultiheadAttention",
 )
 
-#: npformer's field -> its name in config.json and default (... if required).
+#: npformer's field -> field of config.json and its default (... if required).
 FIELDS = {
     "d_model": ("d_model", ...),
     "n_heads": ("n_heads", ...),
@@ -65,7 +65,7 @@ OTHERS = (
     "dtype",
 )
 
-#: The last part of a group -> its name in torch's enclosing module ("": not a separate module).
+#: Last part of the name of a group -> its name in torch's enclosing module ("": not a separate module).
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",
@@ -83,18 +83,18 @@ NAMES = {
     "head": "",
     "head.output": "head",
 }
-MOST_MODULES = 200  # a layer's groups count once, regardless of the number of layers
+MOST_MODULES = 200  # `*` stands for all layers, so that the number of layers does not count
 THIRDS = {"query": 0, "key": 1, "value": 2}
 
 
 class TorchModules(Transformer):
-    """State dicts of torch's modules."""
+    """The family of torch's own modules."""
 
     def check(self, config: Config) -> Config:
         checks.one_of("head", config.head, HEADS)
         checks.one_of("torch_class", config.torch_class, CLASSES)
         if config.head == "translation" and config.torch_class != "nn.Transformer":
-            raise NpformerError(f"a translation model has an encoder and a decoder, got {config.torch_class}")
+            raise NpformerError(f"architectures: a translation model needs nn.Transformer, got {config.torch_class}")
         if config.decoder and config.head not in ("base", "translation"):
             raise NpformerError(f"decoder: expected no layers for a {config.head} model, got {config.decoder.n_layers}")
         return config
@@ -111,13 +111,13 @@ class TorchModules(Transformer):
         known = {theirs for theirs, _ in (*FIELDS.values(), *DECODER_FIELDS.values())}.union(OTHERS)
         if odd := sorted(set(data) - known):
             fields = ", ".join(sorted(known))
-            raise NpformerError(f"{odd[0]!r:.80}: unknown field of a transformer's config.json; known: {fields}")
-        settings = read_fields(FIELDS, data, "transformer's")
-        decoder = read_fields(DECODER_FIELDS, data, "transformer's")
+            raise NpformerError(f"{odd[0]!r:.80}: unknown field in config.json of a transformer; known: {fields}")
+        settings = read_fields(FIELDS, data, "transformer")
+        decoder = read_fields(DECODER_FIELDS, data, "transformer")
         decoder |= {name: settings[name] for name in ("n_heads", "d_ffn", "vocab_size") if decoder[name] is None}
         architectures, modules = data.get("architectures") or ["nn.Transformer"], data.get("modules") or {}
         if not isinstance(modules, dict) or not all(isinstance(each, str) for each in modules.values()):
-            raise NpformerError("modules: expected an object of npformer's groups and the checkpoint's modules")
+            raise NpformerError("modules: expected an object that maps npformer's groups to modules of the checkpoint")
         if len(modules) > MOST_MODULES:
             raise NpformerError(f"modules: expected at most {MOST_MODULES} groups, got {len(modules)}")
         torch_class = architectures[0] if isinstance(architectures, list) else architectures
@@ -160,14 +160,14 @@ class TorchModules(Transformer):
 
 
 def _decoder(fields: dict[str, Any], data: Mapping[str, Any], torch_class: object) -> Decoder:
-    """The decoder stack; a single decoder layer is a stack of one."""
+    """The decoder stack. A single decoder layer is a stack with one layer."""
     if fields["n_layers"] == 0 and torch_class == "nn.TransformerDecoderLayer":
         fields["n_layers"] = 1
     return Decoder(**fields, end_ids=read_ids("eos_token_id", data.get("eos_token_id")))
 
 
 def module(group: str, config: Config) -> str:
-    """The module of the state dict for a group, or for several groups; `*` is a layer's number.
+    """The module of a group, or of a prefix of groups, in the state dict. `*` is the number of a layer.
 
     >>> module("encoder.layers.*.attention", TORCH_MODULES.read_config({"d_model": 4, "n_heads": 2, "d_ffn": 8}, None))
     'encoder.layers.*.self_attn'

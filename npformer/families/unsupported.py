@@ -1,4 +1,4 @@
-"""Unsupported features, refused by name from config.json, before weights are read or downloaded.
+"""Checks for unsupported features in config.json, before weights are read or downloaded.
 
 A family that supports one of these features lists its field in `Family.reads`.
 """
@@ -13,7 +13,7 @@ from npformer.common.errors import NpformerError
 from npformer.families.base import Family
 
 EXPERTS = "a mixture of experts: a router that chooses feed-forward networks for each token"
-#: model_type of unsupported families -> the mechanism that they need.
+#: model_type of an unsupported family -> the feature that it needs.
 MISSING = {
     "big_bird": "block-sparse attention with random blocks",
     "canine": "characters as tokens, with hash embeddings",
@@ -46,16 +46,16 @@ MISSING = {
     "xlnet": "relative positions of Transformer-XL",
 }
 
-#: Fields that change the result -> the value without effect.
+#: Field that changes the result -> the value without effect.
 FIELDS = {
     "position_embedding_type": "absolute",
     "attention_type": "original_full",
     "rope_scaling": None,
     "rope_parameters": None,
 }
-CODE = "auto_map"  # classes in a checkpoint's own code
+CODE = "auto_map"  # field with the classes in a checkpoint's own code
 
-#: Fields that do not change the result: they are ignored.
+#: Fields that are ignored because they do not change the result.
 IGNORED = (
     *("_attn_implementation", "dtype", "reference_compile", "torch_dtype", "use_cache"),
     *("fused_bias_fc", "fused_dropout_add_ln", "reorder_and_upcast_attn", "use_flash_attn", "use_xentropy"),
@@ -63,7 +63,7 @@ IGNORED = (
 
 
 def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Family:
-    """The family of a config.json. Raises NpformerError, by name, for unsupported features."""
+    """The family of a config.json. Raises NpformerError for unsupported features."""
     name, code = data.get("model_type"), _own_code(data)
     try:
         if isinstance(name, str) and name in MISSING.keys() - families.keys():
@@ -78,19 +78,19 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
         value = data.get(field, neutral)
         if value != neutral and field not in family.reads:
             kind = value.get("rope_type", value.get("type", value)) if isinstance(value, Mapping) else value
-            raise NpformerError(f"{field}: {shown(kind)} is not supported for a {name}; supported: {neutral!r}")
+            raise NpformerError(f"{field}: {shown(kind)} is not supported for {name} models; supported: {neutral!r}")
     if code and CODE not in family.reads:
         raise NpformerError(f"{code}, and may differ from other {name} models")
     return family
 
 
 def ignored(data: Mapping[str, Any], family: Family) -> list[str]:
-    """The fields of a config.json without effect in a family."""
+    """The fields of a config.json that have no effect in a family."""
     return [name for name in IGNORED if name in data and name not in family.reads]
 
 
 def _own_code(data: Mapping[str, Any]) -> str:
-    """A message if the checkpoint comes with its own code, else ""."""
+    """An error message if the checkpoint comes with its own code, else ""."""
     classes = data.get(CODE)
     named = (
         [each for key, each in classes.items() if key.startswith("AutoModel")] if isinstance(classes, Mapping) else []

@@ -1,4 +1,4 @@
-"""The base of families like the 2017 model (Vaswani et al.): an encoder stack, a decoder stack, or both.
+"""`Transformer`, the base class of families with an encoder stack, a decoder stack or both (Vaswani et al., 2017).
 
 These families are Marian (`marian.py`), BART (`bart.py`), T5 (`t5.py`) and torch's own modules (`torch_nn.py`).
 """
@@ -18,7 +18,7 @@ from npformer.weight_group import Group
 
 
 class Transformer(Family):
-    """A family like the 2017 model."""
+    """A family with an encoder, a decoder or both, as in the 2017 paper."""
 
     def build(self, config: Config, head: str) -> Parts:
         parts = super().build(config, head)
@@ -34,15 +34,15 @@ class Transformer(Family):
         return embeddings_of(config, self.table_norm(config), config.vocab_size)
 
     def decoder_stack(self, config: Config) -> Stack:
-        """The layers of a decoder."""
+        """The stack of a decoder."""
         return decoder_stack_of(config, self.norm(config))
 
     def table_norm(self, config: Config) -> Norm | None:
-        """The norm of embeddings; the 2017 model has none."""
+        """The norm of the embeddings. The 2017 model has no such norm."""
         return None
 
     def weights(self, config: Config, head: str) -> dict[str, Group]:
-        """Those of torch's single layers and attention are not in a stack."""
+        """As in `Family`. A single layer or attention of torch has its weights outside a stack."""
         if not config.torch_class.endswith(("Layer", "Attention")):
             return super().weights(config, head)
         parts = self.build(config if config.n_layers or config.decoder else replace(config, n_layers=1), head)
@@ -63,5 +63,5 @@ class Transformer(Family):
 
 
 def residual_rates(rate: float) -> dict[str, float]:
-    """Dropout as in the 2017 paper, section 5.4: on each block's output, and on the sums of tokens and positions."""
+    """Dropout rates as in the 2017 paper, section 5.4: for the output of each block and the sums of embeddings."""
     return {"*embeddings.sum": rate, "*attention.output": rate, "*ffn.output": rate}

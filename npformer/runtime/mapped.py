@@ -1,4 +1,4 @@
-"""Arrays that are mapped from a file, and their memory."""
+"""Arrays that are memory-mapped from a file: tests for them, and release of their memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from npformer.runtime.narrow import NarrowWeight
 
 
 def release(array: np.ndarray) -> bool:
-    """Releases the memory of an array that is mapped from a file; reading it again reads the file.
+    """Releases the memory of an array that is mapped from a file. The next access reads the file again.
 
-    Returns whether it is mapped.
+    Returns False for an array that is not mapped, or on a system without this operation.
     """
     base = _mapping(array)
     if base is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -27,7 +27,7 @@ def release(array: np.ndarray) -> bool:
 
 
 def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWeight) -> bool:
-    """Whether all large arrays of a tree of weights are mapped from a file."""
+    """Whether all large arrays in a tree of weights are mapped from a file."""
     if isinstance(weights, NarrowWeight):
         weights = weights.values
     if isinstance(weights, np.ndarray):
@@ -37,7 +37,7 @@ def is_mapped(weights: Mapping[str, Any] | Sequence[Any] | np.ndarray | NarrowWe
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The mapped file that an array is a view of."""
+    """The mapped file of which an array is a view, if any."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj

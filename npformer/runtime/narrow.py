@@ -1,7 +1,7 @@
-"""`NarrowWeight`: a weight stored in bfloat16, float16 or int8, which reads as a float32 array.
+"""`NarrowWeight`: a weight that is stored in bfloat16, float16 or int8 and behaves like a float32 array.
 
-Products widen it a tile at a time (`narrow_products.py`), so that memory has the narrow numbers and only a core's cache
-has float32 ones. Widening bfloat16 and float16 is exact.
+Products widen it to float32 one tile at a time (`narrow_products.py`), so that only the tile in the cache of a core is
+float32. Widening bfloat16 and float16 is exact.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 
-#: NumPy has no bfloat16. This dtype holds its bits until they are widened.
+#: A dtype for the bits of bfloat16, which NumPy does not have.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
-#: Name -> dtype of a weight kept narrow.
+#: Name -> dtype of the stored values.
 NARROW: dict[str, np.dtype[Any]] = {"bfloat16": BFLOAT16, "float16": np.dtype("f2"), "int8": np.dtype("i1")}
 
-_TIMES = np.float32(2 ** (127 - 15))  # scales a float16's bits in a float32's fields to its value
-_LARGEST = 127  # of int8, symmetric around 0
-_BLOCK = 64  # rows narrowed at a time
+_TIMES = np.float32(2 ** (127 - 15))  # compensates for the different exponent biases of float16 and float32
+_LARGEST = 127  # int8 values are -127 ... 127
+_BLOCK = 64  # rows converted at a time
 
 
 class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
-    """A matrix of float32 numbers, stored in fewer bytes. NumPy functions and operators compute with the float32 array.
+    """A float32 matrix that is stored in fewer bytes. NumPy functions and operators convert it to a float32 array.
 
     Parameters
     ----------
-    values : (in, out) array in a dtype of `NARROW`, or a table (rows, width)
-    scale : float32 factors of int8 values, (1, out) or (rows, 1)
+    values : (in, out) array, or a table (rows, width), in a dtype of `NARROW`
+    scale : (1, out) or (rows, 1) float32 array, the factors of int8 values
     """
 
     dtype = np.dtype(np.float32)
@@ -66,7 +66,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
         return f"<NarrowWeight {self.stored} {self.shape}>"
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """A float32 copy of some rows or numbers."""
+        """A float32 copy of the selected numbers."""
         values = self.values[index]
         found = np.empty(values.shape, np.float32)
         widen(values, found)
@@ -92,8 +92,8 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*plain, **how)
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes and methods are those of the float32 array, such as `mean` and `astype`."""
-        if name.startswith("_") or name in ("values", "scale"):  # while it is copied or unpickled
+        """Attributes and methods of the float32 array, such as `mean` and `astype`."""
+        if name.startswith("_") or name in ("values", "scale"):  # not set yet while it is copied or unpickled
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
@@ -102,7 +102,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _refuse_writing(self) -> NoReturn:
         raise NpformerError(
-            f"a weight kept in {self.stored} cannot be changed; load the model with writable=True and without keep"
+            f"a weight stored in {self.stored} cannot be changed; load the model with writable=True and without keep"
         )
 
 
@@ -110,13 +110,13 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None) -> None:
-    """Writes float32 numbers to `out`, of the same shape; int8 numbers without their scale.
+    """Writes `values` as float32 to `out`, which has the same shape. The scale of int8 values is not applied.
 
-    around: a contiguous array that contains `out`, and zeros. Steps in place run over all of it, in one long loop.
-    float16 numbers must be finite.
+    around: a contiguous array that contains `out` and is zero elsewhere. In-place steps process all of it, because one
+    long loop is faster. float16 numbers must be finite.
     """
     around = out if around is None else around
-    if values.dtype == BFLOAT16:  # the upper half of a float32
+    if values.dtype == BFLOAT16:  # its bits are the upper half of a float32
         out.view(np.uint32)[...] = values["bfloat16"]
         bits = around.view(np.uint32)
         bits <<= 16
@@ -127,10 +127,10 @@ def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None)
 
 
 def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> None:
-    """Widens finite float16 numbers exactly, in a quarter to half of NumPy's time.
+    """Widens finite float16 numbers exactly, in a quarter to half of the time that NumPy takes.
 
-    float16 has 5 exponent bits, float32 has 8. The bits of a float16, shifted to align with a float32's fraction, give
-    the value divided by 2^(127 - 15).
+    float16 has 5 exponent bits, and float32 has 8. If the bits of a float16 are shifted so that its fraction aligns
+    with that of a float32, they represent the value divided by 2^(127 - 15).
     """
     out.view(np.int32)[...] = values.view(np.int16)  # sign extension fills the upper half
     bits = around.view(np.int32)
@@ -140,20 +140,20 @@ def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> N
 
 
 def has_nonfinite(array: np.ndarray) -> bool:
-    """Returns whether any number of a float16 array is infinite or NaN, in a fifth of np.isfinite's time.
+    """Whether a float16 array contains infinity or NaN, in a fifth of the time of np.isfinite.
 
-    All exponent bits of such a number are set.
+    Only these numbers have all exponent bits set.
     """
     return bool((array.view(np.uint16) << 1).max(initial=0) >= 0b11111 << 11)
 
 
 def _has_subnormals() -> bool:
-    """Returns whether this thread computes with subnormal numbers; other libraries can make it flush them to 0."""
+    """Whether this thread computes with subnormal numbers. Some libraries set a mode that replaces them with 0."""
     return bool((np.ones(1, np.int32).view(np.float32) * _TIMES)[0] > 0)
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """A float32 array of bfloat16 numbers; any other array is returned unchanged."""
+    """Converts a bfloat16 array to float32. Returns any other array unchanged."""
     if array.dtype != BFLOAT16:
         return array
     return (array["bfloat16"].astype(np.uint32) << 16).view(np.float32)
@@ -163,10 +163,11 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 
 def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = False) -> NarrowWeight:
-    """Rounds a floating-point matrix to a dtype of `NARROW`; a matrix of this dtype is only copied if it must be.
+    """Rounds a floating-point matrix to a dtype of `NARROW`.
 
-    outputs: the axis of the outputs, each of which has its own scale in int8: its largest magnitude becomes 127.
-    Raises NpformerError for a number that is too large for float16.
+    A matrix that already has this dtype is copied only if it is not contiguous and aligned, or with copy=True. int8 has
+    a scale for each index along the axis `outputs`, with which the largest magnitude becomes 127. Raises NpformerError
+    for a number that is too large for float16.
     """
     dtype = NARROW[stored]
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned and not copy:
@@ -174,7 +175,7 @@ def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = Fal
     values = np.empty(array.shape, dtype)
     scale = _scales(array, outputs) if stored == "int8" else None
     factors = np.broadcast_to(np.float32(1) if scale is None else scale, array.shape)
-    turned = array.strides[0] < array.strides[1]  # read in the order of memory
+    turned = array.strides[0] < array.strides[1]  # if so, read the transpose, which is in the order of memory
     source, target, factors = (each.T if turned else each for each in (array, values, factors))
     for rows in _blocks(len(source)):
         _round(source[rows], target[rows], factors[rows])
@@ -185,7 +186,7 @@ def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = Fal
 
 
 def _round(source: np.ndarray, target: np.ndarray, factors: np.ndarray) -> None:
-    """Writes source / factors to `target`, rounded to its dtype, ties to even."""
+    """Writes source / factors to `target`, rounded to its dtype with ties to even."""
     if target.dtype == source.dtype:
         target[...] = source
     elif target.dtype == BFLOAT16:
@@ -202,7 +203,7 @@ def _round(source: np.ndarray, target: np.ndarray, factors: np.ndarray) -> None:
 
 
 def _scales(array: np.ndarray, outputs: int) -> np.ndarray:
-    """The largest magnitude of each output / 127, (1, out) or (rows, 1); 1 for an output of zeros."""
+    """The largest magnitude of each output divided by 127, (1, out) or (rows, 1). It is 1 for an output of zeros."""
     inputs = (outputs + 1) % 2
     largest = [np.abs(_floats(array[rows])).max(axis=inputs, keepdims=True) for rows in _blocks(len(array))]
     scales = np.concatenate(largest) if inputs else np.maximum.reduce(largest)
@@ -217,5 +218,5 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def _blocks(count: int) -> list[slice]:
-    """Slices of a few rows, so that intermediate arrays fit in the cache."""
+    """Slices of few enough rows that intermediate arrays fit in the cache."""
     return [slice(i, i + _BLOCK) for i in range(0, count, _BLOCK)]

@@ -1,7 +1,8 @@
-"""Products of weights that are kept narrow: tiles are widened into a core's cache and multiplied there.
+"""Products with `NarrowWeight`s: tiles are widened into the cache of a core and multiplied there.
 
-A tile is some columns of one block of the inner axis. Products have the bits of a float32 weight's, because a large
-product adds the inner axis in the same blocks, and margins of zeros keep the columns from the edges of BLAS's blocks.
+A tile is some columns of one block of the inner axis. The products have the same bits as with float32 weights, for two
+reasons: a large product sums the inner axis in the same blocks, and margins of zeros keep columns away from the edges
+of the blocks of BLAS.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from npformer.runtime.same_bits import GROUP, VECTOR, Kernel
 from npformer.runtime.threads import part_counts, run_tasks
 from npformer.runtime.trials import Trial
 
-#: Bytes of a tile in float32, from which a trial chooses. A small tile stays in a core's own cache; a tile with all
-#: columns of a weight is read and written in long runs, which is faster where the cores share a large cache.
+#: Sizes of a tile in bytes of float32, among which a trial chooses. A small tile stays in the core's own cache. A tile
+#: with all columns of a weight is read and written in long runs, which is faster if cores share a large cache.
 TILES = (7 << 16, 7 << 18, 7 << 20)
-LEAST = 64  # columns of a tile, on a BLAS that never splits the inner axis
+LEAST = 64  # minimum number of columns of a tile, for a BLAS that never splits the inner axis
 
 Weight = np.ndarray | NarrowWeight
 
 
 def narrow_products(x: np.ndarray, weights: Sequence[Weight], out: Sequence[np.ndarray] | None) -> list[np.ndarray]:
-    """`weight_products` for float32 rows x, if some of the weights are narrow."""
+    """`weight_products` of float32 rows x with weights of which at least one is a `NarrowWeight`."""
     rows, k = len(x), kernel(x.dtype)
     x = with_rows(x, k.rows(rows))
     products = list(out) if out else [np.empty((len(x), weight.shape[1]), x.dtype) for weight in weights]
@@ -49,12 +50,12 @@ def narrow_products(x: np.ndarray, weights: Sequence[Weight], out: Sequence[np.n
 
 @functools.lru_cache(maxsize=1000)
 def _trial(kinds: tuple, rows: int, counts: tuple[int, ...], first: int) -> Trial[tuple[int, int]]:
-    """The trial of ways (parts, bytes of a tile) for products of about `rows` rows with weights of these kinds."""
+    """The trial that chooses (number of parts, bytes of a tile) for about `rows` rows and weights of these kinds."""
     return Trial([(n, size) for size in TILES for n in counts], (first, TILES[1]))
 
 
 def _times(k: Kernel, x: np.ndarray, weight: Weight, columns: slice, size: int, product: np.ndarray) -> None:
-    """product[:, columns] = x @ weight[:, columns], tile by tile."""
+    """product[:, columns] = x @ weight[:, columns], computed tile by tile."""
     values, scale = (weight.values, weight.scale) if isinstance(weight, NarrowWeight) else (weight, None)
     blocks = k.k_blocks(len(values))
     margin = GROUP if k.has_edges(len(x)) else 0
@@ -81,10 +82,10 @@ _memory = threading.local()
 
 
 def _tile(values: np.ndarray, margin: int, whole: int, ordered: bool) -> np.ndarray:
-    """The values widened, (rows, count) -> (rows, whole), with zeros in `margin` columns before them and after them.
+    """The widened values, (rows, count) -> (rows, whole), with at least `margin` columns of zeros on both sides.
 
-    The next tile of this thread overwrites it. ordered: contiguous even if the values are transposed, because small
-    kernels add the columns of a transposed array in another order.
+    The next call on the same thread overwrites the result. ordered: the result is contiguous even if the values are
+    transposed, because small kernels add the columns of a transposed array in another order.
     """
     rows, count = values.shape
     memory = getattr(_memory, "floats", None)

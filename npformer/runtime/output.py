@@ -1,4 +1,4 @@
-"""`Output`: a model's outputs by name."""
+"""`Output`: the outputs of a model by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from npformer.common.other_libraries import OUTPUT
 
 
 class Output(dict[str, np.ndarray]):
-    """A model's outputs under Hugging Face's names, as keys or attributes: output["logits"], output.logits.
+    """The outputs of a model, with Hugging Face's names as keys and attributes: output["logits"], output.logits.
 
-    An integer index selects by order, as in transformers: output[0] is the first.
+    As in Transformers, an integer index selects an output by its order: output[0] is the first.
     """
 
     def __missing__(self, key: object) -> np.ndarray:

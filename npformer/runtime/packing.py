@@ -1,6 +1,6 @@
-"""Batches without padding: texts as packed rows, in shards that are distributed to the cores.
+"""Batches without padding: texts as packed rows, in shards that are distributed to cores.
 
-A shard of about a thousand tokens makes products large enough to be fast, and gives every core enough shards.
+Shards have about a thousand tokens, which makes products large enough to be fast, and shards enough for every core.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-LONG = 96  # tokens per core from which the first guess splits a single text by rows, not each of its products
-PIECE = 16  # tokens per core from which a single text gets that trial
-SMALL_SHARD = 32  # tokens per core below which a batch is one shard whose products the cores share
+PIECE = 16  # tokens per core from which a trial decides whether threads share the rows of a single text or its products
+LONG = 96  # tokens per core from which the first guess of that trial is its rows
+SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Text:
     Parameters
     ----------
     ids : (L,) integer array, or a list
-    token_type_ids : (L,) integer array, token types if the model has them; default zeros
-    positions : (L,) integer array, rows of the position table; default 0 ... L - 1
-    places : (L,) integer array, token indices from which relative positions are computed; default 0 ... L - 1
+    token_type_ids : (L,) integer array, token types, for models that have them; zeros unless given
+    positions : (L,) integer array, absolute positions; 0 ... L - 1 unless given
+    places : (L,) integer array, indices from which distances are computed; 0 ... L - 1 unless given
 
     Raises
     ------
     NpformerError
-        An array does not have whole numbers or the shape (L,).
+        An array is not an integer array of shape (L,).
 
     Examples
     --------
@@ -73,32 +73,32 @@ class Text:
 class Batch:
     """Packed texts: ids, positions, token_type_ids and places (T,), lengths (B,).
 
-    farthest is the largest distance between two tokens of a text, even if the batch has only a part of that text. read
-    (B,) is the row of each text that a head on texts reads; a part without that row has no entry.
+    farthest is the largest distance between two tokens of a text, even if the batch has only part of that text. read
+    (B,) has the row of each text that a head on texts reads. A part of a text without that row has no entry in read.
     """
 
     ids: np.ndarray
     positions: np.ndarray
     token_type_ids: np.ndarray
     lengths: np.ndarray
-    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # empty for a decoder's batch
+    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # empty in the batch of a decoder
     farthest: int = 0
     read: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def first(self) -> np.ndarray:
-        """The row of each text's first token, (B,)."""
+        """The row of the first token of each text, (B,)."""
         return np.cumsum(self.lengths) - self.lengths
 
     def pieces(self, count: int) -> list[Batch]:
-        """Splits one text's rows into `count` parts, one for each core."""
+        """Splits the rows of a single text into `count` parts, one for each core."""
         edges = [len(self.ids) * index // count for index in range(count + 1)]
         return [
             self._with(itemgetter(slice(a, b)), np.array([b - a]), _within(self.read, a, b)) for a, b in pairwise(edges)
         ]
 
     def after(self, count: int) -> Batch:
-        """The rows of one text after the first `count`."""
+        """A single text without its first `count` rows."""
         rows = slice(count, None)
         return self._with(itemgetter(rows), self.lengths - count, self.read - count)
 
@@ -109,24 +109,25 @@ class Batch:
         return replace(self, ids=ids)
 
     def last_of(self, token: int) -> np.ndarray:
-        """The row of each text's last `token`, (B,). Raises NpformerError for a text without that token."""
+        """The row of the last occurrence of a token in each text, (B,). Raises NpformerError if a text lacks it."""
         rows = np.flatnonzero(self.ids == token)
         last = np.searchsorted(rows, np.cumsum(self.lengths)) - 1
         if not rows.size or ((last < 0) | (rows[last] < self.first)).any():
             raise NpformerError(
-                f"input_ids: a text has no token {token}; the head reads its row, so it must end each text"
+                f"input_ids: expected token {token} at the end of each text, because the head reads its row; "
+                "a text has no such token"
             )
         return rows[last]
 
     def filled(self, count: int) -> Batch:
-        """The texts followed by zeros, `count` rows in all, so that products need no padding of their own."""
+        """The texts followed by zeros, `count` rows in total, so that products need not add rows themselves."""
         more = count - len(self.ids)
         if not more:
             return self
         return self._with(lambda rows: np.concatenate([rows, np.zeros(more, rows.dtype)]), self.lengths, self.read)
 
     def _with(self, change: Callable[[np.ndarray], np.ndarray], lengths: np.ndarray, read: np.ndarray) -> Batch:
-        """The batch with a function applied to all arrays of rows."""
+        """The batch with a function applied to every array of rows."""
         ids, positions, token_type_ids = change(self.ids), change(self.positions), change(self.token_type_ids)
         return Batch(ids, positions, token_type_ids, lengths, change(self.places), self.farthest, read)
 
@@ -136,20 +137,20 @@ class Batch:
 
 
 def _within(rows: np.ndarray, first: int, end: int) -> np.ndarray:
-    """The rows in first ... end - 1, relative to first."""
+    """The row indices from first to end - 1, relative to first."""
     return rows[(rows >= first) & (rows < end)] - first
 
 
 def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Splits packed rows (T, ...) into an array (L, ...) for each length; np.split takes ten times as long."""
+    """Splits packed rows (T, ...) into one array (L, ...) per text. np.split takes ten times as long."""
     return [rows[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
 
 
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
-    """Concatenates texts.
+    """Concatenates texts to a batch.
 
-    uncounted: a token that gets position -1 and is skipped in counting. last: read each text's last token that is not
-    padding, instead of its first token.
+    uncounted: a token that gets position -1 and is skipped in counting. last: heads on texts read the last token that
+    is not `padding`, instead of the first token.
     """
     lengths = np.array([len(text) for text in texts])
     places = [_last(text.ids, padding) if last else 0 for text in texts]
@@ -169,23 +170,23 @@ def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False
 
 
 def _last(ids: np.ndarray, padding: int | None) -> int:
-    """The index of the last token that is not padding; 0 in a text of only padding, as in Transformers."""
+    """The index of the last token that is not padding. As in Transformers, it is 0 if all tokens are padding."""
     return int(np.flatnonzero(ids != padding)[-1:].sum())
 
 
 def positions(ids: np.ndarray, uncounted: int | None) -> np.ndarray:
-    """The index of each token (..., L) in its text, from 0; -1 for tokens that are not counted."""
+    """The position of each token (..., L), counted from 0. Tokens that are not counted have position -1."""
     counted = ids != uncounted
     return np.where(counted, np.cumsum(counted, axis=-1) - 1, -1)
 
 
 def places_of(lengths: np.ndarray) -> np.ndarray:
-    """The index of each row in its text, for texts of these lengths, (T,)."""
+    """The index of each row in its text, (T,), for texts of these lengths."""
     return np.concatenate([np.arange(length) for length in lengths])
 
 
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
-    """Indices of texts in groups of about SHARD tokens, longest first, with equal lengths adjacent.
+    """The indices of texts, in groups of about SHARD tokens, as in `group_by_length`.
 
     The number of groups is a multiple of `threads`, unless the groups would be very small.
     """
@@ -195,9 +196,10 @@ def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
 
 
 def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
-    """Indices of examples, given the lengths of their texts, in at most `count` groups with similar token counts.
+    """The indices of examples, in at most `count` groups with similar numbers of tokens.
 
-    The longest come first, with equal lengths adjacent, because attention processes equal lengths together.
+    lengths: the lengths of the texts of each example. The longest examples come first, with equal lengths adjacent,
+    because attention processes equal lengths together.
     """
     total, taken = sum(map(sum, lengths)), 0
     groups: list[list[int]] = []
@@ -210,7 +212,7 @@ def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list
 
 
 def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
-    """Groups adjacent texts of equal length; yields their rows, their source rows and their number."""
+    """Groups adjacent texts of equal length. Yields their rows, the rows of their sources, and their number."""
     pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
     first = row = source_row = 0
     for i in range(1, len(pairs) + 1):

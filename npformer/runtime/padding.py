@@ -1,6 +1,6 @@
-"""Checks token ids from a caller: one sequence, a padded array with its mask, or a ragged list.
+"""Checks of token ids in any of three forms: one sequence, a padded array with its mask, or a ragged list.
 
-`as_padded` converts these to one form, `unpadded` removes the padding, `padded` restores it in the outputs.
+`as_padded` converts them to a padded array, `unpadded` removes the padding, and `padded` restores it in the outputs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from npformer.runtime.packing import Text, positions
 
 
 def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, boolean mask and token types, each (B, L) or (B, N, L). One sequence becomes a batch of one.
+    """Returns ids, boolean mask and token types, each (B, L) or (B, N, L). A single sequence becomes a batch of one.
 
-    A ragged list of sequences is padded on the right, and the lengths give its mask.
+    A ragged list of sequences is padded on the right, and its mask follows from the lengths.
     """
     if _is_ragged(input_ids):
         if attention_mask is not None:
@@ -36,7 +36,7 @@ def as_padded(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple
         raise NpformerError("input_ids: expected a sequence of token ids, got a single number")
     if not mask.any(axis=-1).all():
         row = int(np.flatnonzero(~mask.any(axis=-1))[0])
-        raise NpformerError(f"attention_mask: row {row} is all zeros; a text has at least one token")
+        raise NpformerError(f"attention_mask: expected at least one token in each row, got all zeros in row {row}")
     return (ids[None], mask[None], token_types[None]) if ids.ndim == 1 else (ids, mask, token_types)
 
 
@@ -52,11 +52,11 @@ def _integers(name: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise NpformerError(f"{name}: expected whole numbers, one sequence or a list of them") from None
+        raise NpformerError(f"{name}: expected a sequence of whole numbers, or a list of such sequences") from None
     if array.dtype.kind == "U":
         raise NpformerError(
-            f"{name}: expected token ids, got text; npformer.trace(model, text) and "
-            "npformer.pipeline(model=model)(text) take text; model.tokenizer.encode(text).ids gives ids"
+            f"{name}: expected token ids, got text; model.tokenizer.encode(text).ids returns ids, and "
+            "npformer.trace(model, text) and npformer.pipeline(model=model)(text) accept text"
         )
     if array.size == 0:
         raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
@@ -102,9 +102,9 @@ def unpadded(
     uncounted: int | None = None,
     skips_masked: bool = False,
 ) -> list[Text]:
-    """Converts ids (B, L) to texts without padding: the tokens where the mask is True, with their positions.
+    """Converts ids (B, L) to texts of the tokens for which the mask is True, with their positions.
 
-    uncounted: as in `pack`. skips_masked: tokens where the mask is False are not counted either.
+    uncounted: as in `pack`. skips_masked: positions do not count tokens for which the mask is False.
     """
     types = [None] * len(ids) if token_types is None else [row[at] for row, at in zip(token_types, mask, strict=True)]
     if skips_masked:
@@ -114,7 +114,7 @@ def unpadded(
 
 
 def padded(texts: Sequence[np.ndarray], mask: np.ndarray) -> np.ndarray:
-    """Scatters each text's rows (L, ...) to where the mask (B, L) is True, with zeros elsewhere: (B, L, ...)."""
+    """Puts the rows (L, ...) of each text where the mask (B, L) is True, and zeros elsewhere: (B, L, ...)."""
     rows = np.concatenate(texts)
     table = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
     table[mask] = rows
@@ -139,7 +139,7 @@ def check_texts(
         if len(text) == 0:
             raise NpformerError(f"{name}: text {index} has no tokens")
         if len(text) > max_length:
-            raise NpformerError(f"{name}: text {index} has {len(text)} tokens, the model takes {max_length}")
+            raise NpformerError(f"{name}: expected at most {max_length} tokens, got {len(text)} in text {index}")
         for what, field, least, size, where in tables:
             values = getattr(text, field)
             if values is not None and not (values.min() >= least and values.max() < size):

@@ -1,7 +1,7 @@
-"""Matrix products of activations with the same bits for any number of rows; `attention` uses them.
+"""Matrix products of activations with the same bits for any number of rows, for `attention.py`.
 
-`same_bits.py` finds what the BLAS needs: rows added, edge columns computed again, sums added in blocks. The products of
-weights are in `weight_products.py`.
+`same_bits.py` finds the adjustments that the BLAS needs: added rows, recomputed edge columns, sums in blocks. Products
+with weights are in `weight_products.py`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ PANEL = 64  # columns of a panel of a weight: four vectors of sixteen floats
 
 
 def kernel(dtype: np.dtype) -> Kernel:
-    """Settings for products of float32 or float64 on this BLAS, found at the first product."""
+    """The `Kernel` for products of float32 or float64, which the first product creates."""
     return _kernels(dtype)[plain_products()]
 
 
 @functools.cache
 def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
-    """The kernel for the same bits, and the one without."""
+    """The kernel with reproducible bits, and the one without."""
     found = Kernel(dtype)
     return found, found.plain()
 
 
 @functools.cache
 def same_bits(dtype: np.dtype) -> bool:
-    """Tests whether rows have the same bits alone and among others on this BLAS, at several sizes.
+    """Tests at several sizes whether rows have the same bits alone and among others on this BLAS.
 
-    Six hundred rows are one of them, because BLIS has other kernels from 512 rows on.
+    One size has 600 rows, because BLIS uses other kernels from 512 rows on.
     """
     random = np.random.default_rng(0)
     with single_blas_thread():
@@ -50,7 +50,7 @@ def same_bits(dtype: np.dtype) -> bool:
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M, nor a column's on N."""
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of an element depend neither on M nor on N."""
     if not has_kernel(a, b):
         return a @ b
     rows = a.shape[-2]
@@ -58,10 +58,10 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): a row's bits do not depend on M.
+    """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of a row do not depend on M.
 
-    Where b's columns would need margins, the transposed product is computed with margins around a's rows: attention has
-    more rows than columns, so margins cost less there.
+    If the columns of b need margins, the transposed product is computed, with margins around the rows of a. They cost
+    less, because attention has more rows than columns.
     """
     if has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
         return column_products(b.mT, a.mT).mT
@@ -69,7 +69,7 @@ def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """a @ (b * scale), (..., M, K) and (..., K, N) -> (..., M, N): a column's bits do not depend on N."""
+    """a @ (b * scale), (..., M, K) and (..., K, N) -> (..., M, N): the bits of a column do not depend on N."""
     if not has_kernel(a, b):
         return a @ (b if scale == 1 else b * scale)
     k, rows, columns = kernel(a.dtype), a.shape[-2], b.shape[-1]
@@ -90,35 +90,35 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
 
 
 def inner_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """a @ b.mT * scale, (..., M, K) and (..., N, K) -> (..., M, N): a row's bits do not depend on M.
+    """a @ b.mT * scale, (..., M, K) and (..., N, K) -> (..., M, N): the bits of a row do not depend on M.
 
-    The result's last axis is strided in memory, so that sums over it add whole vectors: faster than many short sums,
-    and in the same order for one row as for many.
+    The last axis of the result is strided in memory, so that sums over it add whole vectors. This is faster than many
+    short sums, and the order is the same for one row as for many.
     """
     return column_products(b, a.mT, scale).mT
 
 
 def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): an element's bits depend neither on M nor on N.
+    """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): the bits of an element depend neither on M nor on N.
 
-    Contiguous columns are added in the same order for any number of them.
+    b.mT is made contiguous, because BLAS may add the columns of a transposed array in another order.
     """
     return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
 
 
 class Columns(NamedTuple):
-    """b (..., K, N), laid out once by `in_columns`, for several products with the bits of `matmul`."""
+    """b (..., K, N), laid out by `in_columns` for several products, which have the same bits as `matmul`."""
 
     plain: np.ndarray
-    whole: np.ndarray  # with margins on both sides of plain
-    margin: int
+    whole: np.ndarray  # plain with margins on both sides
+    margin: int  # columns
 
     def part(self, *index: Any) -> Columns:
-        """b[index] of its leading axes."""
+        """The same layout for b[index], where index selects along leading axes."""
         return Columns(self.plain[index], self.whole[index], self.margin)
 
     def times(self, a: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
-        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first and last are multiples of VECTOR, or b's end."""
+        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first and last are multiples of VECTOR or the end of b."""
         last = self.plain.shape[-1] if last is None else min(last, self.plain.shape[-1])
         if last <= first or not has_kernel(a, self.plain):
             return a @ self.plain[..., first:last]
@@ -135,7 +135,7 @@ class Columns(NamedTuple):
 
 
 def in_columns(b: np.ndarray, rows: int) -> Columns:
-    """Lays b out for products with at most this number of rows."""
+    """Lays out b for products with at most this number of rows."""
     if b.dtype.char not in "fd" or not b.size:
         return Columns(b, b, 0)
     k = kernel(b.dtype)
@@ -145,7 +145,7 @@ def in_columns(b: np.ndarray, rows: int) -> Columns:
 
 
 def has_kernel(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether BLAS computes this product: other dtypes and empty arrays do not reach it."""
+    """Whether BLAS computes this product. NumPy itself handles other dtypes and empty arrays."""
     return a.dtype == b.dtype and a.dtype.char in "fd" and a.size > 0 and b.size > 0
 
 
@@ -160,7 +160,7 @@ def with_rows(a: np.ndarray, rows: int) -> np.ndarray:
 
 
 def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -> np.ndarray:
-    """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns, and `spare`."""
+    """b * scale with `margin` columns of zeros on both sides, padded to a multiple of VECTOR columns plus `spare`."""
     width = b.shape[-1]
     block = np.empty((*b.shape[:-1], width + 2 * margin + -(width + 2 * margin) % VECTOR + spare), b.dtype)
     block[..., :margin] = 0
@@ -170,7 +170,7 @@ def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -
 
 
 def with_margins(b: np.ndarray) -> np.ndarray:
-    """The whole product that `column_products` returned b as a slice of; b itself if there is none."""
+    """The whole product with margins if b is a slice of one that `column_products` returned, else b."""
     whole = b.base
     if isinstance(whole, np.ndarray) and whole.shape[:-1] == b.shape[:-1] and whole.strides == b.strides:
         return whole
@@ -178,7 +178,7 @@ def with_margins(b: np.ndarray) -> np.ndarray:
 
 
 def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
-    """Whether b is a slice that `column_products` returned, with `margin` columns to its left."""
+    """Whether b is a slice that `column_products` returned, with margins of `margin` columns."""
     whole = with_margins(b)
     left = (_address(b) - _address(whole)) // b.itemsize
     width = b.shape[-1] + 2 * margin
@@ -186,7 +186,7 @@ def _lies_in_margins(b: np.ndarray, margin: int) -> bool:
 
 
 def _address(array: np.ndarray) -> int:
-    """The address of an array's first byte; array.ctypes takes ten times as long."""
+    """The address of the first byte of an array. array.ctypes takes ten times as long."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -195,7 +195,7 @@ def _address(array: np.ndarray) -> int:
 
 @functools.lru_cache(maxsize=1000)
 def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
-    """The columns of each weight in one of several parts: whole panels, and in the last part the rest."""
+    """The columns of each weight that part `index` computes: whole panels, and in the last part also the rest."""
     return [
         slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
         for n in widths
@@ -203,5 +203,5 @@ def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
 
 
 def power(rows: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least `rows`."""
     return 1 << (rows - 1).bit_length()

@@ -1,7 +1,8 @@
-"""Runs a model on several cores, with BLAS limited to one thread on each.
+"""`Runner`: runs a model on several cores, with BLAS limited to one thread on each.
 
-`Runner` splits many texts into shards of packed rows, few texts by parts of each product, and one text by either parts
-or rows. With a listener every stage is computed once, whole, in order. The models in `model.py` are Runners.
+Many texts are split into shards of packed rows. For few texts the threads share each product. For a single text they
+share either its products or its rows. With a listener, every stage is computed once, whole, in order. The models in
+`model.py` are Runners.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ A = TypeVar("A")
 
 
 class Runner:
-    """Distributes work to threads; `same_bits` makes products independent of the batch. Arguments as in `Model`."""
+    """Distributes work to threads. `same_bits` makes products independent of the batch. Parameters as in `Model`."""
 
     def __init__(self, threads: int | None = None, same_bits: bool | None = None) -> None:
         self.threads = thread_count(threads)
         self.same_bits = wants_same_bits(same_bits)
-        self._trials: dict[int, Trial[bool]] = {}  # for single texts, by the bit length of their length
+        self._trials: dict[int, Trial[bool]] = {}  # for single texts: bit length of the number of tokens -> trial
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """Limits BLAS to one thread inside, lets `parallel_for` use `threads` or all, and applies `same_bits`."""
+        """Inside, BLAS uses one thread, `parallel_for` uses `threads` or all, and `same_bits` has effect."""
         for_products = num_threads(self.threads if threads is None else threads)
         with single_blas_thread(), for_products, products(plain=not self.same_bits):
             yield
@@ -51,7 +52,7 @@ class Runner:
     ) -> list[A]:
         """The outputs for texts of these lengths, in order. work(indices) computes some of the texts.
 
-        work_on_long(n_threads) computes a single long text, splitting its rows between that many threads.
+        work_on_long(n_threads) computes a single long text, with its rows split between n_threads threads.
         """
         if not lengths:
             return []
@@ -70,7 +71,7 @@ class Runner:
     def _lone_text(
         self, length: int, work: Callable[[list[int]], list[A]], work_on_long: Callable[[int], list[A]]
     ) -> list[A]:
-        """The output for one text; a trial decides whether threads share its rows or its products."""
+        """The output for a single text. A trial decides whether threads share its rows or its products."""
 
         def in_way(rows: bool) -> list[A]:
             with self.cores(1 if rows else self.threads):

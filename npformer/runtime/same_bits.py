@@ -2,11 +2,11 @@
 
 A BLAS chooses a kernel by the sizes of a product, and kernels add in different orders. OpenBLAS does the following:
 
-* it computes one row by a matrix-vector routine, and some numbers of rows by special kernels (`Kernel.rows`);
-* it computes columns that do not fill a vector by kernels that depend on the number of rows (so products are padded to
-  a multiple of `VECTOR` columns);
+* it computes one row with a matrix-vector routine, and some numbers of rows with special kernels (`Kernel.rows`);
+* it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
+  to a multiple of `VECTOR` columns);
 * it adds the first and last columns of each block of a wide product in another order (`Kernel.edges`);
-* it adds a large product's inner axis block by block (`Kernel.k_blocks`), and a small product's in one pass
+* it sums the inner axis of a large product block by block (`Kernel.k_blocks`), and that of a small product in one pass
   (`Kernel.small`).
 
 The trial takes a few milliseconds per dtype, once per process. `products.py` uses the results.
@@ -23,9 +23,9 @@ import numpy as np
 from npformer.runtime.threads import single_blas_thread
 
 VECTOR = 16  # columns in the widest vector register; products are padded to a multiple of it
-GROUP = 8  # columns of an edge
-ROWS = 48  # period of the usable row counts: a multiple of every known tile height
-FAR = 16  # distance on the inner axis at which a kernel adds terms to the same accumulator
+GROUP = 8  # columns at an edge
+ROWS = 48  # period of usable row counts: a multiple of every known tile height
+FAR = 16  # distance along the inner axis between terms that a kernel adds to the same accumulator
 INNER = 40  # enough terms to distinguish two orders of addition
 WIDE = 120 * VECTOR  # columns that span several blocks
 LARGE = 2**23  # multiply-adds of a product that is large for every BLAS
@@ -35,11 +35,11 @@ PERIOD = 8191  # a prime, so that all rows differ
 
 
 class Kernel:
-    """How products of one dtype get reproducible bits on this BLAS.
+    """The adjustments for reproducible bits of products of one dtype on this BLAS.
 
-    k_block_size: number of terms of the inner axis added in one pass.
-    small: maximum multiply-adds of products that add their whole inner axis in one pass; 0 if there are no such
-    products.
+    k_block_size: number of terms of the inner axis that are added in one pass.
+    small: maximum number of multiply-adds of products that sum their whole inner axis in one pass; 0 if there are no
+    such products.
     """
 
     def __init__(self, dtype: np.dtype) -> None:
@@ -59,7 +59,7 @@ class Kernel:
         return other
 
     def means(self) -> str:
-        """Describes the adjustments for reproducible bits."""
+        """A description of the adjustments for reproducible bits."""
         filled = "rows padded" if any(self.rows(count) != count for count in range(2, ROWS)) else ""
         again = "edge columns recomputed" if self._edges_from else ""
         cut = f"small sums split at {self.k_block_size} terms" if self.small else ""
@@ -68,19 +68,22 @@ class Kernel:
     # --- rows and columns --------------------------------------------------------------------------------------------
 
     def rows(self, count: int) -> int:
-        """The smallest usable row count from `count` on: a row has the same bits for all usable counts."""
+        """The smallest usable row count that is at least `count`. A row has the same bits for all usable counts."""
         count = max(count, 2)
         while not self._good[count if count <= ROWS else ROWS + 1 + (count - ROWS - 1) % ROWS]:
             count += 1
         return count
 
     def has_edges(self, rows: int) -> bool:
-        """Returns whether a product with `rows` rows has edge columns."""
+        """Whether a product with `rows` rows has edge columns."""
         return 0 < self._edges_from <= rows
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019 - one kernel per dtype lives as long as the process
     def edges(self, columns: int) -> list[slice]:
-        """The columns of a product, a multiple of VECTOR wide, whose bits differ from those of the reference's rows."""
+        """The edge columns of a product: those with other bits than the same rows in a product of `_reference` rows.
+
+        columns: width of the product, a multiple of VECTOR.
+        """
         x, w = self._irregular(ROWS, INNER), self._irregular(INNER, columns)
         with single_blas_thread():
             differs = (self.product(x, w) != self._truth(x, w)).any(axis=0)
@@ -89,7 +92,10 @@ class Kernel:
         return [slice(*edge) for edge in places.reshape(-1, 2).tolist()]
 
     def _good_rows(self) -> tuple[np.ndarray, int]:
-        """Finds the row counts that give most columns the bits of a product of two rows, or else of ROWS rows."""
+        """Finds usable row counts, and the number of rows of a reference product: 2, or else ROWS.
+
+        With a usable count, most columns have the same bits as in the reference product.
+        """
         x, w = self._irregular(2 * ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
         whole = [self.product(x[:m], w) for m in range(2, 2 * ROWS + 1)]
         for reference in (2, ROWS):
@@ -97,7 +103,7 @@ class Kernel:
             good = [bool(np.mean((y != truth[: len(y)]).any(axis=0)) < 0.5) for y in whole]
             if good[ROWS - 2] and good[-1]:
                 return np.array([False, False, *good]), reference
-        return np.ones(2 * ROWS + 1, bool), 2  # no known method: products are correct, but their bits may vary
+        return np.ones(2 * ROWS + 1, bool), 2  # no method is known for this BLAS, and bits may vary
 
     def _rows_with_edges(self) -> int:
         x, w = self._irregular(ROWS, INNER), self._irregular(INNER, 10 * VECTOR)
@@ -113,10 +119,10 @@ class Kernel:
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019
     def k_blocks(self, inner: int) -> tuple[slice, ...]:
-        """The blocks in which a large product adds its inner axis: first within each block, then across blocks.
+        """The blocks of the inner axis of a large product, which sums first within each block, then across blocks.
 
-        The sum b + 1 - b, with b so large that b + 1 rounds to b, is 0 if b and 1 are added first, and 1 if a block
-        boundary is between them. Each column of one product tests one index.
+        Let b be so large that b + 1 rounds to b. Then the sum b + 1 - b is 0 if b and 1 are added first, and 1 if a
+        block boundary is between them. Each column of a product tests one index.
         """
         coarse = self._cut_before(inner, np.arange(FAR, inner - FAR, GROUP))
         first = [place for place in coarse if place - GROUP not in coarse]
@@ -126,7 +132,7 @@ class Kernel:
         return tuple(slice(*edge) for edge in pairwise([0, *fine, inner]))
 
     def _cut_before(self, inner: int, places: np.ndarray) -> list[int]:
-        """The indices that have a block boundary at most FAR before them."""
+        """The indices with a block boundary at most FAR before them."""
         if not len(places):
             return []
         column, large = np.arange(len(places)), 2.0 ** (np.finfo(self.dtype).nmant + 1)
@@ -138,7 +144,7 @@ class Kernel:
         return places[sums == 1].tolist()
 
     def _small(self) -> int:
-        """The maximum multiply-adds, with sixteen columns and two blocks, that are added in one pass."""
+        """The maximum number of multiply-adds for which a product of two blocks and VECTOR columns sums in one pass."""
         b = self._irregular(2 * self.k_block_size, VECTOR)
         parts = self.k_blocks(len(b))
         low, high = 1, LARGE // b.size
@@ -150,11 +156,11 @@ class Kernel:
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """a @ b for several rows and a multiple of VECTOR columns; small products use the blocks of a large one."""
+        """a @ b for several rows and a multiple of VECTOR columns. A small product sums in the blocks of a large one."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
-        if size > 2 * self.small:  # twice the limit, to be safe: what is done for a small product changes no other bits
+        if size > 2 * self.small:  # twice the limit, to be safe: summing in blocks does not change a large product
             return np.matmul(a, b, out=out)
-        if b.strides[-1] != b.itemsize:  # a transposed array, whose columns small kernels add in another order
+        if b.strides[-1] != b.itemsize:  # small kernels add the columns of a transposed array in another order
             b = np.ascontiguousarray(b)
         if len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)
@@ -164,9 +170,9 @@ class Kernel:
         return total
 
     def _irregular(self, *shape: int) -> np.ndarray:
-        """Irregular positive numbers, so that their sums round: the fractions of multiples of GOLDEN.
+        """Irregular positive numbers with sums that round: the fractional parts of multiples of GOLDEN, repeated.
 
-        A few thousand, repeated. numpy.random would also work, but importing it takes longer than the whole trial.
+        numpy.random would also work, but importing it takes longer than the whole trial.
         """
         multiples = np.arange(PERIOD) * GOLDEN
         return np.resize((multiples - np.floor(multiples)).astype(self.dtype), shape)

@@ -1,8 +1,8 @@
-"""Sums in a fixed order: zeros between or after the terms do not change a bit.
+"""Sums in a fixed order. Groups of zeros between or after the terms do not change their bits.
 
-NumPy and BLAS add a long sum in an order that depends on its length, so sums here are added in groups of TERMS terms.
-If the terms of several sums are interleaved after the first `front` terms, each sum has zeros for the other sums'
-terms, and its groups are longer by the number of sums.
+The order in which NumPy and BLAS add a long sum depends on its length, so sums here are added in groups of TERMS terms.
+The terms of several sums may be interleaved after the first `front` terms. Each sum then has zeros in place of the
+terms of the others, and its groups are longer by a factor of the number of sums.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import numpy as np
 
 from npformer.runtime.products import in_columns, matmul
 
-TERMS = 16  # terms in a group; small, because each beam's keys are read in groups of this size
-MANY = 1 << 12  # terms from which one step for each term of a group is faster than a step for each group
-TOGETHER = 1 << 14  # numbers in the products of groups computed together, which fit in a core's cache
+TERMS = 16  # terms in a group; small, because the keys of each beam are read in groups of this size
+MANY = 1 << 12  # number of terms from which it is faster to loop over the terms of a group than over groups
+TOGETHER = 1 << 14  # numbers in the products of groups that are computed together, so that they fit in the cache
 
 
 def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """The groups of a sum, in runs of equal size: a run's terms, its number of groups, and the terms of each.
+    """The groups of a sum of `count` terms, in runs of groups of equal size.
 
-    Groups have TERMS terms up to index `front`, a multiple of TERMS, and `terms` from there. The last may be shorter.
+    Yields the terms of a run, and its (number of groups, terms of a group). Groups have TERMS terms up to index
+    `front`, a multiple of TERMS, and `terms` terms from there on. The last group may be shorter.
     """
     front = 0 if terms == TERMS else min(front, count)  # groups of equal size form one run
     for first, end, size in ((0, front, TERMS), (front, count, terms)):
@@ -38,7 +39,7 @@ def sum_in_order(
 ) -> np.ndarray:
     """Sums over the last axis, (..., N) -> (..., 1): term by term within each of `groups`, then group by group.
 
-    NumPy's sum uses that order only when it adds whole rows of memory; `accumulate` always uses it.
+    np.sum uses this order only when it adds whole rows of memory. np.add.accumulate always uses it.
     """
     assert axis == -1
     assert keepdims
@@ -50,7 +51,7 @@ def sum_in_order(
             sums = each.sum(axis=-1)
         elif each.size < MANY:
             sums = np.add.accumulate(each, axis=-1)[..., -1]
-        else:  # the same order in fewer steps for many sums
+        else:  # the same order, faster for many sums
             sums = each[..., 0] + each[..., 1] if sizes[1] > 1 else each[..., 0].copy()
             for i in range(2, sizes[1]):
                 sums += each[..., i]
@@ -61,7 +62,7 @@ def sum_in_order(
 
 
 def matmul_in_order(a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
-    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), each sum added in `groups`."""
+    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`."""
     some = max(1, TOGETHER // max(1, math.prod(a.shape[:-1]) * b.shape[-1]))
     total: np.ndarray | None = None
     for run, sizes in groups(b.shape[-2], terms, front):

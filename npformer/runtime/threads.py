@@ -1,7 +1,8 @@
-"""Worker threads for shards of a batch or parts of one product, with BLAS limited to one thread.
+"""Worker threads for shards of a batch or parts of a product, with BLAS limited to one thread.
 
-NumPy releases the GIL inside its loops, so threads suffice. While they work BLAS uses one thread each; its setting is
-restored afterwards. `runner.py` distributes shards, `products.py` and `tiles.py` parts of them.
+Threads suffice, because NumPy releases the GIL inside its loops. While they work, BLAS uses one thread each; its
+original setting is restored afterwards. `runner.py` distributes shards; `products.py` and `tiles.py` distribute parts
+of them.
 """
 
 from __future__ import annotations
@@ -22,33 +23,31 @@ import numpy as np
 from npformer.common.errors import NpformerError, warn
 from npformer.runtime.trials import Trial
 
-HAND_OVER = 100_000  # ns: about twice the cost of waking and awaiting a worker, for the first guess
-FORK_PATIENCE = 1.0  # seconds that a fork waits at most for other threads to leave BLAS
+HAND_OVER = 100_000  # ns, about twice the cost of waking and awaiting a worker, for first guesses
+FORK_PATIENCE = 1.0  # maximum seconds that a fork waits for other threads to leave BLAS
 
 
 class _Local(threading.local):
     num_threads = 1  # threads that a parallel_for on this thread may use
-    plain = (
-        False  # whether products may skip the steps for reproducible bits; a task inherits it from its creator's thread
-    )
-    member: _Member | None = None  # of a group that splits a long text's rows
+    plain = False  # products skip the steps for reproducible bits; a task inherits this from the submitting thread
+    member: _Member | None = None  # set while threads share the rows of a long text
 
 
 _local = _Local()
 
 
 def available_cores() -> int:
-    """The number of cores available to this process, by its affinity mask and its control group's quota."""
+    """The number of cores that the affinity mask and the control group's quota of this process allow."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no control group of this kind, or "max": no quota
+    except (OSError, ValueError):  # no control group of this kind, or no quota ("max")
         return cores
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Returns `threads`, else the environment's NPFORMER_THREADS, else the number of available cores."""
+    """Returns `threads`, else the environment variable NPFORMER_THREADS, else the number of available cores."""
     wanted = threads if threads is not None else os.environ.get("NPFORMER_THREADS") or available_cores()
     count = (
         int(wanted) if isinstance(wanted, np.integer) or (isinstance(wanted, str) and wanted.isdecimal()) else wanted
@@ -60,7 +59,7 @@ def thread_count(threads: int | None = None) -> int:
 
 
 def wants_same_bits(same_bits: bool | None = None) -> bool:
-    """Returns `same_bits`, else the environment's NPFORMER_SAME_BITS, 0 or 1, else True."""
+    """Returns `same_bits`, else the environment variable NPFORMER_SAME_BITS (0 or 1), else True."""
     if isinstance(same_bits, bool):
         return same_bits
     if same_bits is not None:
@@ -73,13 +72,12 @@ def wants_same_bits(same_bits: bool | None = None) -> bool:
 
 # --- workers: threads that wait for jobs, started when first needed, shared by all callers ---------------------------
 #
-# Not concurrent.futures: its executor does not report how many threads it could start, which `run_row_parallel` must
-# know, and it would not shorten this file. Submitting a task takes 21 us here and 24 us there (minimum of 300 runs in
-# one process on two cores), which makes no difference for a whole short text.
+# concurrent.futures would not do: its executor does not report how many threads it could start, which
+# `run_row_parallel` must know. It is not faster either: submitting a task takes 24 us with it, and 21 us here.
 
 
 class _Job:
-    """Tasks for any free thread, including the caller; the thread that finishes the last task wakes the caller."""
+    """Tasks for any free thread, including the caller. The thread that finishes the last task wakes the caller."""
 
     def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
         self.tasks = deque(enumerate(tasks))
@@ -115,7 +113,7 @@ _starting = threading.Lock()
 
 
 def _work() -> None:
-    for library in _blas.libraries:  # OpenMP builds have a setting per thread, others per process
+    for library in _blas.libraries:  # OpenMP builds of BLAS have this setting per thread, others per process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # as on the submitting thread
@@ -124,7 +122,7 @@ def _work() -> None:
 
 
 def start_workers(count: int) -> int:
-    """Starts workers until there are `count`; returns their number, which may be lower when a process ends."""
+    """Starts workers until there are `count`. Returns their number, which may be lower while the process exits."""
     with _starting:
         while len(_workers) < count:
             worker = threading.Thread(target=_work, name="npformer-worker", daemon=True)
@@ -137,7 +135,7 @@ def start_workers(count: int) -> int:
 
 
 def _forget_workers() -> None:
-    """Resets this module in a forked child, where only the calling thread exists, and restores BLAS's threads."""
+    """Resets this module in a forked child, in which only the calling thread exists. Restores the threads of BLAS."""
     global _jobs, _starting, _one_text
     _jobs, _starting, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
     _workers.clear()
@@ -173,7 +171,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Makes products inside plain, or reproducible for any batch."""
+    """Inside, products have reproducible bits, or with `plain` they skip the steps for them."""
     before = plain_products()
     _local.plain = plain
     try:
@@ -192,9 +190,9 @@ def threads_for_parts() -> int:
 
 
 def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int, ...], int]:
-    """The numbers of parts to try for work that takes one core about `nanoseconds`: 1, 2, 4 ... up to all threads.
+    """The numbers of parts to try for work of about `nanoseconds` on one core (1, 2, 4 ... threads), and a first guess.
 
-    most: maximum number of parts. Also returns the first guess. Work that is too small for a hand-over is not split.
+    most: maximum number of parts. Work that is too short to hand over to another thread is not split.
     """
     threads = _local.num_threads if most is None else min(_local.num_threads, most)
     if threads <= 1 or nanoseconds < HAND_OVER / 2:
@@ -204,7 +202,7 @@ def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int,
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Calls work(slice) for slices that cover range(count), each on its own thread; a trial finds the best number."""
+    """Calls work(slice) for slices that cover range(count), on one thread each. A trial finds their best number."""
     counts, first = part_counts(nanoseconds, count)
     if len(counts) == 1:
         work(slice(0, count))
@@ -225,12 +223,12 @@ def _trial(work: str, size: int, counts: tuple[int, ...], first: int) -> Trial[i
 
 
 class _Member:
-    """One of several threads that compute the same layers, each with its own rows, and meet in `all_gather`."""
+    """One of several threads that compute the same layers for different rows, and exchange them in `all_gather`."""
 
     def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.slots = slots  # two, used alternately, so that no thread overwrites a slot that another may still read
+        self.slots = slots  # two, used in turn, so that no thread overwrites a slot that another may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
@@ -255,7 +253,7 @@ _one_text = threading.Lock()  # two texts at once could each wait for a worker t
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of tasks that all run at the same time, one thread each. Needs enough `start_workers`."""
+    """The results of tasks that must all run at the same time, on one thread each. Needs that many `start_workers`."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
@@ -268,7 +266,7 @@ def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Concatenates each array's rows from all threads of a text; returns the arrays if its rows are not split."""
+    """Concatenates the rows of each array from all threads of a text. If its rows are not split, returns the arrays."""
     member = _local.member
     return arrays if member is None else member.all_gather(arrays)
 
@@ -279,26 +277,26 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 class _Blas:
     """The BLAS libraries of this process, limited to one thread while any caller requests it.
 
-    A forked child could never release a lock that another thread held inside BLAS or threadpoolctl at the fork, so
-    forks wait until no other thread computes.
+    Forks wait until no other thread computes. Otherwise a lock that a thread held inside BLAS or threadpoolctl at the
+    fork would stay locked in the child forever.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # held by `with` itself: Ctrl-C in Condition's __enter__ would leave it locked
+        self.lock = threading.RLock()  # entered directly: Ctrl-C in Condition.__enter__ would leave it locked
         self.condition = threading.Condition(self.lock)
         self.users: dict[object, threading.Thread] = {}
         self.forking: set[threading.Thread] = set()  # threads that wait in `before_fork`
-        self.before: list[tuple[Any, int]] = []  # the program's setting, to be restored
+        self.before: list[tuple[Any, int]] = []  # the original settings, to be restored
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
-        """Controllers of the BLAS libraries; without threadpoolctl an empty list, and one warning per process."""
+        """Controllers of the BLAS libraries. Without threadpoolctl the list is empty, and there is one warning."""
         try:
             from threadpoolctl import ThreadpoolController
         except ImportError:
             warn(
-                "threadpoolctl is not installed, so BLAS uses threads in addition to npformer's: runs are slower "
-                "and a text's result may differ in its last bits between batches; pip install threadpoolctl"
+                "threadpoolctl is not installed, so BLAS uses threads in addition to those of npformer: runs are slower, "
+                "and the last bits of results may differ between batches; pip install threadpoolctl"
             )
             return []
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)
@@ -324,12 +322,12 @@ class _Blas:
                 self.condition.notify_all()
 
     def _may_enter(self) -> bool:
-        """Whether no fork waits, or it waits for this thread: for a user or a worker, whose caller awaits it."""
+        """Whether this thread may use BLAS: no fork waits, or the fork waits for this thread itself."""
         thread = threading.current_thread()
         return not self.forking or thread in self.users.values() or thread in _workers
 
     def before_fork(self) -> None:
-        """Waits until no other thread computes, for FORK_PATIENCE at most, and lets none begin: keeps the lock."""
+        """Waits until no other thread computes, for at most FORK_PATIENCE. Keeps the lock, so that no thread begins."""
         self.lock.acquire()
         self.forking.add(threading.current_thread())
         try:
@@ -339,7 +337,7 @@ class _Blas:
             self.condition.notify_all()
 
     def _at_rest(self) -> bool:
-        """Whether all users' threads have ended or wait for a fork, the current thread included."""
+        """Whether the threads of all users have ended or wait for a fork. The current thread is one that waits."""
         return not any(thread.is_alive() for thread in self.users.values() if thread not in self.forking)
 
     def put_back(self) -> None:
@@ -349,9 +347,9 @@ class _Blas:
 
 
 def _set_blas_threads(library: Any, count: int) -> None:
-    """Sets the threads of a library for the process, regardless of the thread that set them before.
+    """Sets the number of threads of a library, even if another thread has set it before.
 
-    Since version 3.8 threadpoolctl accepts the setting only from the thread that set it first, until it is cleared.
+    Since version 3.8, threadpoolctl accepts the setting only from the thread that set it first, until it is cleared.
     """
     clear = getattr(library, "clear_controlling_thread", lambda force: None)
     clear(force=True)
@@ -363,12 +361,12 @@ _blas = _Blas()
 
 
 def single_blas_thread() -> Any:
-    """Limits BLAS to one thread inside; when the last caller leaves, the original setting is restored."""
+    """Limits BLAS to one thread inside. When the last caller leaves, the original setting is restored."""
     return _blas.single()
 
 
 def blas_libraries() -> list[dict[str, Any]]:
-    """Describes each BLAS for `npformer info`: name, version, kernels and threads."""
+    """The name, version, kernels and threads of each BLAS, for `npformer info`."""
     return [library.info() for library in _blas.libraries]
 
 

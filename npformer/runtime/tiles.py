@@ -10,16 +10,16 @@ from npformer.runtime.products import with_margins
 from npformer.runtime.threads import parallel_for, part_counts
 from npformer.taps import listening, spare
 
-# Elements in a block: few enough for a core's cache, and enough that two threads rarely wait for the GIL between the
+# Elements in a block: few enough for the cache of a core, and enough that threads rarely wait for the GIL between the
 # steps of a formula.
 BLOCK = 1 << 16
-SCORES = 1 << 16  # scores in a block, which stay in the core's cache for all steps of softmax
+SCORES = 1 << 16  # scores in a block: few enough to stay in the cache of a core for all steps of softmax
 
 Formula = Callable[[np.ndarray, np.ndarray], None]
 
 
 def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Applies formula(x, y), which reads x and writes y, to flat blocks. y is a new array, or `out`, which may be x."""
+    """Applies formula(x, y), which writes its result to y, to blocks of x. y is a new array or `out`, which may be x."""
     x = np.asarray(x, order="C")
     y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
@@ -40,7 +40,7 @@ def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) ->
 def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
     """Returns function(array), computed in place unless a listener may have kept the array.
 
-    The margins of a product (`with_margins`) are computed too, because one pass over contiguous memory is faster.
+    If array is a product with margins (`with_margins`), they are included, because contiguous memory is faster.
     """
     if spare(array) is None:
         return function(array)

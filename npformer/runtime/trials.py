@@ -1,8 +1,8 @@
-"""Chooses the fastest of several ways to do the same work, by timing the work itself.
+"""`Trial`: chooses the fastest of several ways to do the same work, by timing the work itself.
 
-The gain from a second thread or from another layout of the weights depends on the machine and its load, so no fixed
-cost model decides. A trial uses real work: it runs each way several times, in turn, and compares median times. Every
-way gives the same bits.
+The gain from a second thread or from another layout of weights depends on the machine and its load, so a fixed cost
+model would not do. A trial runs real work in each way several times, in turn, and compares median times. All ways
+return the same bits.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from typing import Generic, TypeVar
 Way = TypeVar("Way")
 Result = TypeVar("Result")
 
-TURNS = 5  # runs of each way in a trial: two may be interrupted without changing the median
-GAIN = 0.95  # another way must take at most this fraction of the current way's time, so that noise changes nothing
-SHARE = 0.01  # the maximum fraction of all time that trials may lose on slower ways
-PATIENCE = 0.05  # seconds of work before a trial: a process that reads one sentence never gets there
+TURNS = 5  # runs of each way in a trial; the median tolerates two slow ones
+GAIN = 0.95  # a way replaces the current one if it takes at most this fraction of its time, so that noise has no effect
+SHARE = 0.01  # maximum fraction of all time that trials may lose on slower ways
+PATIENCE = 0.05  # seconds of work before a trial, so that a process for one sentence has none
 
 
 class Trial(Generic[Way]):
     """Runs work in the fastest of several ways.
 
-    The first way is a guess. A trial begins after PATIENCE seconds of work. It is repeated once the time that it lost
-    is at most SHARE of the time since, because a core that was busy in one trial may be free in the next.
+    The first way is a guess. A trial begins after PATIENCE seconds of work. It is repeated later, because a core that
+    was busy during one trial may be free during the next: as soon as the time lost in it is at most SHARE of the time
+    since then.
 
-    Threads may share a trial without a lock: a race only loses a measured time.
+    Threads may share a trial without a lock, because a race only loses a measured time.
     """
 
     def __init__(self, ways: Sequence[Way], first: Way) -> None:
@@ -37,7 +38,7 @@ class Trial(Generic[Way]):
         self._pause = PATIENCE
 
     def run(self, work: Callable[[Way], Result], amount: float = 1.0) -> Result:
-        """Returns work(way). amount: size of the work in any unit, for comparing times."""
+        """Returns work(way). amount: size of the work in any unit, to compare times."""
         if len(self.ways) == 1:
             return work(self.ways[0])
         times = self._times

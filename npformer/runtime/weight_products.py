@@ -1,7 +1,7 @@
-"""Products of weights, shared between threads, with the same bits for any number of rows, and fast for few.
+"""Products with weights, shared between threads, with the same bits for any number of rows. `functions.linear` uses them.
 
-Of a weight that is used repeatedly with few rows a copy in another layout is kept: panels, which a kernel for small
-products reads in order, or the edge columns. `functions.linear` uses these products.
+For few rows they are fast, because a weight that is used repeatedly is also kept in another layout: as panels, which
+kernels for small products read in order, or as its edge columns.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from npformer.runtime.threads import (
 )
 from npformer.runtime.trials import Trial
 
-TILE = 7 << 18  # bytes of the panels that a large product reads at a time
-MANY = 128  # with more rows, a large product's copy of the weight takes little of its time
-FEW = 256  # up to this many rows, gathering a weight's edge columns takes a large part of their product's time
+TILE = 7 << 18  # bytes of panels that a large product reads at a time
+MANY = 128  # with more rows than this, a large product spends little of its time on copying the weight
+FEW = 256  # up to this number of rows, gathering edge columns takes a large part of the time of their product
 
 
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
     """[x @ weight for weight in weights], (M, K) and (K, N) -> (M, N) each, shared between threads.
 
-    out: arrays (kernel(x.dtype).rows(M), N) to compute in; the results are views of them.
+    out: arrays (kernel(x.dtype).rows(M), N) to write to; the results are views of them.
     """
     if not all(has_kernel(x, weight) for weight in weights):
         return [x @ weight for weight in weights]
@@ -83,7 +83,7 @@ def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarra
 
 
 class _Way:
-    """How products of weights of some shapes with `count` rows are computed."""
+    """The settings for products of `count` rows with weights of these shapes."""
 
     def __init__(self, dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...]) -> None:
         self.kernel = k = kernel(dtype)
@@ -92,7 +92,7 @@ class _Way:
         self.no_panels: list[Panels | None] = [None] * len(shapes)
         paneled = [_may_have_panels(dtype, *shape) for shape in shapes]
         self.paneled = paneled if any(paneled) else []
-        # A first guess. Reading counts little, because more cores do not read faster: they share one memory.
+        # A first guess. The time to read the weights counts little, because more cores do not shorten it.
         self.nanoseconds = sum([inner * columns for inner, columns in shapes]) * (0.05 + 0.02 * count)
         self._trial = functools.partial(_trial, shapes, power(self.rows), dtype.char, *part_counts(self.nanoseconds))
         self.widths = tuple([columns for _, columns in shapes])
@@ -108,7 +108,7 @@ class _Way:
 
 @functools.lru_cache(maxsize=1000)
 def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain: bool, threads: int) -> _Way:
-    """plain, threads: settings of the calling thread, on which a `_Way` depends."""
+    """plain, threads: the settings of the calling thread, on which a `_Way` depends."""
     return _Way(dtype, count, shapes)
 
 
@@ -116,7 +116,7 @@ def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain
 def _trial(
     shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial of ways (parts, with panels) for products of about `rows` rows; None if there is only one way."""
+    """The trial that chooses (number of parts, with panels) for about `rows` rows, or None if there is only one way."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(rows)
@@ -133,9 +133,9 @@ def _columns(
     columns: slice,
     product: np.ndarray,
 ) -> None:
-    """product[:, columns] = x @ weight[:, columns]; columns that fill no panel or vector are computed separately.
+    """product[:, columns] = x @ weight[:, columns]. Columns that do not fill a panel or vector are computed separately.
 
-    small: by small products with panels, if there are panels
+    small: use small products with panels, if there are panels.
     """
     if panels is not None and not small and not panels.alone:
         panels = None
@@ -155,7 +155,7 @@ def _columns(
 def _columns_at_edges(
     x: np.ndarray, weights: Sequence[np.ndarray], shares: Sequence[slice], products: Sequence[np.ndarray]
 ) -> None:
-    """Computes the edge columns of the BLAS's blocks again, for all weights in one product with margins."""
+    """Recomputes the edge columns of BLAS blocks, for all weights in one product with margins."""
     k = kernel(x.dtype)
     ends = tuple((share.start, share.stop) for share in shares)
     places = _edges(k, ends)
@@ -174,9 +174,9 @@ def _columns_at_edges(
         products[i][:, place] = again[:, gathered]
 
 
-@functools.lru_cache(maxsize=1000)  # by a model's widths
+@functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """The columns to compute again: the share's number, its columns, and their places among the gathered columns."""
+    """The columns to recompute: the index of the share, its columns, and their places among the gathered columns."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
@@ -187,19 +187,19 @@ def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, sl
 
 
 def in_order(weight: np.ndarray) -> np.ndarray:
-    """Makes a weight contiguous if a small product may use it: small kernels add a view's columns in another order."""
+    """Makes a weight contiguous if a small product may use it, because small kernels add other layouts differently."""
     return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
 
 
-# --- weights laid out anew -------------------------------------------------------------------------------------------
+# --- weights in other layouts ----------------------------------------------------------------------------------------
 
 _kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
 
 
 def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
-    """make(), a copy of weights in another layout; made at their third use, and kept as long as they exist.
+    """make(), a copy of the weights in another layout, which is kept as long as they exist.
 
-    None before that, and for a weight that somebody can write to, because the copy would not change with it.
+    Returns None before the third use, and for weights that are writable, because the copy would not follow a change.
     """
     if not all(map(_is_fixed, weights)):
         return None
@@ -215,7 +215,7 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
 
 def _is_fixed(array: np.ndarray) -> bool:
-    """Whether no array can write to this memory: neither this array nor any that it is a view of."""
+    """Whether neither this array nor an array of which it is a view is writable."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -227,9 +227,9 @@ def _is_fixed(array: np.ndarray) -> bool:
 class Panels:
     """A copy of a weight (K, N) in contiguous panels, (N / 64, block, 64) for each block of the inner axis.
 
-    The blocks are those in which a large product adds the inner axis. Columns that do not fill a panel are left out.
-    A product of some rows with one panel is small: its kernel reads the panel as it lies, where a large product's
-    first copies the weight, in every call.
+    The blocks are those in which a large product sums the inner axis. Columns that do not fill a panel are omitted.
+    A product of a few rows with one panel is small, and its kernel reads the panel directly. The kernel of a large
+    product copies the weight first, in every call.
 
     alone: the weight is mapped from a file and its memory was released, so large products read the panels too.
     """
@@ -243,7 +243,7 @@ class Panels:
         self.alone = release(weight)
 
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
-        """out = x @ weight[:, columns] for whole panels; the blocks' products are added in a large product's order."""
+        """out = x @ weight[:, columns] for whole panels, summed over blocks in the same order as a large product."""
         some = slice(columns.start // PANEL, columns.stop // PANEL)
         for rows, count in _few_at_a_time(len(x), few_rows()):
             y = out[rows].reshape(-1, count, some.stop - some.start, PANEL).transpose(2, 0, 1, 3)
@@ -255,7 +255,7 @@ class Panels:
                     y += terms @ panels[some, None]
 
     def times_large(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
-        """The same by large products, with some panels at a time as a matrix."""
+        """The same as `times`, by large products with a matrix of several panels at a time."""
         count = max(1, TILE // (PANEL * 4 * self.blocks[0][0].stop))
         for first in range(columns.start // PANEL, columns.stop // PANEL, count):
             some = slice(first, min(first + count, columns.stop // PANEL))
@@ -270,7 +270,7 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices that cover `rows` rows, each with the number of rows to multiply at a time: at most `few`, never one."""
+    """Slices that cover `rows` rows, each with the number of rows to multiply at a time: at most `few`, never 1."""
     if rows <= few:
         return [(slice(0, rows), rows)]
     count = (few - 1) // 4 * 4  # kernels take rows in fours
@@ -283,19 +283,19 @@ def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight used repeatedly: made if `panels_pay` at this number of rows; 0: many."""
+    """The panels of a weight that is used repeatedly, made if `panels_pay` for this number of rows. 0: many rows."""
     return _laid_out([weight], "panels", lambda: Panels(weight) if rows and panels_pay(power(rows)) else None)
 
 
 @functools.lru_cache(maxsize=1)
 def few_rows() -> int:
-    """Rows up to which a product with a panel is small, e.g. 34 where blocks have 448 terms, 30 at 512; 0: none."""
+    """The maximum number of rows for which a product with a panel is small: 34 for blocks of 448 terms, 30 for 512."""
     k = kernel(np.dtype(np.float32))
     return k.small // (PANEL * k.k_block_size)
 
 
 def _choice() -> str | None:
-    """The environment's NPFORMER_PANELS: "0", "1", or None, which leaves the decision to trials."""
+    """The environment variable NPFORMER_PANELS: "0", "1", or None, which leaves the decision to trials."""
     choice = os.environ.get("NPFORMER_PANELS") or None
     if choice not in (None, "0", "1"):
         raise NpformerError(f"NPFORMER_PANELS: expected 0 or 1, got {choice!r:.80}")
@@ -306,7 +306,7 @@ def _choice() -> str | None:
 def panels_pay(rows: int) -> bool:
     """Tests whether panels are worth their memory for 2, 4, 8 ... or MANY rows.
 
-    This test runs on a weight that stays in the cache. Once panels are made, the trial of each product decides.
+    The test uses a weight that stays in the cache. Once panels exist, the trial of each product decides.
     """
     if _choice() == "0" or few_rows() < 5:
         return False

@@ -318,7 +318,7 @@ def test_info_reads_no_weights(models, tmp_path):
     ("change", "said"),
     [
         ({"model_type": "deberta"}, "'deberta' needs disentangled attention"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'linear' is not supported for a "),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: 'linear' is not supported for "),
         ({"auto_map": {"AutoModel": "own.Model"}}, "which is never run"),
     ],
 )

@@ -85,7 +85,7 @@ def test_ids_that_are_not_in_the_file_match_transformers(family: str) -> None:
     [
         (
             {"is_decoder": False},
-            "is_decoder: False is not supported for a causal-lm model, .*supported: True, or .*Mas",
+            "is_decoder: expected True, because a causal-lm model .* got False; for masked words use .*Mas",
         ),
         ({"is_decoder": "yes"}, "is_decoder: expected true or false, got 'yes'"),
         ({"is_decoder": 1}, "is_decoder: expected true or false, got 1"),
@@ -102,13 +102,13 @@ def test_unsupported_options_are_refused_by_name(family: str, changes: dict[str,
 def test_other_heads_are_not_causal(family: str) -> None:
     for head in encoders()[family].heads:
         if head not in ("causal-lm", "base"):
-            with pytest.raises(NpformerError, match=f"is_decoder: True .* a {head} model; .* {CLASSES[family]} takes"):
+            with pytest.raises(
+                NpformerError, match=f"is_decoder: .* a {head} model, got True; .* {CLASSES[family]} supports"
+            ):
                 read_config(described(family), head)
-    with pytest.raises(NpformerError, match=r"is_decoder: True is not supported for a base model; supported: False$"):
+    with pytest.raises(NpformerError, match=r"is_decoder: expected False for a base model, got True$"):
         read_config({**ARCHITECTURES["MPNetModel"]["config"], "is_decoder": True})
-    with pytest.raises(
-        NpformerError, match=r"is_decoder: True is not supported for a causal-lm model; supported: False$"
-    ):
+    with pytest.raises(NpformerError, match=r"is_decoder: expected False for a causal-lm model, got True$"):
         read_config({**ARCHITECTURES["GPT2LMHeadModel"]["config"], "is_decoder": True})
 
 

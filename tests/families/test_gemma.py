@@ -110,7 +110,7 @@ def test_rotations_of_each_kind_of_layer_in_older_and_newer_files() -> None:
 @pytest.mark.parametrize(
     ("model_type", "fields", "message"),
     [
-        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported for a gemma2"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported for gemma2 models"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
         ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters: expected an object for each layer"),
         ("gemma3_text", {"rope_parameters": 3}, "rope_parameters: expected an object"),

@@ -65,7 +65,7 @@ def test_a_choice_that_is_not_computed_is_refused(fields: dict[str, Any], messag
 def test_layers_are_parallel_or_not() -> None:
     assert type(parts_of(read()).stack.layers[0]) is ParallelLayer
     assert type(parts_of(read(use_parallel_residual=False)).stack.layers[0]) is Layer
-    with pytest.raises(NpformerError, match=r"^parallel: a gpt2 model computes its blocks one after another"):
+    with pytest.raises(NpformerError, match=r"^parallel: expected False, because a gpt2 model has no parallel layers"):
         parts_of(tiny.config("gpt2", "base", parallel=True))
 
 

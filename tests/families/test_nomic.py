@@ -71,7 +71,7 @@ def test_the_hub_s_config_is_read_and_its_code_is_not_run() -> None:
         ({"qkv_proj_bias": True}, "qkv_proj_bias: True is not supported; supported: False"),
         ({"activation_function": "gelu"}, "activation_function: 'gelu' is not supported; supported: 'swiglu'"),
         ({"use_rms_norm": True}, "use_rms_norm: True is not supported"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: 'yarn' is not supported for a nomic_bert"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: 'yarn' is not supported for nomic_bert models"),
         ({"rotary_emb_base": 0}, "rope_theta"),
         ({"n_embd": 28}, "expected heads of even width"),
         ({"n_embd": "32"}, "n_embd: expected a whole number"),

@@ -36,7 +36,7 @@ def test_rotations_and_windows() -> None:
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_rotations_of_long_texts_are_refused(kind: str, name: str) -> None:
-    with pytest.raises(NpformerError, match=f"{name}: '{kind}' is not supported for a phi3"):
+    with pytest.raises(NpformerError, match=f"{name}: '{kind}' is not supported for phi3 models"):
         read(**{name: {"type": kind, "short_factor": [1.0], "long_factor": [2.0]}})
 
 

@@ -67,7 +67,7 @@ def test_versions_of_t5_in_config_json() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"feed_forward_proj": "gated-sine"}, "feed_forward_proj: expected an activation, or gated-ACTIVATION, got"),
+        ({"feed_forward_proj": "gated-sine"}, "feed_forward_proj: expected ACTIVATION or gated-ACTIVATION, got"),
         ({"relative_attention_num_buckets": 2}, "relative_attention_num_buckets: expected .* from 4 to .*, got 2"),
         ({"relative_attention_max_distance": 8}, "relative_bias.max_distance: expected .* at least 9, got 8"),
         ({"d_kv": 0}, "d_kv: expected"),
@@ -84,7 +84,7 @@ def test_other_settings_are_refused(change: dict[str, Any], message: str) -> Non
 
 def test_other_families_refuse_its_fields() -> None:
     for field, value in (("score_scale", 0.5), ("head_width", 4)):
-        with pytest.raises(NpformerError, match=f"{field}: expected 0, because a bert model has no choice of it"):
+        with pytest.raises(NpformerError, match=f"{field}: expected 0, because it is fixed for bert models"):
             parts_of(tiny.config("bert", "base", **{field: value}))
 
 
