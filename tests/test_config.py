@@ -114,7 +114,7 @@ def test_tied_and_problem_type_and_eps():
 @pytest.mark.parametrize("field", ["vocab_size", "dim", "n_heads", "n_layers", "hidden_dim", "max_position_embeddings"])
 def test_a_missing_size_is_named(field):
     data = {key: value for key, value in DISTILBERT.items() if key != field}
-    with pytest.raises(NpformerError, match=f"no '{field}'"):
+    with pytest.raises(NpformerError, match=f"{field}: missing"):
         read_config(data)
 
 

@@ -118,7 +118,7 @@ class Columns(NamedTuple):
         return Columns(self.plain[index], self.whole[index], self.margin)
 
     def times(self, a: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
-        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first and last are multiples of VECTOR or the end of b."""
+        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first, last: multiples of VECTOR, or the end of b."""
         last = self.plain.shape[-1] if last is None else min(last, self.plain.shape[-1])
         if last <= first or not has_kernel(a, self.plain):
             return a @ self.plain[..., first:last]

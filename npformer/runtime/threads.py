@@ -295,8 +295,8 @@ class _Blas:
             from threadpoolctl import ThreadpoolController
         except ImportError:
             warn(
-                "threadpoolctl is not installed, so BLAS uses threads in addition to those of npformer: runs are slower, "
-                "and the last bits of results may differ between batches; pip install threadpoolctl"
+                "threadpoolctl is not installed, so BLAS uses threads in addition to those of npformer: runs are "
+                "slower, and the last bits of results may differ between batches; pip install threadpoolctl"
             )
             return []
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)

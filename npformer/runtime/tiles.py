@@ -19,7 +19,7 @@ Formula = Callable[[np.ndarray, np.ndarray], None]
 
 
 def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Applies formula(x, y), which writes its result to y, to blocks of x. y is a new array or `out`, which may be x."""
+    """Computes y block by block with formula(x, y), which writes to y. y is a new array or `out`, which may be x."""
     x = np.asarray(x, order="C")
     y = out if out is not None and out.flags.c_contiguous else np.empty_like(x)
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)

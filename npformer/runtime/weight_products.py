@@ -1,7 +1,7 @@
-"""Products with weights, shared between threads, with the same bits for any number of rows. `functions.linear` uses them.
+"""Products with weights, shared between threads, with the same bits for any number of rows.
 
-For few rows they are fast, because a weight that is used repeatedly is also kept in another layout: as panels, which
-kernels for small products read in order, or as its edge columns.
+`functions.linear` uses them. They are fast for few rows, because a weight that is used repeatedly is also kept in
+another layout: as panels, which kernels for small products read in order, or as its edge columns.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_a_config_that_is_not_computed_is_refused_by_name(changes: dict[str, Any
     with pytest.raises(NpformerError, match=message):
         read_config(described(**changes))
     without = {key: each for key, each in described().items() if key != "decoder_layers"}
-    with pytest.raises(NpformerError, match="no 'decoder_layers'"):
+    with pytest.raises(NpformerError, match="decoder_layers: missing"):
         read_config(without)
 
 

@@ -183,7 +183,7 @@ def test_an_option_unsupported_by_one_head_is_refused_only_there(name: str, chan
 def test_a_config_without_the_tables_width_is_an_error() -> None:
     data = described("Model")
     del data["embedding_size"]
-    with pytest.raises(NpformerError, match="no 'embedding_size'"):
+    with pytest.raises(NpformerError, match="embedding_size: missing"):
         read_config(data)
 
 

@@ -371,7 +371,7 @@ def test_projection_has_the_bits_of_linear(columns: int, dtype: str) -> None:
         ([], r"input_ids: expected at least one token, got shape \(0,\)"),
         ([[]], r"input_ids: expected at least one token, got shape \(1, 0\)"),
         ([[5, 6], []], r"input_ids\[1\]: expected at least one token, got shape \(0,\)"),
-        ([[5] * 65], "input_ids: text 0 has 65 tokens, the model takes 64"),
+        ([[5] * 65], "input_ids: expected at most 64 tokens, got 65 in text 0"),
         ([[5, 0], [120]], "input_ids: 120 of text 1 is outside the vocabulary, 0 ... 119"),
         ([[-1]], "input_ids: -1 of text 0 is outside"),
         ([["a"]], "input_ids: expected token ids, got text"),
@@ -387,13 +387,13 @@ def test_sources_that_make_no_sense(sources: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"decoder_input_ids": [[119] * 65]}, "decoder_input_ids: text 0 has 65 tokens, the model takes 64"),
+        ({"decoder_input_ids": [[119] * 65]}, "decoder_input_ids: expected at most 64 tokens, got 65 in text 0"),
         ({"decoder_input_ids": [[120]]}, "decoder_input_ids: 120 of text 0 is outside"),
         ({"decoder_input_ids": [[1], [2]]}, r"expected a target for each source, got \(2, 1\) for \(1, 2\)"),
         ({}, "labels: expected either decoder_input_ids or labels, got neither"),
         ({"labels": [[1]], "decoder_input_ids": [[1]]}, "expected either decoder_input_ids or labels, got both"),
         ({"labels": [[1]], "decoder_attention_mask": [[1]]}, "not used with labels"),
-        ({"attention_mask": [[0, 0]], "labels": [[1]]}, "row 0 is all zeros"),
+        ({"attention_mask": [[0, 0]], "labels": [[1]]}, "all zeros in row 0"),
     ],
 )
 def test_calls_that_make_no_sense(given_: dict[str, Any], message: str) -> None:

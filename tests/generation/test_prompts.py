@@ -193,7 +193,7 @@ def test_settings_that_are_impossible(settings: dict[str, Any], message: str) ->
 
 
 def test_prompts_that_are_impossible() -> None:
-    with pytest.raises(NpformerError, match="input_ids: text 1 has 257 tokens, the model takes 256"):
+    with pytest.raises(NpformerError, match="input_ids: expected at most 256 tokens, got 257 in text 1"):
         generate(model(), [PROMPTS[0], Text(np.full(257, 5))])
     with pytest.raises(NpformerError, match="input_ids: 300 of text 0 is outside the vocabulary"):
         generate(model(), [Text(np.array([300]))])

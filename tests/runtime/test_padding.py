@@ -102,7 +102,7 @@ def test_texts_without_padding_and_back() -> None:
     ("text", "message"),
     [
         (Text(np.arange(0)), "ids: text 1 has no tokens"),
-        (Text(np.arange(5)), "ids: text 1 has 5 tokens, the model takes 4"),
+        (Text(np.arange(5)), "ids: expected at most 4 tokens, got 5 in text 1"),
         (Text(np.array([1, 9])), "ids: 9 of text 1 is outside the vocabulary, 0 ... 8"),
         (Text(np.array([-1])), "ids: -1 of text 1 is outside the vocabulary, 0 ... 8"),
         (Text(np.array([1]), np.array([2])), "token_type_ids: 2 of text 1 is outside the token types, 0 ... 1"),

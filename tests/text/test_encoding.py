@@ -122,7 +122,7 @@ def test_token_ids_are_never_cut(model: Model) -> None:
     text, other = read_texts(model, [ids, np.array(ids[:3])])
     assert (text.texts[0].ids.tolist(), other.texts[0].ids.tolist()) == (ids, ids[:3])
     assert not text.truncated
-    with pytest.raises(ValueError, match="has 70 tokens, the model takes 64"):
+    with pytest.raises(ValueError, match="expected at most 64 tokens, got 70"):
         trace(model, ids)
 
 
