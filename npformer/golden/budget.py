@@ -7,6 +7,8 @@ six-layer DistilBERT, torch stays within 1.6 gaps at every stage, and a port tha
 smallest known mistake, eps = 1e-5 in a single layer norm, is 7 gaps off.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any

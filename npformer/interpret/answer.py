@@ -1,4 +1,4 @@
-"""`Answer`: a model's answer to a text with its probability, and the attention head that the answer depends on most."""
+"""`Answer`: a model's answer to a text, its probability, and the effect of each attention head."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
 from npformer.tape import UnknownDerivative
 
-MOST = 5  # outcomes
-CONTEXT = ".context"  # the stage of a head's output
+MOST = 5  # maximum number of outcomes
+CONTEXT = ".context"  # ending of the stages of heads' outputs
 
 
 class Effect(NamedTuple):
     """The change of a metric when a head's output is zero, estimated to first order."""
 
-    attention: str  # the stage without ".context": layers.3.attention
+    attention: str  # the attention block, such as layers.3.attention
     head: int
     change: float
 
@@ -41,7 +41,7 @@ class Answer:
     about : str, such as "next word"
     outcomes : pairs of an outcome and its probability, the most probable first
     metric : str, the number that `effects` explain, such as "the logit of POSITIVE"
-    effects : list of `Effect`, the largest first; of a translation the heads of cross-attention
+    effects : list of `Effect`, the largest first; for a translation, of the heads of cross-attention
     """
 
     about: str
@@ -51,7 +51,7 @@ class Answer:
 
 
 def answer_of(model: Any, given: Any) -> Answer | None:
-    """Runs a model forward and backward; None if it has no labels or words to answer with.
+    """Runs a model forward and backward; None if it has neither labels nor words.
 
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
     Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.
@@ -63,14 +63,14 @@ def answer_of(model: Any, given: Any) -> Answer | None:
         return None
     about = {"causal-lm": "next word", "masked-lm": "masked word", "translation": "translation"}
     found = Answer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
-    with suppress(UnknownDerivative, NpformerError):  # inside an edit, or without a number to explain
+    with suppress(UnknownDerivative, NpformerError):  # an edit without derivative, or no metric
         metric = metric_of(model, None, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found
 
 
 def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, float]]:
-    """Returns the outcomes with these probabilities, at most MOST, the most probable first."""
+    """Returns at most MOST outcomes with their probabilities, the most probable first."""
     config = model.config
     if config.head == "translation":
         return [(model.tokenizer.decode(text[1].ids[1:].tolist()), float(shares[0]))]
@@ -79,9 +79,9 @@ def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, fl
 
 
 def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Returns the probability of each label or word, (C,), of a translation the mean of its words' as (1,).
+    """Returns the probability of each label or word (C,), or for a translation the mean over its words as (1,).
 
-    None where there is no one answer for the text.
+    None if the text has no single answer.
     """
     from npformer.tasks.task import probabilities
 

@@ -1,4 +1,4 @@
-"""Attribution of a result to words by two measures without gradients.
+"""Attribution of a model's answer to words, by two measures that need no gradients.
 
 Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers: it
 shows where information could flow, not its effect on a label. `integrated_gradients.py` has the gradient measures,
@@ -24,11 +24,11 @@ from npformer.interpret.stacks import Stack
 from npformer.taps import listening
 from npformer.text.words import Span, text_words, word_spans, word_text
 
-TOKENS = 4096  # tokens between two steps of a progress bar: enough for all cores
-BATCH = 1024  # tokens of an edited forward
-MOST = 8_192  # tokens of BERT-base to read in all, from which words are left out together: 15 s on two cores
+TOKENS = 4096  # tokens between two steps of a progress bar, enough to use all cores
+BATCH = 1024  # tokens in an edited forward pass
+MOST = 8_192  # maximum number of tokens to read, in terms of BERT-base, before words are grouped: 15 s on two cores
 ODDS = "the log-odds of"
-Pieces = tuple[tuple[str, int | None], ...]  # words of a text with their numbers, and the parts between (None)
+Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text with the number of their word; None between words
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +43,12 @@ class Method:
     texts: tuple[Pieces, ...]
     scores: np.ndarray
     signed: bool
-    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading, and one number for each word
+    beside: tuple[str, np.ndarray] | None = None  # a second column: its heading and a number for each word
     unit: str = ""
 
     @property
     def words(self) -> list[str]:
-        """The words in order."""
+        """The words in the order of the text."""
         return [piece for text in self.texts for piece, number in text if number is not None]
 
 
@@ -57,37 +57,38 @@ class Target:
     """The number that an attribution explains: the log-odds of a label or of the next word, log p / (1 - p).
 
     Log-odds do not saturate near probability 1. With two labels they are the difference of the logits, with independent
-    labels the logit itself. A regression has its output instead, several words of a translation the mean of their
-    log-odds.
+    Log-odds do not saturate near probability 1. With two labels they equal the difference of the logits, with
+    independent labels the logit itself. A regression uses its output instead, and several words of a translation use
+    the mean of their log-odds.
     """
 
-    what: str  # part of a sentence: "the log-odds of POSITIVE"
+    what: str  # completes a sentence: "the log-odds of POSITIVE"
     labels: tuple[int, ...]
-    alone: bool  # whether the target is the logit itself, independent of the other labels
-    first: int | None = None  # the row of a text's logits that has the first label, -1 the last; None: one row per text
+    alone: bool  # True if the target is the logit itself, because labels are independent
+    first: int | None = None  # row of the first label in a text's logits (-1: the last row); None: one row per text
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
-        """The rows of the packed logits of texts of these lengths that hold the labels, those of each text in turn."""
+        """Returns the rows of the labels in the packed logits of texts with these lengths, text by text."""
         if self.first is None:
             return slice(None)
         start = np.cumsum(lengths) - (lengths if self.first >= 0 else 0) + self.first
         return (start[:, None] + np.arange(len(self.labels))).ravel()
 
     def of(self, logits: np.ndarray) -> np.ndarray:
-        """Computes the target of each text from its rows of the logits, (B * labels, C) -> (B,), in float64."""
+        """Computes each text's target from its rows of the logits, (B * labels, C) -> (B,), in float64."""
         logits, at = logits.astype(np.float64), self._labels(logits)
         values = logits[at] if self.alone else logits[at] - np.logaddexp.reduce(_without(logits, at), axis=1)
         return values.reshape(-1, len(self.labels)).mean(axis=1)
 
     def gradient(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the derivative of `of` by the logits: 1 for the label, -softmax over the others."""
+        """Returns the derivative of `of` with respect to the logits: 1 for the label, -softmax over the others."""
         at = self._labels(logits)
         grad = np.zeros(logits.shape) if self.alone else -softmax(_without(logits.astype(np.float64), at))
         grad[at] = 1
         return (grad / len(self.labels)).astype(logits.dtype)
 
     def _labels(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The place of the label in each row of the logits."""
+        """Returns the index of the label in each row of the logits."""
         return np.arange(len(logits)), np.resize(self.labels, len(logits))
 
     @property
@@ -96,7 +97,7 @@ class Target:
 
 
 def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
-    """Makes the target for a text with these logits (C,): `label` by name or number, by default the model's answer.
+    """Makes the target for a text with these logits (C,); `label` is a name or number, by default the model's answer.
 
     Raises NpformerError for a label that the model does not have.
     """
@@ -116,7 +117,7 @@ def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
 
 
 def _without(logits: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """The logits with -inf for those at these places: log-sum-exp and softmax are then those of the others."""
+    """Returns the logits with -inf at these indices, to take log-sum-exp and softmax over the others."""
     others = logits.copy()
     others[at] = -np.inf
     return others
@@ -127,10 +128,10 @@ def leave_one_out(
 ) -> Method:
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
-    `label` is by default the model's answer. `group` adjacent words are left out together; by default one, or more if
-    the runs would cost over MOST tokens. Raises NpformerError for a text without a word.
+    `label` is by default the model's answer. `group` adjacent words are left out together: by default one, or more if
+    the runs would read more than MOST tokens. Raises NpformerError for a text without words.
     """
-    from npformer.interpret.study_inputs import texts_of  # only a model needs texts
+    from npformer.interpret.study_inputs import texts_of  # needed only with a model
     from npformer.text.inputs import Pair, as_text_or_pair
 
     part = as_text_or_pair(given)
@@ -153,28 +154,28 @@ def leave_one_out(
 
 
 def words_together(model: Any, count: int, tokens: int, asked: int | None) -> int:
-    """The number of adjacent words to leave out together, for a text of `count` words: 1, more in long texts."""
+    """Returns how many adjacent words to leave out together in a text of `count` words: one, or more in long texts."""
     if asked is not None:
         return whole("attribution: group", asked, 1)
     return math.ceil(count * tokens / affordable(model, MOST))
 
 
 def together(spans: Sequence[Span], size: int) -> list[Span]:
-    """Joins the spans of `size` adjacent words."""
+    """Joins the token ranges of `size` adjacent words."""
     return [(spans[i][0], spans[min(i + size, len(spans)) - 1][1]) for i in range(0, len(spans), size)]
 
 
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
-    """Yields the logits of each input, which run in packed batches; `progress` shows a bar."""
-    words = model.config.head in ("causal-lm", "translation")  # whose logits need the memory of a vocabulary per token
-    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # an edited forward runs in one piece
+    """Yields each input's logits, computed in packed batches; `progress` shows a bar."""
+    words = model.config.head in ("causal-lm", "translation")  # their logits take the memory of a vocabulary per token
+    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edited forwards run whole
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
     yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)
 
 
 def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], size: int, is_long: bool) -> Method:
-    """Makes the measure of leaving out words, from the target of the whole text and of those without a part."""
+    """Makes the leave-one-out measure from the targets of the whole text and of the texts without a part."""
     part = "word" if size == 1 else "words"
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}) minus {'those' if explained.is_odds else 'that'}"
     about = f"{about[0].upper()}{about[1:]} without the {part}."
@@ -184,7 +185,7 @@ def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], siz
         )
     beside = None
     if explained.is_odds and len(explained.labels) == 1:
-        probabilities = 0.5 + 0.5 * np.tanh(odds / 2)  # the sigmoid, without its overflow
+        probabilities = 0.5 + 0.5 * np.tanh(odds / 2)  # the sigmoid, without overflow
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
         beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
@@ -192,7 +193,7 @@ def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], siz
 
 
 def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces, ...]:
-    """Splits each text into its parts that are left out, numbered over all texts, and the text between them."""
+    """Splits texts into the parts to leave out, numbered over all texts, and the text between them."""
     cut, number = [], 0
     for text, spans in zip(texts, parts, strict=True):
         pieces: list[tuple[str, int | None]] = []
@@ -205,7 +206,7 @@ def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces,
 
 
 def roll_out(stack: Stack, token: int) -> Method:
-    """Computes the share of each word in the output at `token`: row `token` of A_n ... A_2 A_1, A = (mean W + I) / 2.
+    """Computes each word's share in the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
 
     A layer is half attention (the mean over its heads), half residual. Abnar and Zuidema, 2020,
     "Quantifying Attention Flow in Transformers", section 3.
@@ -221,7 +222,7 @@ def roll_out(stack: Stack, token: int) -> Method:
 
 
 def on_logit(found: Any) -> Method:
-    """Makes a measure of a `LogitAttribution`: the contribution of each word over all layers."""
+    """Makes a measure from a `LogitAttribution`: each word's contribution over all layers."""
     layer, head = np.unravel_index(np.abs(found.heads.sum(axis=-1)).argmax(), found.heads.shape[:2])
     about = (
         f"Contribution of each word to {found.what} ({found.logit:z.4f}), with layer norms held: through the heads that"
@@ -233,16 +234,16 @@ def on_logit(found: Any) -> Method:
 
 
 def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
-    """Wraps a caller's scores, one for each token, as a measure named `name`."""
+    """Wraps a caller's scores, one per token, as a measure."""
     array = np.asarray(scores, np.float64)
     if array.shape != (len(tokens),) or not np.isfinite(array).all():
         raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one per token")
-    about = "One given score for each token; a word has the sum of its pieces."
+    about = "Scores given by the caller, one for each token; a word's score is the sum over its tokens."
     return on_tokens(name, about, tokens, array, signed=bool((array < 0).any()))
 
 
 def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, signed: bool, unit: str = "") -> Method:
-    """Makes a measure from a score for each token: a word gets the sum of its pieces."""
+    """Makes a measure from one score per token; a word's score is the sum over its tokens."""
     spans = word_spans(tokens)
     pieces: list[tuple[str, int | None]] = []
     for number, (first, end) in enumerate(spans):

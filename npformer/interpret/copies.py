@@ -1,4 +1,4 @@
-"""Runs copies of one input, each with a change of one stage, in packed batches. Layers below a change run once."""
+"""Runs copies of one input, each with one stage changed, in packed batches. Layers below the changes run once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npformer.model import Model
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.taps import listen, listening
 
-TOKENS = 1024  # tokens of a batch
+TOKENS = 1024  # tokens in a batch
 _LAYER = re.compile(r"layers\.(\d+)\.")
 Answers = dict[str, np.ndarray]
 
@@ -28,13 +28,13 @@ Answers = dict[str, np.ndarray]
 def run_copies(
     model: BaseModel, given: Any, changes: Sequence[tuple[str, Change]], progress: bool | None = None
 ) -> list[Answers]:
-    """Returns the answers of one input under each change alone, a stage and what it becomes, as in `edit`.
+    """Returns the answers of one input under each single change. A change is a stage and its edit, as in `edit`.
 
-    The answers have the same bits as with one run for each change. A copy runs from the layer of its change on; with an
-    encoder-decoder it runs whole. progress: as `shown` of `progress.bar`, on a terminal by default.
+    The answers have the same bits as in a separate run for each change. A copy runs from the layer of its change on, or
+    from the start in an encoder-decoder. progress: passed to `progress.bar` as `shown`; by default, only on a terminal.
     Raises NpformerError for a stage that does not fire.
     """
-    read: list[np.ndarray] = []  # the rows that each layer reads
+    read: list[np.ndarray] = []  # the rows that each layer read
     if isinstance(model, Model) and not model.config.decoder:
         stages = streams(model)
         with Trace(stages, model.config) as recorded:
@@ -53,7 +53,7 @@ def run_copies(
 def _batches(
     given: Any, changes: Sequence[tuple[str, Change]], resumes: bool
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """Yields the layer from which copies run, None for a whole run, and the numbers of their changes."""
+    """Yields the first layer that a batch of copies runs (None: a whole run), and the numbers of their changes."""
     size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
     of_layer: dict[int | None, list[int]] = {}
     for number, (stage, _) in enumerate(changes):
@@ -81,11 +81,11 @@ def _run(
 
 
 class _OfAllTexts(Exception):
-    """A stage that texts share, such as a table of distances, cannot differ between copies of a batch."""
+    """Raised for a stage that all texts share, such as a table of distances: copies in a batch cannot differ in it."""
 
 
 class _Changes:
-    """A listener that changes one stage of each text, number i by change number i."""
+    """A listener that applies change i to text i."""
 
     def __init__(self, changes: Sequence[tuple[str, Change]]) -> None:
         self._changes = changes

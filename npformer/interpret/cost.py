@@ -1,4 +1,4 @@
-"""The number of tokens that a study of a long text may read, so that it ends within a minute."""
+"""Limits the number of tokens that a study of a long text reads, so that it ends within a minute."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ BERT_BASE = 85_000_000  # weights in the layers of BERT-base
 
 
 def affordable(model: BaseModel, tokens: float) -> int:
-    """The number of tokens that a model reads in the time of `tokens` with BERT-base, between half and twice as many.
+    """Returns how many tokens a model reads in the time that BERT-base needs for `tokens`, limited to half and twice.
 
-    A token costs two operations a weight. Small models spend much of their time elsewhere, hence at most twice.
+    A token costs two operations per weight. The limit is twice because small models spend much of their time elsewhere.
     """
     config, decoder = model.config, model.config.decoder
     weights = config.n_layers * (4 * config.d_model + 2 * config.d_ffn) * config.d_model

@@ -1,10 +1,10 @@
 """Direct logit attribution: a logit as a sum over embeddings, heads, feed-forward networks, words and biases.
 
-The head of a model reads one row of the last layer, that of token p. This row is what the embeddings, each layer's
-attention and each layer's FFN have written to it, one added to the other. Everything after such an addition is linear
-in it once three things are held at the values that they have on this text: the mean and the standard deviation of each
-layer norm, and in the head's activation the factor act(h) / h. A logit w . f + b is therefore pulled back, step by
-step, to the places where it was written:
+The head of a model reads one row of the last layer, that of token p. This row is the sum of everything that the
+embeddings and each layer's attention and FFN have written to it. Everything after such an addition is linear in it once
+three things are held at their values on this text: the mean and the standard deviation of each layer norm, and the
+factor act(h) / h in the head's activation. A logit w . f + b is therefore pulled back, step by step, to the places
+where it was written:
 
     logit = u . f + b              u the column of the head's weight W; with `against`, a difference of two columns
     f = act(h) = h * g             u <- u * g,  g = act(h) / h held               (pooler, head of masked words)
@@ -15,15 +15,15 @@ step, to the places where it was written:
                                    head h adds u . A_h, of it token j adds W_h[p, j] V_h[j] W_O_h u; the bias u . b_O
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
-and the walk goes on with r, down to the embeddings. Each part of a model has its line as `pull`, next to its forward.
-In a decoder's layer (BART) attention to the source comes between the two and is split like attention; its heads include
-everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is taken apart by the rows of
-the embeddings that it reads. In a post-norm layer (BERT) each addition is followed by a norm, so a layer's output goes
-through the norms of all later layers; in a pre-norm layer (GPT) only the last norm follows. The sum is the logit, to
-rounding.
+and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
+forward. In a decoder's layer (BART), cross-attention comes between the two and is split like attention; its heads
+include everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is split by the rows
+of the embeddings that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
+through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. The parts add up to the
+logit, up to rounding.
 
-Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", has the decomposition, nostalgebraist, 2020,
-"interpreting GPT: the logit lens", the lens.
+Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", describes the decomposition; nostalgebraist,
+2020, "interpreting GPT: the logit lens", the lens.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from npformer.transformer import head_stack
 class LogitAttribution:
     """The result of `logit_attribution`: the parts of a logit, which add up to it.
 
-    `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) that of each head by the token it reads,
-    `ffn` (n_layers,) that of each feed-forward network, `convolution` (T,) that of each token in a convolution,
-    `biases` that of each bias by the name of its stage. `lens`
-    (n_layers + 1, C) has the logits that the head gives for the row after the embeddings and after each layer.
-    If a decoder reads the text, the layers are the decoder's, the heads of its self-attention come before those of
-    attention to the encoder's output, and the first token is the decoder's start token: `position` is an
-    index of `tokens`; its row predicts the token after it.
+    `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) the part of each head by the token it reads,
+    `ffn` (n_layers,) the part of each feed-forward network, `convolution` (T,) the part of each token in a convolution,
+    and `biases` the part of each bias by the name of its stage. `lens` (n_layers + 1, C) has the logits that the head
+    gives for the row after the embeddings and after each layer.
+    If the model has a decoder, the layers are the decoder's. The heads of its self-attention precede those of
+    cross-attention, and the first token is the decoder's start token. `position` is an index of `tokens`; its row
+    predicts the token after it.
     """
 
     what: str
@@ -74,17 +74,17 @@ class LogitAttribution:
     ffn: np.ndarray
     biases: dict[str, float]
     lens: np.ndarray
-    lens_logit: np.ndarray  # (n_layers + 1,) the one of these that is explained
-    lens_labels: tuple[str, ...]  # the label or word with the largest logit after the embeddings and each layer
-    source_heads: int = 0  # number of heads, the last ones, that attend to the encoder's output
-    convolution: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (0,) without one
+    lens_logit: np.ndarray  # (n_layers + 1,) `lens` of the explained label
+    lens_labels: tuple[str, ...]  # the label or word with the largest logit in each row of `lens`
+    source_heads: int = 0  # number of cross-attention heads, which come last
+    convolution: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (0,) without a convolution
 
     @property
     def words(self) -> np.ndarray:
         """The contribution of each token, (n_layers + 1, T): to the embeddings, then to each layer, without biases.
 
-        A token adds to a layer what the heads read from it, and token `position` also the FFN. A convolution's tokens
-        count to the first layer.
+        A layer's heads attribute to the tokens that they read, its FFN to token `position`. The tokens of a convolution
+        count towards the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
         rows[:, self.position] += [sum(self.embeddings.values()), *self.ffn]
@@ -94,7 +94,7 @@ class LogitAttribution:
 
     @property
     def accumulated(self) -> np.ndarray:
-        """The sum of the parts up to the embeddings and up to each layer, with their biases, (n_layers + 1,)."""
+        """The running sum of parts and biases after the embeddings and after each layer, (n_layers + 1,)."""
         return np.cumsum(self.words.sum(axis=1) + self._biases_of_layers())
 
     @property
@@ -106,14 +106,14 @@ class LogitAttribution:
         sums = np.zeros(len(self.ffn) + 1)
         for name, value in self.biases.items():
             kind, _, rest = name.removeprefix("decoder.").partition(".")
-            if kind == "layers" or kind.startswith("convolution"):  # a convolution is added to the first layer
+            if kind == "layers" or kind.startswith("convolution"):  # a convolution belongs to the first layer
                 sums[1 + int(rest.partition(".")[0] if kind == "layers" else 0)] += value
             elif kind == "embeddings":
                 sums[0] += value
         return sums
 
     def by_layer(self) -> Effects:
-        """The table of embeddings and layers: the embeddings' part, each head, the FFN, biases, sums, and the lens."""
+        """Returns the table by layer: the embeddings, each head, the FFN, biases, running sums, and the lens."""
         count, heads = self.heads.shape[:2]
         biases = self._biases_of_layers()
         values = np.full((count + 2, heads + 6), np.nan)
@@ -133,13 +133,13 @@ class LogitAttribution:
         if self.convolution.size:
             columns.insert(heads + 2, "convolution")
             values = np.insert(values, heads + 2, [np.nan, self.convolution.sum(), *[np.nan] * count], axis=1)
-        return Effects(values, rows, tuple(columns), f"{self.what}: what each part adds", ("sum", "so far", "lens"))
+        return Effects(values, rows, tuple(columns), f"{self.what}: each part's share", ("sum", "so far", "lens"))
 
     def by_word(self) -> Effects:
-        """The table of tokens: what the embeddings and each layer read from it, and their sum."""
+        """Returns the table by token: its contribution to the embeddings and to each layer, and the sum."""
         columns = ("embed", *(f"layer {i}" for i in range(len(self.ffn))), "sum")
         values = np.concatenate([self.words, self.words.sum(axis=0, keepdims=True)]).T
-        return Effects(values, self.tokens, columns, f"{self.what}: what each word adds, without biases", ("sum",))
+        return Effects(values, self.tokens, columns, f"{self.what}: each word's share, without biases", ("sum",))
 
     def __repr__(self) -> str:
         layers, heads, tokens = self.heads.shape
@@ -164,21 +164,21 @@ def logit_attribution(
 ) -> LogitAttribution:
     """Decomposes a logit into the contributions of the embeddings, each head, each FFN and each word.
 
-    The parts add up to the logit. They are exact for layer norms whose means and deviations are held (a later norm
-    scales what an earlier layer wrote), and for a held factor act(h) / h in the head.
-    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit` the edited forward is explained; an edit
-    of a sum, a norm or a context, which no part computes, shows as a difference between `total` and `logit`.
+    The parts add up to the logit. They are exact with the mean and deviation of layer norms held (a later norm scales
+    the output of earlier layers), and the factor act(h) / h in the head held. `interpret/direct_attribution.py` has the
+    formula. Inside `npformer.edit`, the edited forward is explained. An edit of a sum, a norm or a context shows as a
+    difference between `total` and `logit`, because no part computes it.
 
     Parameters
     ----------
     model : Model with a head, or Seq2Seq
     text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
     label : str or int, optional
-        The label or word to explain; by default the model's answer. For spans "start" (the default) or "end".
+        The label or word to explain; by default the model's answer. For spans, "start" (the default) or "end".
     position : int, optional
-        For a head on tokens, the token of the logit; by default the masked word, if there is one, and for
-        causal-lm the last token, after which the next word comes. For a translation the token of the decoder's input
-        before the word; by default that before the least probable word, which is then also the label.
+        For a head on tokens, the token of the logit: by default the masked word, if there is one, and for causal-lm the
+        last token, which precedes the predicted word. For a translation, the token of the decoder's input before the
+        word: by default the one before the least probable word, which is then also the label.
     against : str or int, optional
         Another label, whose logit is subtracted: with two labels the difference is the log-odds.
 
@@ -219,19 +219,19 @@ def logit_attribution(
     if config.head == "translation" and label is None and position is None:
         position, label = least_probable(recorded)
     wanted = logits_asked(model, label, position, answers, **asked)
-    if len(wanted) != 1:  # a head on tokens
+    if len(wanted) != 1:  # a head with a row for each token
         raise NpformerError(f"logit_attribution: position: expected the token to explain, one of {len(wanted)}")
     (logit,) = wanted
     subtracted = logits_asked(model, against, position, answers, **asked) if against is not None else []
     if logit in subtracted:
-        raise NpformerError(f"logit_attribution: against={against!r}: expected another label than the one to explain")
+        raise NpformerError(f"logit_attribution: against={against!r}: expected a label other than the one to explain")
     given = text.places if isinstance(text, Text) else None
     places = np.arange(len(recorded.ids)) if given is None else given
     return _Walk(model, recorded, logit, subtracted, answers, places).result()
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the word; None for one without words."""
+    """Returns the position before a translation's least probable word, and the word; None for an empty translation."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None
@@ -240,7 +240,7 @@ def least_probable(recorded: Trace) -> tuple[int, int | None]:
 
 
 def head_results(model: Model, recorded: Trace) -> np.ndarray:
-    """Stacks what each head of each layer writes to the stream, context_h W_O_h: (n_layers, H, T, D), without b_O.
+    """Stacks the output that each head of each layer writes, context_h W_O_h: (n_layers, H, T, D), without b_O.
 
     A norm of attention's output (RMSNorm) is held at its scale.
     """
@@ -251,7 +251,7 @@ def head_results(model: Model, recorded: Trace) -> np.ndarray:
         context = recorded[f"layers.{i}.attention.context"]
         output = layer["attention"]["output"]["weight"]
         written = context @ output.reshape(len(context), -1, output.shape[-1])
-        if OUTPUT_NORM in layer["attention"]:  # with the norm's scale held
+        if OUTPUT_NORM in layer["attention"]:  # holds the norm's scale
             before, after = (recorded[f"layers.{i}.attention.{name}"] for name in ("output", OUTPUT_NORM))
             written *= np.divide(after, before, out=np.zeros_like(after), where=before != 0)
         stacked.append(written)
@@ -265,7 +265,7 @@ class _Ids:
 
 @dataclass
 class _Walk:
-    """A logit of a model on a text, and the directions in which it is pulled back through the model's parts."""
+    """Pulls a logit of a model on a text back through the model's parts."""
 
     model: Model
     stages: Trace
@@ -276,7 +276,7 @@ class _Walk:
 
     def __post_init__(self) -> None:
         config, stages = self.model.config, self.stages
-        ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads the text a token later
+        ids = stages.ids if stages.key_ids is None else stages.key_ids  # a decoder reads its tokens one position later
         self.row = row_read(config, Text(ids)) if config.head in POOLED_HEADS else self.logit.place[0]
         self.embeddings, self.stack, self.at, self.weights = head_stack(config, self.model.weights)
         self.streams = streams(self.model)
@@ -313,14 +313,14 @@ class _Walk:
         )
 
     def tokens(self) -> tuple[str, ...]:
-        """The tokens of the stack; of a decoder that reads a text again, its first token and the text's; of one that
-        translates, its tokens and the source's."""
+        """The tokens of the stack: for a decoder that reads the text again, its start token and the text's tokens; for
+        a translation, the decoder's tokens and the source's."""
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         again = 1 if self.model.config.head != "translation" else None
         return (*own[:again], *(self.stages.key_tokens or ())) if self.at else tuple(own)
 
     def head(self) -> Direction:
-        """The direction of the logit in the row that the head reads: through its last layer and those below it."""
+        """Returns the logit's direction in the row that the head reads, pulled back through the head's layers."""
         config, weights = self.model.config, self.model.weights
         output = weights["head"]["output"]
         columns = {"start_logits": 0, "end_logits": 1}

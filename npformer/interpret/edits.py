@@ -2,9 +2,9 @@
 
     with edit({"layers.2.attention.weights": fn}): model(...)      edit(ablate_head(2, 5))
 
-An edit gets the same array as a trace: a stage of one text, without a batch axis. `traces.py` records the result.
-A gradient taken inside `edit` is the gradient of the edited forward. It needs the derivative of every change on its
-path; `Differentiable` provides one.
+An edit gets the same array as a trace: a stage of one text, without a batch axis. `traces.py` records the result. A
+gradient taken inside `edit` is the gradient of the edited forward, so it needs the derivative of every change on its
+path; `Differentiable` supplies the derivative of a function.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Edits(Edit):
         for given in changes:
             _check_changes(given)
         self._changes = [pair for mapping in changes for pair in mapping.items()]
-        self._of: dict[str, list[Change]] = {}  # stage that has fired -> its changes
+        self._of: dict[str, list[Change]] = {}  # a stage that has fired -> its changes
         self._texts = TextParts()
 
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
@@ -93,7 +93,7 @@ class Edits(Edit):
         return join(parts), pullback
 
     def check(self) -> None:
-        """Raises NpformerError for a name or pattern without a matching stage."""
+        """Raises NpformerError for a name or pattern that matched no stage."""
         table.matching([pattern for pattern, _ in self._changes], list(self._of))
 
 
@@ -117,16 +117,16 @@ def _told_the_name(change: Change, name: str) -> Change:
         return change
     try:
         parameters = signature(change).parameters.values()
-    except ValueError:  # NumPy's own functions have no signature
+    except ValueError:  # functions written in C may have no signature
         return change
     needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]  # positional
     return (lambda array: change(array, name)) if len(needed) == 2 else change
 
 
 def changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:
-    """Applies a change to the array of text `number`, and keeps the array's dtype."""
+    """Applies a change to the array of text `number`, keeping its dtype."""
     if callable(change):
-        returned = change(array.copy())  # a user's function may work in place
+        returned = change(array.copy())  # a copy, because a user's function may work in place
         if returned is None:
             raise NpformerError(f"edit of {name}: the function returned None; return the changed array")
         result = np.asarray(returned)
@@ -144,14 +144,14 @@ def changed(name: str, change: Change, number: int, array: np.ndarray) -> np.nda
 
 def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
     """Returns the function that maps the gradient of `change(array)` to the gradient of `array`."""
-    if not callable(change):  # the stage's own values have no effect once an array replaces them
+    if not callable(change):  # an array that replaces a stage does not depend on it
         return np.zeros_like
     if isinstance(change, Differentiable):
-        return lambda grad: change.backward(array, grad.copy())  # a user's function may work in place
+        return lambda grad: change.backward(array, grad.copy())  # a copy, because a user's function may work in place
 
     def unknown(grad: np.ndarray) -> np.ndarray:
         raise UnknownDerivative(
-            f"edit of {name}: expected a change with a known derivative, because a gradient passes through it, got "
+            f"edit of {name}: a gradient passes through this change: expected a known derivative, got "
             f"{change!r:.80}; use an array, zero(), scale() and the like, or Differentiable(function, backward)"
         )
 
@@ -162,12 +162,12 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
 
 
 def ablate_head(layer: int, head: int) -> dict[str, Change]:
-    """Ablates one head: sets its context, its contribution to the layer, to zero."""
+    """Ablates one head: replaces its context by zeros."""
     return without_head(f"layers.{layer}.attention.context", head)
 
 
 def without_head(stage: str, head: int) -> dict[str, Change]:
-    """Ablates one head of a stage with heads: `decoder.layers.0.cross_attention.context`."""
+    """Ablates one head of a stage such as `decoder.layers.0.cross_attention.context`."""
 
     def without(context: np.ndarray) -> np.ndarray:
         if not 0 <= head < len(context):
@@ -189,7 +189,7 @@ def scale(name: str, factor: float) -> dict[str, Change]:
 
 
 def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
-    """Wraps a function y = c * x, with constant c for each element: its gradient is dx = c * dy, the same function."""
+    """Wraps a function y = c * x with constant elements c; its backward pass dx = c * dy is the same function."""
     return Differentiable(function, lambda array, grad: function(grad))
 
 
@@ -197,14 +197,14 @@ def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
     """Replaces every row of the stages that match `name` by their mean row over all tokens of the trace `reference`.
 
     A stage (T, D) has one mean row (D,), a stage (H, T, K) one per head. Raises NpformerError for scores and weights
-    (H, T, T), whose rows differ in length from text to text.
+    (H, T, T), because the length of their rows varies between texts.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(reference)):
         arrays = reference.texts(stage)
         kind = table.find(stage)
         if kind is not None and kind.shape == "(H, T, T)":
-            raise NpformerError(f"mean_ablate: {stage}: a map between tokens has no mean row; freeze or zero it")
+            raise NpformerError(f"mean_ablate: {stage}: scores and weights have no mean row; use from_trace or zero")
         if arrays[0].ndim > 1:
             mean = np.concatenate(arrays, axis=-2).mean(axis=-2, keepdims=True)
         else:
@@ -225,8 +225,9 @@ def from_trace(
 ) -> dict[str, Change]:
     """Replaces the stages that match `name` by those of the trace `source`: activation patching.
 
-    `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T) a row is a query. `heads`
-    limits it to these heads. Text i of the trace replaces text i of the forward; a trace of one text replaces all.
+    `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T), rows are queries.
+    `heads` limits it to these heads. Text i of the trace replaces text i of the forward; a trace of one text replaces
+    every text.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):
@@ -252,7 +253,7 @@ def _at(stage: str, arrays: list[np.ndarray], positions: Numbers, heads: Numbers
     def patched(array: np.ndarray) -> np.ndarray:
         if array.shape != source.shape:
             rows = positions if heads is None else f"heads {heads}"
-            raise NpformerError(f"edit of {stage}: no positions {rows} of {source.shape} to put into {array.shape}")
+            raise NpformerError(f"edit of {stage}: cannot copy positions {rows} from {source.shape} to {array.shape}")
         here = place(stage, array.shape, positions, heads)
         array[here] = source[here]
         return array
@@ -265,14 +266,14 @@ def _at(stage: str, arrays: list[np.ndarray], positions: Numbers, heads: Numbers
 
 
 def place(stage: str, shape: tuple[int, ...], positions: Numbers, heads: Numbers) -> np.ndarray:
-    """Returns a mask of the rows at these positions, of these heads, in a stage (T, ...) or (H, T, ...); None: all."""
+    """Returns a mask of these positions and heads in a stage (T, ...) or (H, T, ...); None selects all."""
     mask = np.ones(shape[:-1], bool)
     for name, wanted, axis in (("positions", positions, -1), ("heads", heads, 0)):
         if wanted is None:
             continue
         rows = [wanted] if isinstance(wanted, int) else list(wanted)
         if mask.ndim < (1 if axis else 2) or not all(0 <= row < mask.shape[axis] for row in rows):
-            raise NpformerError(f"edit of {stage}: no {name} {rows} in {shape}")
+            raise NpformerError(f"edit of {stage}: no {name} {rows} in shape {shape}")
         chosen = np.isin(np.arange(mask.shape[axis]), rows)
         mask &= chosen if axis else chosen[:, None]
     return mask

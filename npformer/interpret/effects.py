@@ -1,4 +1,4 @@
-"""`Effects`: a table of signed numbers with named rows and columns, as text, and in a notebook as a heat map.
+"""`Effects`: a table of signed numbers with named rows and columns, shown in notebooks as a heat map.
 
 `patching.py` measures effects, `direct_attribution.py` the parts of a logit.
 """
@@ -17,10 +17,10 @@ FOR, AGAINST = "210,113,27", "44,123,189"  # orange and blue, as in the views
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Effects:
-    """A table of changes or contributions: `values` (rows, columns), and the names of the rows and columns.
+    """A table of changes or contributions: `values` (rows, columns), and the names of its rows and columns.
 
-    NaN cells are empty. `title` describes the numbers. `plain`: columns without colour in the heat map, because their
-    scale differs, such as sums.
+    NaN cells are shown empty. `title` describes the numbers. `plain` lists columns that the heat map leaves uncoloured,
+    because their scale differs, such as sums.
     """
 
     values: np.ndarray
@@ -51,7 +51,7 @@ class Effects:
         return "\n\n".join(blocks)
 
     def _repr_html_(self) -> str:
-        """A heat map: orange for increases, blue for decreases; the largest cell has the deepest colour."""
+        """Returns a heat map: orange for increases, blue for decreases, deeper for larger cells."""
         coloured = [column not in self.plain for column in self.columns]
         sizes = np.abs(self.values[:, coloured])
         largest = float(np.nanmax(sizes, initial=0.0)) or 1.0

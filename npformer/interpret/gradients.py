@@ -1,6 +1,6 @@
-"""Gradients of a metric by every stage of a forward pass: `trace(..., grads=metric)`.
+"""Gradients of a metric with respect to every stage of a forward pass: `trace(..., grads=metric)`.
 
-The forward is the model's own, recorded; the backward is that of training, without the gradients of weights.
+The recorded forward is differentiated by training's backward, without gradients of weights.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.transformer import unread
 
-Gradients = Mapping[
-    str, list[np.ndarray]
-]  # stage -> its gradient, one for each run of equal lengths if it fires in runs
+Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, one for each run of texts of equal length
 
 
 def differentiate(
     model: BaseModel, inputs: Sequence[Any], metric: Any, position: int | None
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
-    """Runs a model: each text's answers, and the gradients of its metric by each stage. True: the model's own answer.
+    """Runs a model; returns each text's answers and the gradients of its metric. True: the logit of the model's answer.
 
     Stages of one text do not affect another text's metric, so the gradient of the sum contains each text's gradient.
-    Inside `npformer.edit` the gradients are those of the edited forward, by the stages after their edits.
+    Inside `npformer.edit`, gradients are those of the edited forward, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric
     recording = Recording(unread(model.weights, model.config), keep_gradients=True)
@@ -49,7 +47,7 @@ def differentiate(
 
 
 def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarray:
-    """Returns a gradient in its answer's dtype; zeros for None."""
+    """Returns a gradient in its answer's dtype, or zeros for None."""
     if grad is None:
         return np.zeros_like(answer)
     if grad.shape != answer.shape:
@@ -58,6 +56,6 @@ def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarr
 
 
 def _joined(head: str, name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    """Packs an answer of several texts as in the forward: a row per text or per token."""
+    """Packs an answer of several texts like the forward: one row per text or per token."""
     of_text = name == "pooler_output" or (name == "logits" and head in POOLED_HEADS)
     return np.stack(arrays) if of_text else np.concatenate(arrays)

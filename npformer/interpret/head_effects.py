@@ -1,4 +1,4 @@
-"""The effect of each attention head on a model's answer: its probability, and the answers without the head."""
+"""The effect of each attention head on a model's answer and its probability, by ablation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from npformer.interpret.study_inputs import read_inputs
 
 @dataclass(frozen=True, eq=False)
 class HeadEffects:
-    """The result of `head_effects`: what an answer's probability becomes without a head.
+    """The result of `head_effects`: the change of an answer's probability without each head.
 
-    `before` is the answer's probability, `changes` (attentions, heads) its change without each head, NaN where a head
-    does not exist or was not ablated. `outcomes` has the answers without a head with their probabilities, the most
-    probable first, and () where `changes` has NaN; a translation's words are kept, with the mean of their
-    probabilities. `whole` has the answers of the whole model.
+    `before` is the answer's probability and `changes` (attentions, heads) its change without each head, NaN where a
+    head does not exist or was not ablated. `outcomes` has the answers without each head with their probabilities, the
+    most probable first, and () where `changes` has NaN. A translation keeps its words, with the mean of their
+    probabilities. `whole` has the answers with all heads.
     """
 
     answer: str
     before: float
-    attentions: tuple[str, ...]  # stages without ".context": layers.3.attention
+    attentions: tuple[str, ...]  # attention blocks, such as layers.3.attention
     changes: np.ndarray
-    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # by attention and head
+    outcomes: tuple[tuple[tuple[tuple[str, float], ...], ...], ...]  # by attention block and head
     whole: tuple[tuple[str, float], ...] = ()
 
 
@@ -79,7 +79,7 @@ def head_effects(
     for name, head in heads or ():
         if not 0 <= head < counts.get(name, 0):
             raise NpformerError(
-                f"head_effects: heads: expected an attention of the model and a head, got {name}, {head}"
+                f"head_effects: heads: expected an attention block and one of its heads, got {name}, {head}"
             )
     cells = None if heads is None else [(names.index(name), head) for name, head in heads]
     changes = np.full((len(names), max(counts.values())), np.nan)

@@ -1,10 +1,10 @@
 """Attribution of a label to tokens by gradients: gradient times input, and integrated gradients.
 
-Both differentiate the log-odds of the label (`attribution.Target`) by the embeddings' output, the input of the first
-layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. They run the model's
-forward and backward with an edit of that stage, `Inputs`. Inside `npformer.edit` the gradients are those of the edited
-forward. An encoder-decoder reads each token twice, one position later in the decoder: the arrays of embeddings are
-(2, T, D), and a token's score is the sum of both. The decoder's start token is read once.
+Both differentiate the log-odds of the label (`attribution.Target`) with respect to the embeddings' output, the input of
+the first layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. The forward
+and backward run with an edit of that stage, `Inputs`. Inside `npformer.edit`, gradients are those of the edited
+forward. An encoder-decoder reads each token twice, one position later in the decoder: its arrays of embeddings are (2,
+T, D), and a token's score is the sum of both. It reads the decoder's start token once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from npformer.taps import listen, listening
 from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread
 
 METHODS = ("gradient", "integrated")
-STEPS = 50  # points of an integral
-MOST = 4_096  # tokens of BERT-base at all points, unless the caller gives their number: 20 s on two cores
+STEPS = 50  # points of the integral
+MOST = 4_096  # default limit of tokens at all points, in terms of BERT-base: 20 s on two cores
 LEAST = 8
-TOKENS = 1024  # tokens in one forward and backward; more need memory without a gain in speed
-FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # tokens around every text, kept by a baseline
+TOKENS = 1024  # tokens per forward and backward; larger batches take memory and are not faster
+FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # special tokens around a text, which a baseline keeps
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
 
 
 class Inputs(Edit):
-    """Replaces stages by `rows` (None: keeps them) and stores their gradients."""
+    """An edit that replaces stages by `rows`, or keeps them (None), and stores their gradients."""
 
     def __init__(self, stages: Sequence[str], rows: np.ndarray | None = None) -> None:
         self.stages = stages
@@ -66,13 +66,13 @@ class Inputs(Edit):
 
 
 def _together(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The arrays of one stage (T, D), or of two (2, T, D)."""
+    """Stacks the array of two stages (2, T, D); a single stage stays (T, D)."""
     return arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The embeddings of some texts (T, D) or (2, T, D), the target (B,), and its gradient by the embeddings."""
+    """The embeddings of a batch (T, D) or (2, T, D), the targets (B,), and their gradients by the embeddings."""
 
     rows: np.ndarray
     values: np.ndarray
@@ -88,7 +88,7 @@ def by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """Computes gradient times input, integrated gradients or both, for a text (L,) with these `tokens`.
+    """Computes gradient times input, integrated gradients, or both, for a text with these `tokens`.
 
     `label` is as in `attribution.target`; `steps` as in `explained_by_gradients`.
     """

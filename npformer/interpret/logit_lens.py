@@ -1,4 +1,4 @@
-"""The logit lens: the logits of the head for the hidden states of each layer, not only for those of the last one."""
+"""The logit lens: the logits that the head gives for each layer's hidden states, not only the last layer's."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class LogitLens:
     rows: tuple[str, ...]
     tokens: tuple[str, ...]
     positions: tuple[int, ...]
-    words: tuple[tuple[tuple[str, ...], ...], ...]  # by row and position, the names of `numbers`
+    words: tuple[tuple[tuple[str, ...], ...], ...]  # `numbers` by name
     numbers: np.ndarray
     logits: np.ndarray
     probabilities: np.ndarray
 
 
 def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = None, most: int = 5) -> LogitLens:
-    """Computes the logits that the head, with the last norm, gives for the hidden states of each layer.
+    """Computes the logits that the head gives, after the final norm, for the hidden states of each layer.
 
     logits_l = head(Normalize(x_l)), x_l the output of layer l. Layers of a translation model are the decoder's.
 
@@ -49,7 +49,7 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
         By default the last token for causal-lm, the masked words for masked-lm, otherwise every token that the decoder
         or encoder reads. A classifier of texts has one row, which its head chooses.
     most : int
-        The number of labels or words of each row.
+        The number of labels or words in each row.
 
     Returns
     -------
@@ -96,13 +96,13 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
 
 
 def streams(model: BaseModel) -> list[str]:
-    """Returns the inputs of each layer of the stack below the head, and the input of the last norm or the head."""
+    """Returns the input of each layer in the head's stack, and the input of the final norm or the head."""
     embeddings, stack, at, _ = head_stack(model.config, model.weights)
     return [at + each for each in stack.read(embeddings.output)]
 
 
 def hidden_logits(model: BaseModel, rows: np.ndarray, answer: str) -> np.ndarray:
-    """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer; with the last norm, if there is one."""
+    """Computes head(Normalize(rows)), (R, D) -> (R, C), for rows of any layer, with the final norm if there is one."""
     _, stack, _, weights = head_stack(model.config, model.weights)
     rows = stack.finish(rows, weights)
     return parts_of(model.config).head(rows, rows, model.weights)[answer].reshape(len(rows), -1)

@@ -1,4 +1,4 @@
-"""Metrics: the numbers of a model's answer that an analysis explains: a logit, a mean of logits, or any function.
+"""Metrics: the number that an analysis explains, such as a logit, a mean of logits, or a function of the answers.
 
 `ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` use these metrics of one text's answers, under
 the names of `Model.run`: `logits`, `start_logits`, `last_hidden_state`, ...
@@ -20,14 +20,14 @@ from npformer.text.words import word_text
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
-MOST = 1 << 16  # maximum size of an answer for a derivative by differences
-STEP = 1e-4  # relative step of the differences; their error is near its square
+MOST = 1 << 16  # maximum size of an answer to differentiate by differences
+STEP = 1e-4  # relative step of central differences, with an error near its square
 
 Answers = Mapping[str, np.ndarray]
 
 
 class Logit(NamedTuple):
-    """One number of a text's answers: its description, the answer's name, and its index."""
+    """A number in a text's answers: its description, the answer's name, and the index there."""
 
     what: str
     answer: str
@@ -36,9 +36,9 @@ class Logit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A number computed from a text's answers, and its gradients by them."""
+    """A number computed from a text's answers, and its gradients with respect to them."""
 
-    what: str  # part of a sentence
+    what: str  # completes a sentence
     of: Callable[[Answers], float]
     gradient: Callable[[Answers], dict[str, np.ndarray]]
 
@@ -57,7 +57,7 @@ def metric_of(
         return metric
     if callable(metric):
         if position is not None:
-            raise NpformerError(f"{caller}: position: expected a label; a function of the answers has its own token")
+            raise NpformerError(f"{caller}: position: leave it out with a function, which selects its own token")
         return Metric("the metric", lambda found: _number(metric, found, caller), lambda found: _slope(metric, found))
     if model.config.head == "translation" and metric is None and position is None:
         return _log_probability(text[1].ids[1:])
@@ -145,7 +145,7 @@ def _span(label: str | int | None, position: int | None, answers: Answers, calle
 
 
 def label_name(model: Any, number: int, count: int) -> str:
-    """Returns the name of an output: a label, a word of the vocabulary, or its number."""
+    """Returns the name of an output: a label, a token of the vocabulary, or else its number."""
     config = model.config
     if len(config.labels) == count:
         return str(config.labels[number])
@@ -165,7 +165,7 @@ def _token(model: Any, number: int) -> str | None:
 
 
 def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:
-    """Returns the number and the name of an output, given either."""
+    """Returns the number and the name of an output, given one of them."""
     number: Any = label
     if isinstance(label, str):
         names = list(model.config.labels)
@@ -186,7 +186,7 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
 
 
 def position_of(position: Any, count: int, caller: str) -> int:
-    """Returns a token's number from 0. Raises NpformerError for a position outside the text."""
+    """Returns the index of a token. Raises NpformerError for a position outside the text."""
     if type(position) is not int or not -count <= position < count:
         raise NpformerError(f"{caller}: position: expected a token's number, 0 to {count - 1}, got {position!r:.80}")
     return position % count
@@ -205,7 +205,7 @@ def masked(model: Any, text: Any) -> list[int]:
 
 
 def _log_probability(ids: np.ndarray) -> Metric:
-    """The mean log-probability of a translation's tokens, each from the row before it."""
+    """The mean log-probability of a translation's tokens, each predicted by the row before it."""
     rows = np.arange(len(ids))
     count = max(1, len(ids))
 

@@ -1,4 +1,4 @@
-"""The next words of a causal model at any temperature: the largest logits, and the sum of the others."""
+"""The next words of a causal model at several temperatures, from the largest logits and the sum over all others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from npformer.common.errors import NpformerError
 from npformer.interpret.metric import label_name
 from npformer.interpret.study_inputs import read_inputs
 
-TEMPERATURES = tuple(round(0.1 * step, 1) for step in range(1, 21))  # 0.1 to 2.0
-MOST = 10  # words
+TEMPERATURES = tuple(round(0.1 * step, 1) for step in range(1, 21))  # 0.1, 0.2, ..., 2.0
+MOST = 10  # number of words
 
 
 @dataclass(frozen=True, eq=False)
 class NextWords:
-    """The result of `next_words`: the words with the largest logits, and what all other words add to the softmax.
+    """The result of `next_words`: the words with the largest logits, and the share of all other words.
 
     `logits` (most,) are the largest, in float64. `others` (temperatures,) is log sum exp(logit / temperature) over all
-    other words, so that a probability at any of `temperatures` is exact: exp(logit / t - log(sum over all words)).
+    other words, which makes probabilities at each of `temperatures` exact: exp(logit / t - log(sum over all words)).
     """
 
     words: tuple[str, ...]
@@ -31,7 +31,7 @@ class NextWords:
     others: np.ndarray
 
     def probabilities(self, temperature: float) -> tuple[np.ndarray, float]:
-        """Returns the probabilities of `words` at one of `temperatures`, (most,), and that of all other words."""
+        """Returns the probabilities of `words` (most,) at a temperature, and the probability of all other words."""
         if temperature not in self.temperatures:
             steps = ", ".join(map(str, self.temperatures))
             raise NpformerError(f"next_words: temperature: expected one of {steps}, got {temperature!r:.80}")

@@ -1,4 +1,4 @@
-"""Measures the effect of parts of a forward on a metric: ablated heads, and stages patched from another text's run.
+"""Measures the effect of parts of a forward on a metric, by ablating heads or patching stages from another run.
 
 `metric.py` defines metrics. `ablate_heads` and `patch` run a copy of the text for each part (`copies.py`);
 `attribution_patching` estimates what `patch` measures from the gradients of one run.
@@ -27,8 +27,8 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-MOST = 65_536  # tokens of BERT-base to read in all by position, half of them in layers below a change: a minute
-BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of a layer's stages, in order
+MOST = 65_536  # limit of tokens to read by position, in terms of BERT-base, of which half skip layers: a minute
+BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of the names of a layer's stages, in order
 
 
 def ablate_heads(
@@ -93,7 +93,7 @@ def ablate_heads(
 def without_each_head(
     model: BaseModel, given: Any, progress: bool | None = None, cells: Sequence[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Runs one input without one head at a time: (index in `contexts`, head) -> the answers; by default every head."""
+    """Runs one input without one head at a time: (index in `contexts`, head) -> answers. Default: all heads."""
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
     if cells is None:
         cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
@@ -102,7 +102,7 @@ def without_each_head(
 
 
 def contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
-    """Returns the stage of the heads' outputs in each layer -> a title, and the number of heads."""
+    """Returns each layer's stage of heads' outputs -> a title and the number of heads."""
     config = model.config
     if not config.decoder:
         return {f"layers.{i}.attention.context": (f"layer {i}", config.n_heads) for i in range(config.n_layers)}
@@ -130,7 +130,7 @@ def patch(
 ) -> Effects:
     """Measures the contribution of parts of stages to a metric, by activation patching.
 
-    The corrupted text runs with one part of a stage taken from the run on the clean text.
+    The model runs on the corrupted text with one part of a stage taken from its run on the clean text.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def attribution_patching(
     position: int | None = None,
     by: str = "position",
 ) -> Effects:
-    """Estimates what `patch` measures, to first order, from one forward and backward on the corrupted text.
+    """Estimates the effects of `patch` to first order, from one forward and backward on the corrupted text.
 
     effect of a part = sum over its numbers of (clean - corrupted) * d metric / d corrupted. Arguments, result and
     errors are those of `patch`. Nanda, 2023, "Attribution Patching: Activation Patching At Industrial Scale".
@@ -233,9 +233,9 @@ class _Study:
     parts: Sequence[_Part]
 
     def table(self, effects: Iterable[float]) -> Effects:
-        """Fills the table with the effect of each part; cells without a part are empty."""
+        """Returns the table of the parts' effects; cells without a part stay empty."""
         rows = list(dict.fromkeys(part.row for part in self.parts))
-        found = dict.fromkeys((part.place, part.column) for part in self.parts)  # words may repeat
+        found = dict.fromkeys((part.place, part.column) for part in self.parts)  # column names may repeat
         columns = sorted(found, key=lambda column: column[0])
         values = np.full((len(rows), len(columns)), np.nan)
         for part, effect in zip(self.parts, effects, strict=True):
@@ -279,7 +279,7 @@ def _study(
 
 
 def _together(model: Model, stages: int, length: int, asked: int | None) -> int:
-    """The number of adjacent tokens to patch together: 1, more in a long text, with a warning."""
+    """Returns how many adjacent tokens to patch together: one, or more in a long text, with a warning."""
     if asked is not None:
         return whole("patch: group", asked, 1)
     size = math.ceil(stages * length**2 / affordable(model, MOST))
@@ -289,9 +289,9 @@ def _together(model: Model, stages: int, length: int, asked: int | None) -> int:
 
 
 def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator[_Part]:
-    """Yields the parts of the recorded stages. A decoder's rows are one token behind the encoder's.
+    """Yields the parts of the recorded stages; a decoder's rows are one token behind the encoder's.
 
-    tokens: as the model reads them, a decoder's start token first.
+    tokens: as the model reads them, with a decoder's start token first.
     """
     behind = len(tokens) - len(source.ids)
     for name in source:
@@ -319,5 +319,5 @@ def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator
 
 
 def _of_source(name: str) -> bool:
-    """Whether a decoder's stage has the rows of the source, as keys and values of cross-attention do."""
+    """Returns whether a decoder's stage has a row per source token, like keys and values of cross-attention."""
     return name.removesuffix("_heads").endswith(OF_SOURCE)

@@ -13,8 +13,7 @@ METHODS = ("pca", "tsne")
 
 
 def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
-    """Projects rows (N, D) to points (N, dimensions); for a trace of N texts the rows are their first tokens in the
-    last layer.
+    """Projects rows (N, D) to points (N, dimensions). A trace of N texts gives each text's first row of the last layer.
 
     "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
     signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, by
@@ -24,7 +23,7 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
     if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
         raise NpformerError(
-            f"project: expected rows (N, D), N and D at least dimensions, {dimensions}, got {rows.shape}"
+            f"project: expected rows (N, D) with N and D at least {dimensions}, the dimensions, got {rows.shape}"
         )
     if method == "tsne":
         return _tsne(rows, dimensions, seed)
@@ -35,7 +34,7 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
 
 
 def _first_tokens(trace: Any) -> np.ndarray:
-    ends = ("ffn_norm", "ffn_residual")  # the last stage of a post-norm layer, and of a pre-norm layer
+    ends = ("ffn_norm", "ffn_residual")  # the last stage of a post-norm or a pre-norm layer
     last = [name for name in trace if name == "norm" or (name.startswith("layers.") and name.split(".", 2)[2] in ends)]
     if not last:
         raise NpformerError("project: expected a trace with a layer's output; record layers.*.ffn_norm")

@@ -1,6 +1,6 @@
 """Attribution of a translation's words to the words of its source, by leaving words out and by gradients.
 
-The words of the translation stay as they are written: each is explained by its log-odds after the words before it.
+The translation itself is not changed: each of its words is explained by its log-odds after the words before it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def by_source(
     given : str, token ids, or a tuple of token ids (source, target)
     position : int, optional
         The token of the decoder's input after which the word stands, as in `logit_attribution`; by default all words,
-        with the mean of their log-odds.
-    methods : "leave-one-out", "gradient", "integrated"
+        The token of the decoder's input that precedes the word to explain, as in `logit_attribution`; by default all
+        words, with the mean of their log-odds.
     steps, group, progress : as in `view.attribution`
 
     Returns
@@ -59,7 +59,7 @@ def by_source(
     Raises
     ------
     NpformerError
-        If the position is not that of a word, or the source has only one word to leave out.
+        If no word stands at the position, or the source has only one word to leave out.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def each_word_by_source(
 
 
 def written(model: Seq2Seq, target: Text, position: int | None) -> Target:
-    """Makes the target for the word after a token of a decoder's input, by default for all of its words."""
+    """Makes the target for the word after a token of the decoder's input, by default for all words."""
     ids = target.ids[1:].tolist()
     if not ids:
         raise NpformerError("attribution: expected a translation with at least one word")
@@ -144,7 +144,7 @@ def _leave_one_out(
     group: int | None,
     progress: bool | None,
 ) -> list[Method]:
-    """For each target score_i = log-odds with the whole source - log-odds without the pieces of its word i."""
+    """For each target: score_i = log-odds with the whole source - log-odds without its word i."""
     ends = np.isin(source.ids, model.config.decoder.end_ids)
     kept = [token for token, is_end in zip(tokens, ends, strict=True) if not is_end]
     spans = word_spans(kept)

@@ -1,6 +1,7 @@
 """Converts the inputs of a view to one form: a model and a text, a trace, or plain arrays.
 
-`Side` is a row of tokens, `Stack` the attention of several layers between two sides. `view/head_view.py` draws it.
+`Side` has the tokens on one side, `Stack` the attention of several layers between two sides. `view/head_view.py` draws
+a stack.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Side:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens as a reader sees them, without a tokenizer's marks."""
+        """The tokens for display, without the tokenizer's marks."""
         return piece_names(self.tokens)
 
     def words(self) -> Side:
-        """Returns the side with the pieces of each word merged."""
+        """Returns the side with each word's tokens merged."""
         spans = word_spans(self.tokens)
         token_type_ids = tuple(self.token_type_ids[first] for first, _ in spans) if self.token_type_ids else ()
         return Side(tuple(word_text(self.tokens[first:end]) for first, end in spans), token_type_ids)
@@ -44,7 +45,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Attention weights of several layers, an array (H, queries, keys) for each, and the layers' numbers."""
+    """The attention weights (H, queries, keys) of several layers, with the layers' numbers."""
 
     title: str
     numbers: tuple[int, ...]
@@ -61,7 +62,7 @@ class Stack:
         return any(len(word_spans(side.tokens)) < len(side.tokens) for side in (self.queries, self.keys))
 
     def words(self) -> Stack:
-        """Returns the attention between whole words."""
+        """Returns the stack with attention between whole words."""
         spans = word_spans(self.queries.tokens), word_spans(self.keys.tokens)
         layers = tuple(merge_pieces(layer, *spans) for layer in self.layers)
         return Stack(self.title, self.numbers, layers, self.queries.words(), self.keys.words())
@@ -69,14 +70,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class Sides:
-    """The two sides of attention: `queries`, also used for self-attention, and the `keys` of cross-attention."""
+    """The two sides of attention: `queries`, the only side of self-attention, and the `keys` of cross-attention."""
 
     queries: Side
     keys: Side
 
     @property
     def distinct(self) -> list[Side]:
-        """The distinct sides: one for self-attention, else source and target."""
+        """The distinct sides: one for self-attention, otherwise source and target."""
         return [self.queries] if self.keys == self.queries else [self.keys, self.queries]
 
 
@@ -84,32 +85,32 @@ def traced(source: Any, text: Any) -> Any:
     """Returns `source` itself if it holds arrays; else the trace of running the model `source` on `text`."""
     if is_arrays(source):
         if text is not None:
-            raise NpformerError("view: expected a text only with a model; arrays and traces have their own tokens")
+            raise NpformerError("view: a text needs a model; arrays and traces have their own tokens")
         return source
     if text is None:
         raise NpformerError(
             "view: expected a model and a text, a trace, or arrays with tokens=; "
             f"got {type(source).__name__} alone. Call heads(model, 'some text') or heads(weights, tokens=[...])"
         )
-    from npformer.interpret.traces import trace  # only a model needs the forward
+    from npformer.interpret.traces import trace  # needed only with a model
 
     return trace(source, text)
 
 
 def is_arrays(source: Any) -> bool:
-    """Whether `source` is a trace, a mapping of stages or plain arrays, not a model."""
+    """Returns whether `source` is a trace, a mapping of stages or plain arrays rather than a model."""
     return is_stages(source) or isinstance(source, (np.ndarray, list, tuple))
 
 
 def is_stages(source: Any) -> bool:
-    """Whether `source` maps stage names to arrays."""
+    """Returns whether `source` maps stage names to arrays."""
     return isinstance(source, Mapping) or (hasattr(source, "keys") and hasattr(source, "__getitem__"))
 
 
 def sides(
     source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, token_type_ids: Sequence[int] | None
 ) -> Sides:
-    """Returns the tokens of both sides: the given ones, else the trace's."""
+    """Returns the tokens of both sides: the given tokens, or else the trace's."""
     if tokens is None and key_tokens is None:
         key_tokens = getattr(source, "key_tokens", None)
     tokens = getattr(source, "tokens", None) if tokens is None else tokens
@@ -144,7 +145,7 @@ def stage_arrays(source: Any, stage: str) -> dict[tuple[str, str], dict[int, np.
 
 
 def one_text(name: str, array: Any) -> np.ndarray:
-    """Converts to an array. Raises NpformerError for the lists in a trace of several texts."""
+    """Converts to an array. Raises NpformerError for a list, as in a trace of several texts."""
     if isinstance(array, (list, tuple)):
         raise NpformerError(f"{name}: expected the trace of one text, got {len(array)}; trace each text on its own")
     return np.asarray(array)
@@ -173,7 +174,7 @@ def _named_stack(prefix: str, block: str, layers: Mapping[int, np.ndarray], both
 
 
 def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
-    """Returns a title for the attention at `<prefix>layers.N.<block>`, and the sides of its queries and keys."""
+    """Returns a title for the attention at `<prefix>layers.N.<block>`, and the sides of queries and keys."""
     if "cross" in block:
         return "Cross-attention", both.queries, both.keys
     if "encoder" in prefix.split("."):

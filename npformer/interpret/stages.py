@@ -1,8 +1,8 @@
-"""Finds stages: those of a model, a stage by its name or pattern, and by the names of other libraries.
+"""Finds stages: the stages of a model, or a stage by name, by pattern, or by another library's name.
 
 The parts of a model declare their stages (`npformer/stage.py`), `taps.py` fires them, `interpret/traces.py` records
-them, `golden/` compares them with another program's. A stage that is the output of a group of weights has that group's
-name; `*` stands for a layer's number.
+them, and `golden/` compares them with another program's. A stage that a group of weights outputs has that group's name;
+`*` stands for a layer's number.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from npformer.token_projections import project_stage
 
 
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
-    """A layer with all of these subclasses of `Mechanism`, for look-ups without a model.
+    """Returns a layer with all these subclasses of `Mechanism`, for look-ups without a model.
 
-    All their sizes are 2, because no name or formula of a stage depends on one.
+    All its sizes are 2, because no name or formula of a stage depends on a size.
     """
     sizes = {kind: [each for each in fields(kind) if each.default is each.default_factory is MISSING] for kind in kinds}
     made = tuple([kind(*[2] * len(of_kind)) for kind, of_kind in sizes.items()])
@@ -50,7 +50,7 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
 
 
 _KINDS = [getattr(mechanisms, name) for name in mechanisms.__all__]
-#: Without soft caps and ALiBi, which give scores another formula.
+#: Excludes soft caps and ALiBi, which change the formula of scores.
 _LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, mechanisms.Alibi, SoftCap))
 _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYER.blocks))
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
@@ -58,7 +58,7 @@ _ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
 
 
 def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
-    """The stage of the scores that a task makes of logits."""
+    """The stage of the probabilities that a task computes from logits."""
     shape = "(T,)" if answer else "(C,) or (T,) or (T, C)"
     made_by = "functions.softmax" if function == "softmax" else "tasks.task.probabilities"
     logits = f"{answer}logits"
@@ -82,18 +82,18 @@ STAGES = (
     *output_heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),
 )
-_NO_NUMBERS = np.zeros(0)  # for weights of which only the names matter
+_NO_NUMBERS = np.zeros(0)  # stands for weights where only their names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
-#: Heads whose answers are columns of the output of their last layer.
+#: Heads with separate answers for the columns of their last layer's output.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}
 
 _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
 def find(name: str) -> Stage | None:
-    """Returns the table's row for a stage, with its layer's number filled in; None for an unknown name.
+    """Returns a stage's row of the table, with the layer's number filled in; None for an unknown name.
 
-    For an encoder-decoder, `encoder.` and `decoder.` are left out, and cross-attention counts as attention.
+    The prefixes `encoder.` and `decoder.` are ignored, and cross-attention counts as attention.
 
     >>> find("layers.3.attention.weights").hook
     'blocks.3.attn.hook_pattern'
@@ -118,7 +118,7 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     return {stage.name: stage for stage in found}
 
 
-@lru_cache(maxsize=4)  # asked for each stage of a model
+@lru_cache(maxsize=4)  # called for each stage of a model
 def of_model(config: Config) -> Mapping[str, Stage]:
     """Returns the stages of a model, by name, in firing order.
 
@@ -148,21 +148,21 @@ def module(config: Config, name: str) -> str:
 
 
 def _group(config: Config, name: str) -> str:
-    """Returns the name of the group of weights that outputs a stage: mostly the name of the stage."""
+    """Returns the name of the group of weights that outputs a stage: usually the stage's name."""
     is_output = name == "logits" and config.head not in COLUMNS and "head.output" not in of_model(config)
     return "head.output" if is_output else name
 
 
 def modules(config: Config) -> dict[str, str]:
-    """Returns the modules of Hugging Face's model that run once -> the stage of their output."""
+    """Returns each Hugging Face module that runs once -> the stage that it outputs."""
     return {path: stages[0] for path, stages in module_runs(config).items() if len(stages) == 1}
 
 
-@lru_cache(maxsize=4)  # asked for each stage of a model
+@lru_cache(maxsize=4)  # called for each stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
-    """Returns the modules of Hugging Face's model -> the stages of their outputs; {} for torch's own modules.
+    """Returns each Hugging Face module -> the stages that it outputs; {} for torch's own modules.
 
-    A module of layers that share their weights has several, in the order in which it runs.
+    A module shared by several layers has several stages, in firing order.
     """
     family = family_of(config)
     if not (family.stages or isinstance(family, Marian)):
@@ -189,9 +189,9 @@ def names(config: Config) -> list[str]:
 
 
 def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
-    """Selects the names that match one of the patterns, in their order; `*` matches anything, also dots.
+    """Selects the names that match one of the patterns, in their order; `*` matches any characters, including dots.
 
-    A pattern is of our names, or a name or pattern of another library's that `resolve` knows.
+    A pattern uses npformer's names, or is a name or pattern of another library that `resolve` knows.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     wanted = [each for pattern in given for each in (pattern, *resolve(pattern))]
@@ -199,7 +199,7 @@ def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
-    """Selects as `selected`; raises NpformerError, with the nearest names, for a pattern that matches nothing."""
+    """Selects like `selected`; raises NpformerError, with the nearest names, for a pattern that matches nothing."""
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not selected(pattern, names):
             raise NpformerError(unknown(pattern, names))
@@ -232,16 +232,16 @@ def unknown(name: str, names: Sequence[str]) -> str:
 
 # --- names of other libraries ----------------------------------------------------------------------------------------
 
-#: Hooks of TransformerLens without a stage here, by their last part -> where to look.
+#: Last part of a TransformerLens hook without a stage here -> where to look.
 HINTS = {
     "hook_result": "for each head's output use npformer.interpret.direct_attribution.head_results(model, trace)",
-    "hook_scale": "a norm's deviation is that of the stage before it: trace['layers.0.attention_residual'].std(-1)",
+    "hook_scale": "compute a norm's deviation from the stage before it: trace['layers.0.attention_residual'].std(-1)",
     **dict.fromkeys(
         ("hook_q_input", "hook_k_input", "hook_v_input", "hook_attn_in", "hook_mlp_in"),
-        "a block reads the stage before it, layers.*.ffn_norm of the layer before or layers.*.attention_norm",
+        "a block reads the stage before it: the previous layer's layers.*.ffn_norm, or layers.*.attention_norm",
     ),
 }
-#: More hooks of TransformerLens: a HookedTransformer's, and second names of one array.
+#: More TransformerLens hooks: those of HookedTransformer, and second names of an array.
 _HOOKS = {
     "hook_embed": "embeddings.token",
     "hook_pos_embed": "embeddings.position",
@@ -253,12 +253,12 @@ _HOOKS = {
 _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 
-@lru_cache(maxsize=1024)  # a trace of a model asks for each of its stages
+@lru_cache(maxsize=1024)  # called for each stage of a model's trace
 def resolve(name: str) -> tuple[str, ...]:
-    """Returns our stages (or patterns) for a TransformerLens hook or a Hugging Face module's path; () if it is neither.
+    """Returns npformer's stages (or patterns) of a TransformerLens hook or a Hugging Face module's path; else ().
 
-    A layer's number may be a pattern too. A path may lack the encoder's prefix, as in a base model. A path in BART's
-    decoder means two stages: decoder.layers..., and layers... where the decoder is the whole model.
+    A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
+    decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model.
 
     >>> resolve("blocks.3.attn.hook_pattern"), resolve("distilbert.transformer.layer.*.attention.q_lin")
     (('layers.3.attention.weights',), ('layers.*.attention.query',))
@@ -283,13 +283,13 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def ours_in(known: Container[str], name: str) -> str:
-    """Returns the known stage with another library's name; the name itself without one."""
+    """Returns the known stage with another library's name; the name itself if there is none."""
     meant = resolve(name)
     return next((each for each in meant if each in known), next(iter(meant), name))
 
 
 def _template(name: str) -> tuple[str, str]:
-    """Returns a name with `*` for the layer's number, and the number, which may be a pattern."""
+    """Returns a name with its layer's number replaced by `*`, and that number, which may be a pattern."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdigit() or set(part) & set("*?["):
@@ -298,24 +298,24 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _with_layer(name: str) -> list[str]:
-    """Lists all names of other libraries, with the layer's number that `name` has."""
+    """Lists all names of other libraries, with the layer's number of `name`."""
     return [each.replace("*", _template(name)[1]) for each in _elsewhere()]
 
 
 @lru_cache(maxsize=1)
 def _elsewhere() -> dict[str, str]:
-    """Returns the names of stages in TransformerLens and in Hugging Face's models -> ours, with `*` for the layer.
+    """Returns stages' names in TransformerLens and Hugging Face's models -> npformer's, with `*` for the layer.
 
-    A path that means different stages in two families is left out.
+    A path that means different stages in two families is omitted.
     """
-    # Reversed: a hook that a block's output and its norm share is that of the output.
+    # Reversed, so that a hook shared by a block's output and its norm means the output.
     known = {stage.hook: stage.name for stage in reversed(STAGES) if stage.hook} | _HOOKS
     paths: dict[str, set[str]] = {}
     for family in encoders().values():
         found = dict(family.stages)
         for head, groups in family.heads.items():
             for group, path in {**family.encoder, **groups}.items():
-                if (group, head) != ("head.output", "question-answering"):  # two stages: start and end
+                if (group, head) != ("head.output", "question-answering"):  # else start and end share a path
                     found[path] = "logits" if group == "head.output" else group
             fused = [path for path, count in Counter(family.encoder.values()).items() if count > 1]
             found = {path: stage for path, stage in found.items() if path not in fused}
@@ -325,6 +325,6 @@ def _elsewhere() -> dict[str, str]:
     for side in ("encoder", "decoder"):
         for group, path in MARIAN_LAYER.items():
             paths.setdefault(f"model.{side}.layers.*.{path}", set()).add(f"{side}.layers.*.{group}")
-    # A path in a decoder may mean the model's only stack, too (OPT): `resolve` gives both.
+    # In OPT, a path in a decoder means the model's only stack: `resolve` returns both.
     alike = {path: {each.removeprefix("decoder.") for each in stages} for path, stages in paths.items()}
     return known | {path: max(stages, key=len) for path, stages in paths.items() if len(alike[path]) == 1}

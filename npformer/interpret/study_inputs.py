@@ -20,10 +20,10 @@ from npformer.transformer import packed
 class StudyInputs(NamedTuple):
     """Inputs as a model reads them, with the names of their tokens."""
 
-    texts: list[Text]  # for a translation model the targets, as its decoder reads them
+    texts: list[Text]  # for a translation model, the targets as its decoder reads them
     tokens: list[list[str]]
     token_type_ids: list[np.ndarray]
-    sources: list[Text]  # of a translation model; empty for others
+    sources: list[Text]  # only for a translation model
     source_tokens: list[list[str]]
 
     @property
@@ -33,7 +33,7 @@ class StudyInputs(NamedTuple):
 
 
 def read_inputs(model: BaseModel, given: Any) -> StudyInputs:
-    """Reads one input or a list of inputs: as `texts_of`, or for a translation model as `pair_of`."""
+    """Reads one input or a list of inputs, like `texts_of`, or like `pair_of` for a translation model."""
     if model.config.head != "translation":
         return StudyInputs(*texts_of(model, given), [], [])
     pairs, tokens, source_tokens = zip(*(pair_of(model, each) for each in _listed(given)), strict=True)
@@ -43,7 +43,7 @@ def read_inputs(model: BaseModel, given: Any) -> StudyInputs:
 
 
 def _listed(given: Any) -> list[Any]:
-    """One input, or a list of inputs, as a list. A list of whole numbers is one input, its token ids."""
+    """Returns a list of inputs from one input or several. A list of whole numbers is one input, its token ids."""
     several = isinstance(given, list) and not all(isinstance(each, int | np.integer) for each in given)
     return given if several else [given]
 
@@ -70,7 +70,7 @@ def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]],
 
 
 def row_read(config: Config, text: Text) -> int:
-    """The row of a text that a head on texts reads: the first, the last without padding, or the last end token's."""
+    """Returns the index of the row that a text's head reads: the first, the last unpadded, or the last end token."""
     batch = packed(config, [text])
     return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
@@ -79,27 +79,28 @@ def _names(model: BaseModel, ids: np.ndarray) -> list[str]:
     """Returns the token of each id, or the id itself if the model has no tokenizer."""
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # models of token ids, such as a golden file's tiny model, have no tokenizer
+    except NpformerError:  # models without tokenizer, such as a golden file's tiny model
         return [str(number) for number in ids.tolist()]
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
 
 
 def tokens_read_again(model: BaseModel, tokens: list[str]) -> list[str]:
-    """The tokens of a text as a decoder reads them, one token later."""
+    """Returns a text's tokens as a decoder reads them, one position later."""
     return [*_names(model, np.array([model.config.decoder.start_id])), *tokens[:-1]]
 
 
 def tokens_read(model: BaseModel, tokens: list[str]) -> list[str]:
-    """The tokens of a text as the model reads them; for an encoder-decoder with the start token first."""
+    """Returns a text's tokens as the model reads them, with the start token first in an encoder-decoder."""
     return [*tokens_read_again(model, tokens)[:1], *tokens] if model.config.decoder else tokens
 
 
 def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
-    """Reads a text (str or token ids) and translates it with the model's own settings: the pair that the model reads,
-    the tokens of its decoder, and those of the source. A tuple of token ids (source, target) is taken as it is.
+    """Reads a text (str or token ids) and translates it with the model's own settings. Returns the pair that the model
+    reads, the tokens of its decoder, and the tokens of the source. A tuple of token ids (source, target) is used as
+    given.
 
-    The decoder reads the start token and the translation without its end token, so that row i of the logits is the one
-    that token i + 1 was chosen from. Raises NpformerError for a pair of texts, or a text without a token.
+    The decoder reads the start token and the translation without its end token, so that token i + 1 was chosen from
+    row i of the logits. Raises NpformerError for a pair of texts, or a text without tokens.
     """
     if isinstance(given, tuple) and not isinstance(given, Pair):
         source, target = (each if isinstance(each, Text) else Text(_ids(each)) for each in given)
@@ -113,10 +114,10 @@ def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str],
 
 
 def _ids(given: Any) -> np.ndarray:
-    """Reads token ids, a sequence of whole numbers."""
+    """Reads token ids: a sequence of whole numbers."""
     try:
         ids = np.asarray(given)
-    except ValueError:  # lists of unequal lengths
+    except ValueError:  # lists of different lengths
         ids = np.zeros((1, 1))
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise NpformerError(f"expected token ids, a sequence of whole numbers, got {shown(given)}")

@@ -1,4 +1,4 @@
-"""A table of stages, one row for each: `Table` prints the rows, shows them as HTML, or converts them for JSON.
+"""A table with one row per stage: `Table` prints it, shows it as HTML, or converts it for JSON.
 
 `Trace.table` makes one. `teardown.py` prints the values of the stages.
 """
@@ -18,7 +18,7 @@ from npformer.interpret import stages
 from npformer.stage import Stage
 
 NUMBERS = ("mean", "std", "min", "max")
-COLUMNS = {  # field of `StageSummary`, in order -> title of its column
+COLUMNS = {  # field of `StageSummary` -> title of its column, in order
     "name": "stage",
     "shape": "shape",
     "formula": "formula",
@@ -27,7 +27,7 @@ COLUMNS = {  # field of `StageSummary`, in order -> title of its column
     "huggingface": "Hugging Face",
     "transformerlens": "TransformerLens",
 }
-WIDTHS = {"name": 31, "shape": 12}  # of columns in text
+WIDTHS = {"name": 31, "shape": 12}  # widths of columns in printed text
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class StageSummary:
     """One stage: its shape, formula, function, names in other libraries, and statistics."""
 
     name: str
-    shape: str  # of one text, or the number of texts if their shapes differ
+    shape: str  # of one text; the number of texts if their shapes differ
     formula: str
-    function: str  # below npformer: module and name
-    huggingface: str  # the module with this output; "" without one
+    function: str  # module and name, below npformer
+    huggingface: str  # the module that outputs it; "" if there is none
     transformerlens: str
     mean: float
     std: float
@@ -46,7 +46,7 @@ class StageSummary:
     max: float
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a stage that is not finite shows nan and inf
+@np.errstate(over="ignore", invalid="ignore")  # a stage with non-finite values shows nan and inf
 def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> StageSummary:
     """Summarises a stage from its arrays, one for each text."""
     shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))
@@ -67,7 +67,7 @@ def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> S
 
 @dataclass(frozen=True)
 class Table:
-    """A table of stages with the chosen columns of `COLUMNS`."""
+    """A table of stages with some of the columns in `COLUMNS`."""
 
     rows: Sequence[StageSummary]
     columns: Sequence[str] = tuple(COLUMNS)
@@ -78,8 +78,8 @@ class Table:
         return "\n".join(map(self._line, lines))
 
     def _line(self, cells: Sequence[str]) -> str:
-        """Formats a row; if name and shape are too wide, the numbers go on the next line."""
-        above, line, start = "", "", 0  # start: where the next column begins
+        """Formats a row, with numbers on the next line if the name and shape are too wide."""
+        above, line, start = "", "", 0  # start: the next column's first character
         for name, cell in zip(self.columns, cells, strict=True):
             if name in NUMBERS and len(line) > start:
                 above, line = f"{line[:-1]}\n", ""
@@ -101,7 +101,7 @@ class Table:
         return [{name: None if value == "" else value for name, value in row.items()} for row in given]
 
     def _cells(self) -> list[list[str]]:
-        """Formats each row, its numbers in one format for the whole table."""
+        """Formats each row, with one number format for the whole table."""
         form = _format([getattr(row, name) for row in self.rows for name in NUMBERS])
         return [
             [f"{getattr(row, name):{form if name in NUMBERS else ''}}" for name in self.columns] for row in self.rows

@@ -1,6 +1,6 @@
 """Prints a trace stage by stage, from token ids to the label: shapes, formulas, and the corners of each array.
 
-Each row shows its first and last three columns, with four digits, and an exponent if torch would print one.
+Rows show their first and last three columns with four digits, and an exponent where torch would print one.
 `npformer trace` prints this; a `Trace` itself prints as a table of means and ranges.
 """
 
@@ -15,16 +15,16 @@ from npformer.interpret import stages as table
 from npformer.interpret.traces import Trace
 
 WIDTH = 80
-EDGE = 3  # rows and columns shown at either end
+EDGE = 3  # rows and columns shown at each end
 COLUMNS = 2 * EDGE  # maximum number of columns shown without gaps
 LABEL = 14  # maximum characters for a row's number and token
 ROWS = 8  # maximum number of rows shown without gaps
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
-    """Selects the stages to show: stages outside the layers, stages of `layer` (0), and the last layer's output.
+    """Selects the stages to show: those outside the layers, those of `layer` (default: 0), and the last layer's output.
 
-    With `patterns`: the stages that match, in `layer` if given, else in all layers.
+    With `patterns`, selects the stages that match, in `layer` if given, otherwise in all layers.
     Raises NpformerError for an unknown layer, or a pattern without matches.
     """
     of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
@@ -58,14 +58,14 @@ def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | N
 
 
 def _layer(name: str) -> int | None:
-    """Returns the number of a stage's layer; None outside the layers."""
+    """Returns a stage's layer number; None outside the layers."""
     return int(name.split(".")[1]) if name.startswith("layers.") else None
 
 
 def _left_out(before: int, number: int) -> list[str]:
-    """Returns the line for the layers left out between `before`, the last one shown (-1: none), and `number`.
+    """Returns a line for the layers omitted between `before`, the last one shown (-1: none), and `number`.
 
-    The first layer is shown whole, the model's last only by its output.
+    The first layer is shown completely, the model's last layer only by its output.
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []
@@ -74,7 +74,7 @@ def _left_out(before: int, number: int) -> list[str]:
 
 
 def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
-    """Prints numbered tokens above their ids, in as many columns as fit."""
+    """Prints numbered tokens above their ids, as many in a line as fit."""
     lines, start = [], 0
     cells = [(str(i), token, str(number)) for i, (token, number) in enumerate(zip(tokens, ids.tolist(), strict=True))]
     widths = [max(map(len, cell)) + 2 for cell in cells]
@@ -102,7 +102,7 @@ def _stage(trace: Trace, name: str, tokens: Sequence[str]) -> str:
 
 
 def corners(array: np.ndarray) -> list[list[float]]:
-    """Returns the values shown of a stage: its first and last rows and columns, of head 0 if it has heads."""
+    """Returns the values of a stage to show: its first and last rows and columns, in head 0 if it has heads."""
     matrix = _matrix(array)
     rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
     shown: list[list[float]] = matrix[np.ix_(rows, columns)].tolist()
@@ -114,7 +114,7 @@ def _matrix(array: np.ndarray) -> np.ndarray:
 
 
 def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Prints a line for each shown row: its label, its first and last columns."""
+    """Prints a line for each shown row: its label, then its first and last columns."""
     rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
     form, width = _format(matrix[np.ix_(rows, columns)])
     gap = len(columns) if len(columns) < matrix.shape[1] else 0  # omitted columns are shown as "..."
@@ -136,7 +136,7 @@ def _edges(size: int, most: int) -> list[int]:
 
 
 def _format(shown: np.ndarray) -> tuple[str, int]:
-    """Returns one format for a stage's numbers, with an exponent if they are small, large or far apart, as in torch."""
+    """Returns one format for a stage's numbers; like torch, with an exponent if they are small, large or far apart."""
     sizes = np.abs(shown[shown != 0])
     if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
         return ".3e", 10

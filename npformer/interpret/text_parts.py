@@ -9,12 +9,12 @@ import numpy as np
 
 from npformer.runtime.packing import split_rows
 
-INPUTS = ("ids", "lengths", "read")  # taps of a forward's inputs, which are not stages
-# fire once per run of equal lengths
+INPUTS = ("ids", "lengths", "read")  # inputs of a forward, tapped but not stages
+# these fire once per run of texts of equal length
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
-OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of a decoder's source texts
+OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the source, in a decoder
 PER_TEXT = ("pooler", "pooled")  # one row per text, as in the logits that follow
-#: One row per text, or per token.
+#: One row per text or one per token.
 OF_EITHER = ("logits", "probabilities", "head.hidden", "head.activation", "head.norm")
 
 Cut = Callable[[np.ndarray], list[np.ndarray]]
@@ -28,18 +28,18 @@ def is_input(name: str) -> bool:
 class TextParts:
     """Finds the part of a stage that belongs to each text, from the taps of the running forwards.
 
-    Each tap named `lengths` starts a forward; an encoder-decoder starts one in its encoder's scope and one in its
-    decoder's. Texts are numbered from 0 over all forwards of a scope.
+    Each tap named `lengths` starts a forward. An encoder-decoder starts one in the encoder's scope and one in the
+    decoder's. Texts are numbered from 0 over all forwards in a scope.
     """
 
     def __init__(self) -> None:
-        self._lengths: dict[str, np.ndarray] = {}  # scope -> its texts' lengths
+        self._lengths: dict[str, np.ndarray] = {}  # scope -> lengths of its texts
         self._first: dict[str, int] = {}  # scope -> number of texts in earlier forwards
         self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
         self._pooled = False
 
     def hear(self, name: str, array: np.ndarray) -> None:
-        """Records a forward's lengths, and whether its head pools each text to one row; called for every tap."""
+        """Handles each tap: records a forward's lengths, and whether its head pools each text to one row."""
         scope, _, last = name.rpartition(".")
         if last == "lengths":
             self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
@@ -48,9 +48,9 @@ class TextParts:
         self._pooled |= name in PER_TEXT or last == "read"
 
     def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
-        """Returns the number of the first text in `array`, a function that cuts the array by text, and its inverse.
+        """Returns the index of the first text in `array`, a function that splits the array by text, and its inverse.
 
-        An array without a part per text, or outside any forward, stays whole.
+        An array that does not consist of texts, or outside any forward, stays whole.
         """
         own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
         first = max(self._covered.get(name, 0), self._first.get(own, 0))
@@ -65,7 +65,7 @@ class TextParts:
                 cut, join, count = list, np.stack, len(array)
             elif lengths is not None:
                 cut, join, count = partial(split_rows, lengths=lengths), np.concatenate, len(lengths)
-            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head on texts without a pooler
+            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head without a pooler
                 cut, join, count = list, np.stack, len(array)
         self._covered[name] = first + count
         return first, cut, join

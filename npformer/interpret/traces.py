@@ -38,12 +38,11 @@ FORMAT = "npformer-trace"
 class Trace(Mapping[str, Any]):
     """A mapping from the names of stages, in firing order, to their arrays; a list of arrays for several texts.
 
-    The array of a stage is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the
-    whole text. `tokens`, `token_type_ids` and `ids` describe the text (lists of these for several texts; None if
-    unknown); a translation has the source's as `key_tokens` and `key_ids`. `grads` has the requested gradients. A
-    stage's name may also be TransformerLens's hook or the path of Hugging Face's module. A name that has not fired
-    raises NpformerError with the nearest names.
-
+    A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the whole
+    text. `tokens`, `token_type_ids` and `ids` describe the text (lists of these for several texts; None if unknown). A
+    translation has the source's as `key_tokens` and `key_ids`. `grads` has the requested gradients. TransformerLens's
+    hooks and Hugging Face's module paths are accepted as names. A name that has not fired raises NpformerError with the
+    nearest names.
     Parameters
     ----------
     stages : name of a stage, pattern with `*`, or several
@@ -67,10 +66,10 @@ class Trace(Mapping[str, Any]):
         self._token_type_ids: list[np.ndarray] = []
         self._tokens: list[list[str]] = []
         self._parts = TextParts()
-        self._fired: dict[str, bool] = {}  # stage, in firing order -> whether it is kept
+        self._fired: dict[str, bool] = {}  # stage, in firing order -> whether the trace keeps it
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
-        self.key_tokens: list[str] | None = None  # of the source, for a translation
+        self.key_tokens: list[str] | None = None  # the source's tokens, for a translation
         self.key_ids: np.ndarray | None = None
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -105,12 +104,12 @@ class Trace(Mapping[str, Any]):
         return array
 
     def describe(self, tokens: list[list[str]], token_type_ids: list[np.ndarray]) -> None:
-        """Adds the tokens and token_type_ids of a forward's texts, which are not tapped."""
+        """Adds the tokens and token_type_ids of the texts, which no tap records."""
         self._tokens += tokens
         self._token_type_ids += token_type_ids
 
     def keep_gradients(self, gradients: Gradients) -> None:
-        """Adds the gradients of a metric by the recorded stages, as the trace `grads`."""
+        """Adds the gradients of a metric with respect to the recorded stages, as the trace `grads`."""
         grads = self._grads = Trace(self.wanted, self.config)
         grads._ids, grads._tokens, grads._token_type_ids = self._ids, self._tokens, self._token_type_ids
         for name in self._fired:
@@ -127,12 +126,12 @@ class Trace(Mapping[str, Any]):
             if ours in self._fired:
                 raise NpformerError(f"{name!r}: not recorded; this trace records only {', '.join(self.wanted)}")
             if "*" in str(name):
-                raise NpformerError(f"{name!r}: a pattern, not a stage; use trace.select({name!r})")
+                raise NpformerError(f"{name!r}: this is a pattern, not a stage; use trace.select({name!r})")
             raise NpformerError(table.unknown(str(name), list(self._fired or self._arrays)))
         return _one(self._arrays[ours])
 
     def _ours(self, name: str) -> str:
-        """Returns our name of a stage given by our name, a TransformerLens hook, or a module's path."""
+        """Returns npformer's name of a stage, given that name, a TransformerLens hook, or a module's path."""
         if name in self._arrays:
             return name
         return table.ours_in({*self._arrays, *self._fired}, str(name))
@@ -151,7 +150,7 @@ class Trace(Mapping[str, Any]):
         return len(self._arrays)
 
     def _ipython_key_completions_(self) -> list[str]:
-        """The stages that IPython and Jupyter offer after `trace["`."""
+        """Lists the stages that IPython and Jupyter offer after `trace["`."""
         return list(self)
 
     @property
@@ -160,7 +159,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def grads(self) -> Trace:
-        """The gradients of the requested metric by each stage."""
+        """The gradients of the requested metric with respect to each stage."""
         if self._grads is None:
             raise NpformerError("grads: the trace has no gradients; trace(model, text, grads=metric) records them")
         return self._grads
@@ -174,7 +173,7 @@ class Trace(Mapping[str, Any]):
         return _one([each.tolist() for each in self._token_type_ids]) if self._token_type_ids else None
 
     def texts(self, name: str) -> list[np.ndarray]:
-        """Returns a stage as a list with one array per text, even for one text."""
+        """Returns a stage as a list of one array per text, even for a single text."""
         array = self[name]
         return array if isinstance(array, list) else [array]
 
@@ -191,11 +190,11 @@ class Trace(Mapping[str, Any]):
         return _one([labels[int(np.argmax(logits))] for logits in self.texts("logits")])
 
     def row(self, name: str) -> StageSummary:
-        """Describes a stage: shape, formula, function, its names in other libraries, mean, deviation and range."""
+        """Summarises a stage: shape, formula, function, names in other libraries, mean, deviation and range."""
         return summary(name, self.texts(name), self.config)
 
     def table(self, columns: Sequence[str] = tuple(COLUMNS), stages: str | Iterable[str] = "*") -> Table:
-        """Returns a table of the stages that match, with these columns of `summary.COLUMNS`."""
+        """Returns a table of the matching stages, with these columns of `summary.COLUMNS`."""
         return Table([self.row(name) for name in table.selected(stages, self)], columns)
 
     # --- showing -----------------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ class Trace(Mapping[str, Any]):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Writes a safetensors file: stage `name` of text i as `i/name`, its token ids as `i/ids`."""
+        """Writes a safetensors file, with stage `name` of text i as `i/name` and its token ids as `i/ids`."""
         arrays = {f"{i}/{name}": array for name, each in self._arrays.items() for i, array in enumerate(each)}
         arrays |= {f"{i}/ids": ids.astype(np.int64) for i, ids in enumerate(self._ids)}
         description = {
@@ -233,7 +232,7 @@ class Trace(Mapping[str, Any]):
             if metadata.get("format") != FORMAT:
                 raise ValueError("no such format in its metadata")
             description = json.loads(metadata["description"])
-            json.dumps(description, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+            json.dumps(description, ensure_ascii=False).encode()  # rejects lone surrogates
             trace = cls(description["stages"])
             trace.config = description["config"] and read_config(description["config"])
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]
@@ -258,7 +257,7 @@ def trace(
     grads: Any = None,
     position: int | None = None,
 ) -> Trace:
-    """Runs a model on texts and records its stages, up to `probabilities`; of a translation up to `logits`.
+    """Runs a model on texts and records its stages, up to `probabilities`, or up to `logits` for a translation.
 
     Parameters
     ----------
@@ -303,7 +302,7 @@ def trace(
     rows = read.tokens
     if model.config.decoder:
         recorded.key_tokens, recorded.key_ids = (read.source_tokens or rows)[0], (read.sources or read.texts)[0].ids
-        if not read.sources:  # the decoder reads the text again, one token later
+        if not read.sources:  # the decoder reads the text one position later
             rows = [tokens_read_again(model, each) for each in rows]
     recorded.describe(rows, read.token_type_ids)
     with recorded:
@@ -317,7 +316,7 @@ def trace(
 
 
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Fires the last stages: the probabilities of the model's task, from the logits of `answers`."""
+    """Fires the last stages: the probabilities of the model's task, computed from the logits in `answers`."""
     from npformer.tasks.task import probabilities
 
     if config.head == "question-answering":
@@ -335,7 +334,7 @@ def _one(values: list[Any]) -> Any:
 
 
 def _numbered(arrays: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarray]:
-    """Yields the arrays `0/name`, `1/name`, ..."""
+    """Yields the arrays of each text i as `i/name`."""
     number = 0
     while f"{number}/{name}" in arrays:
         yield arrays[f"{number}/{name}"]

@@ -66,5 +66,5 @@ def test_only_some_heads_are_ablated() -> None:
     assert some.changes[1, 2] == every.changes[1, 2]
     assert (some.outcomes[1][2], some.outcomes[0][0]) == (every.outcomes[1][2], ())
     assert some.whole[0] == (some.answer, some.before)
-    with pytest.raises(NpformerError, match=r"heads: expected an attention of the model and a head, got layers.7"):
+    with pytest.raises(NpformerError, match=r"heads: expected an attention block and one of its heads, got layers.7"):
         head_effects(model, TEXT, heads=[("layers.7.attention", 0)])

@@ -105,7 +105,7 @@ def test_a_trace_an_edit_and_a_patch_take_them() -> None:
         ("blocks.0.attn.hook_patern", r"did you mean blocks\.0\.attn\.hook_pattern \(layers\.0\.attention\.weights\)"),
         ("bert.encoder.layer.1.attention.self.querry", r"bert\.encoder\.layer\.1\.attention\.self\.query \(layers\.1"),
         ("blocks.0.attn.hook_result", r"for each head's output use .*head_results\(model, trace\)"),
-        ("blocks.1.ln1.hook_scale", r"deviation is that of the stage before it"),
+        ("blocks.1.ln1.hook_scale", r"deviation from the stage before it"),
         ("blocks.0.hook_mlp_in", "a block reads the stage before it"),
         ("blocks.7.attn.hook_z", r"which is layers\.7\.attention\.context here: no such stage; did you mean layers\.1"),
         ("layers.0.atention.weights", r"did you mean layers\.0\.attention\.weights"),

@@ -227,7 +227,7 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.heads(A, tokens=WORDS, layer=2), "layer=2: expected one of 0, 1"),
         (lambda: view.heads(A, tokens=WORDS, heads=[3]), "head=3: expected one of 0, 1, 2"),
         (lambda: view.heads(A, tokens=WORDS, heads=1), "heads=1: expected a list of heads; for one head use heads=[1]"),
-        (lambda: view.heads(A, "a text", tokens=WORDS), "expected a text only with a model"),
+        (lambda: view.heads(A, "a text", tokens=WORDS), "a text needs a model"),
         (lambda: view.heads(tiny.model()), "expected a model and a text"),
         (lambda: view.heads({"layers.0.ffn.output": A}, tokens=WORDS), "expected a stage layers.N.attention.weights"),
         (lambda: view.heads(trace(tiny.model(), ["I", "love it"])), "trace each text on its own"),
