@@ -166,7 +166,7 @@ class App:
         return answer()
 
     def info(self) -> Response:
-        """TEI's fields for the first model, and all models with their tasks."""
+        """Returns TEI's fields for the first model, and all models with their tasks."""
         models = [_described(each) for each in self.models.values()]
         limits = self.limits
         about = {
@@ -180,7 +180,7 @@ class App:
         return json_response({"object": "list", "data": list(map(_as_listed, self.models))})
 
     async def one_model(self, request: Request) -> Response:
-        """A model of the list by its name."""
+        """Returns the entry of one model in the list."""
         self._check_key(request)
         name = request.path_params["name"]
         if name not in self.models:
@@ -193,14 +193,14 @@ def _as_listed(name: str) -> dict[str, Any]:
 
 
 def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
-    """The route for a body, and its fields."""
+    """Returns the route for a body, and its fields."""
     given = read_json(body)
     route = route.of(given)
     return route, read_fields(route.fields, given)
 
 
 async def _left(request: Request) -> None:
-    """Returns when the client disconnects; its body has been read, so no other message can come."""
+    """Returns when the client disconnects; no other message can come, because its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -242,7 +242,7 @@ async def _refused(request: Request, refusal: Exception) -> Response:
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
-    """An unknown path, or a method that the path does not allow."""
+    """Answers a request for an unknown path, or with a method that the path does not allow."""
     assert isinstance(error, HTTPException)
     what = {404: "unknown route; see /docs", 405: "method not allowed for this route; see /docs"}
     refusal = Refusal(error.status_code, what.get(error.status_code, "malformed request"))
@@ -294,6 +294,6 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
             Refusal: _refused, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
         },
     )  # fmt: skip
-    made.router.redirect_slashes = False  # it would redirect a client to the host named in its request
+    made.router.redirect_slashes = False  # a redirect would go to the host named in the client's request
     made.state.npformer = state
     return made

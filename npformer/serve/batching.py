@@ -35,7 +35,7 @@ class Work(Protocol):
 
 
 class QueueFull(Refusal):
-    """The queue has no room for more texts; it may have after this number of seconds."""
+    """Raised when the queue has no room for a request's texts; `seconds` is when to retry."""
 
     def __init__(self, seconds: int) -> None:
         message = f"the queue is full; retry in {seconds} s"
@@ -64,9 +64,9 @@ class Entry:
 
     work: Work
     request: Any
-    size: int  # tokens
+    size: int  # number of tokens
     ticket: Ticket
-    index: int  # in the ticket's texts
+    index: int  # index in the ticket's texts
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -86,7 +86,7 @@ class Batcher:
     ----------
     max_tokens : int, tokens of a batch; a longer text is a batch of its own
     max_wait : float, seconds that a text waits for others to share its batch while the batcher is idle
-    max_queue : int, most waiting texts
+    max_queue : int, maximum number of waiting texts
     observe : function of a batch and its duration in seconds, called in the batching thread
     """
 
@@ -187,7 +187,7 @@ class Batcher:
                     self._changed.wait()
 
     def _batch(self) -> tuple[list[Entry], bool]:
-        """The oldest text with later texts that may share its batch, and whether to wait for more."""
+        """Returns the oldest text with later texts that may share its batch, and whether to wait for more."""
         first = self.queue[0]
         if not first.work.together:
             return [entry for entry in self.queue if entry.ticket is first.ticket], False
@@ -201,12 +201,12 @@ class Batcher:
         return batch, size < self.max_tokens and len(batch) == len(self.queue)
 
     def _seconds_to_wait(self) -> int:
-        """The estimated time to compute the queued texts, 1 to 60 s."""
+        """Estimates the seconds to compute the queued texts, 1 to 60."""
         return min(60, max(1, math.ceil(sum(entry.size for entry in self.queue) / self.rate)))
 
 
 def computed(batch: list[Entry]) -> list[Any]:
-    """The answers to a batch. If the batch fails, each text is computed alone, so that only the faulty one fails."""
+    """Returns the answers to a batch. If it fails, each text is computed alone, so that only the faulty one fails."""
     try:
         return batch[0].work.run([entry.request for entry in batch])
     except Exception as error:
@@ -218,7 +218,7 @@ def computed(batch: list[Entry]) -> list[Any]:
 
 
 def place_of(error: BaseException) -> str:
-    """An error's type and line, without its message, which may contain a user's text."""
+    """Returns an error's type and line, without its message, which may contain a user's text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{where}"

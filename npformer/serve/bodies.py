@@ -29,11 +29,11 @@ class Bodies:
         self.patience = min(PATIENCE, limits.seconds)
         self.most = max(HELD, limits.body)
         self.unfinished: dict[asyncio.Timeout, int] = {}  # each body's deadline -> its bytes so far
-        self.held = 0  # bytes of these and of complete bodies not yet answered
+        self.held = 0  # bytes of these, and of complete bodies not yet answered
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, counted until the request is answered.
+        """Reads the body of a request, which counts as held until the request is answered.
 
         Raises Refusal for a body that is too large or too slow, Gone if the client disconnects.
         """
@@ -81,7 +81,7 @@ class Bodies:
         return bytes(body)
 
     def _refuse_largest(self) -> None:
-        """Refuses the largest unfinished body: attacks send large ones and stall, slow clients have sent little."""
+        """Refuses the largest unfinished body: attacks send much and stall, whereas slow clients have sent little."""
         largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
         self.held -= self.unfinished.pop(largest)
         largest.reschedule(asyncio.get_running_loop().time())

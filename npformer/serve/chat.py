@@ -1,7 +1,7 @@
 """Answers to conversations: OpenAI's /v1/chat/completions, whole or as a stream.
 
-Every answer is computed token by token, each in its turn among all requests, so a client that disconnects stops it. The
-settings that a request leaves out are those of the model's generation_config.json.
+Answers are computed token by token, in turns with all other requests, so a client that disconnects stops its answer.
+The model's generation_config.json has the settings that a request leaves out.
 
 References
 ----------
@@ -51,7 +51,7 @@ OWN = "default: the model's generation_config.json"
 CHAT = {
     "messages": Field(f.messages(MESSAGE)),
     **MODEL,
-    "max_completion_tokens": Field(f.whole(1), None, "Most tokens of an answer (default: 1024, or as many as fit)."),
+    "max_completion_tokens": Field(f.whole(1), None, "Maximum tokens of an answer (default: 1024, or as many as fit)."),
     "max_tokens": Field(f.whole(1), None, "The older name of max_completion_tokens."),
     "temperature": Field(f.number(0, 2), None, f"Below {COLDEST}: greedy decoding ({OWN})."),
     "top_p": Field(f.number(1e-6, 1), None, f"({OWN})"),
@@ -62,7 +62,7 @@ CHAT = {
     "stream": Field(f.BOOLEAN, False, "Send server-sent events."),
     "stream_options": COMPLETIONS["stream_options"],
     "logprobs": Field(f.BOOLEAN, False, "Return the log probabilities of the answer's tokens."),
-    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: of this many most likely tokens, too."),
+    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: also of this many most likely tokens."),
     "chat_template_kwargs": Field(f.JSON_OBJECT, None, "Further variables of the chat template."),
     "response_format": Field(f.an_object({"type": Field(f.nothing_else("answers are texts", "text"))}), None),
     "tools": Field(f.nothing_else(NO_TOOLS, []), None),
@@ -106,7 +106,7 @@ def _role(role: str) -> str:
 
 
 def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
-    """The task's options with a request's."""
+    """Returns the task's options, changed by a request's."""
     temperature = given["temperature"]
     settings = {name: given[name] for name in ("top_p", "top_k", "repetition_penalty", "seed", *MORE_LIMITS)}
     settings["max_new_tokens"] = given["max_completion_tokens"] or given["max_tokens"]
@@ -126,7 +126,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """The options of answer i: with a seed, one of its own."""
+    """Returns the options of answer i, with a seed of its own if there is one."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": seed + i})
 
@@ -143,7 +143,7 @@ class Answers:
         return usage_of(len(self.writers[0].prompt), sum(len(each.ids) for each in self.writers))
 
     async def begun(self, i: int) -> AsyncIterator[str]:
-        """The pieces of answer i, each computed in its turn."""
+        """Yields the pieces of answer i, each computed in its turn."""
         return await begun(self.service, self._pieces(i), "messages")
 
     def _pieces(self, i: int) -> Iterator[str]:
@@ -154,14 +154,14 @@ class Answers:
         return withheld(iter(writer), tuple(writer.options.stop_strings))
 
     async def whole(self, i: int, pieces: AsyncIterator[str]) -> dict[str, Any]:
-        """A choice with the whole answer i."""
+        """Returns a choice with the whole answer i."""
         content = "".join([piece async for piece in pieces])
         message = {"role": "assistant", "content": content, "refusal": None}
         ended = OPENAI_REASON[self.writers[i].ended]
         return {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
 
     async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
-        """An event for each piece of the answers; counts: one with the numbers of tokens at the end."""
+        """Yields an event for each piece of the answers. counts: a last event has the numbers of tokens."""
         frame = {**frame, "usage": None} if counts else frame
 
         def chunk(i: int, delta: dict[str, str], ended: str | None = None) -> bytes:
@@ -179,7 +179,7 @@ class Answers:
         yield b"data: [DONE]\n\n"
 
     def _logprobs(self, i: int, last: bool) -> dict[str, Any] | None:
-        """The log probabilities of the tokens since the last call. last: the answer is complete."""
+        """Returns the log probabilities of the tokens since the last call. last: the answer is complete."""
         return None if self.writers[i].settings.logprobs is None else of_chat(self.scores[i](last))
 
 

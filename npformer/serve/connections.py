@@ -8,8 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD = 10.0  # seconds for a request's head, from the connection or, if kept alive, from the head's first byte
-STALLED = 30.0  # seconds in which a client must read at least LEAST bytes of a pending answer
+HEAD = 10.0  # seconds for a request's head, from the connection, or from the first byte if kept alive
+STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
 AT_ONCE = 16 * 1024  # bytes read before other tasks run: in one-byte chunks they take a tenth of a second
 KEEP_ALIVE = 75  # seconds without a request; more than most load balancers' 60, so that they close first
@@ -22,7 +22,7 @@ class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
         super().connection_made(transport)
         with suppress(AttributeError):  # uvloop's transports have no such setting
             transport.max_size = AT_ONCE
-        transport.set_write_buffer_limits(high=0)  # else a deadline would miss the last 64 KB of an answer
+        transport.set_write_buffer_limits(high=0)  # otherwise a deadline would miss the last 64 KB of an answer
         self.reading: asyncio.TimerHandle | None = self.loop.call_later(HEAD, self._close_unless_answering)
         self.writing: asyncio.TimerHandle | None = None
 

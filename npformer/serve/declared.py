@@ -1,8 +1,8 @@
-"""All routes, and the ones made from a task's declaration: texts in, the values of their answers out.
+"""All routes, including those made from a task's declaration: texts in, the values of their answers out.
 
-For vectors, labels, ranks and generated texts other services have formats of their own, which `routes.py`,
-`text_to_text.py`, `text_generation.py` and `chat.py` follow. The parameters of other routes are the options of a
-task's command.
+Routes for vectors, labels, ranks and generated texts follow the formats of other services (`routes.py`,
+`text_to_text.py`, `text_generation.py` and `chat.py`). The parameters of all other routes are the options of a task's
+command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = {whole: f.whole(1), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), 
 
 
 def _kind(option: Option) -> Kind:
-    """The values of a parameter: those that the command's option takes."""
+    """Returns the kind of a parameter's values, from the command's option."""
     if "choices" in option.how:
         return f.one_of(*option.how["choices"])
     return f.BOOLEAN if "action" in option.how else KINDS.get(option.how.get("type"), f.TEXT)
@@ -48,7 +48,7 @@ def declared(name: str, path: str, command: Command) -> Route:
 
 
 async def answered(name: str, service: Service, given: dict[str, Any]) -> Reply:
-    """The answers of a task: one for a text, a list for a list."""
+    """Returns a task's answers: one for a text, a list for a list."""
     _, task = choose(service.models, given["model"], name)
     parameters = {key: value for key, value in (given["parameters"] or {}).items() if value is not None}
     work = TaskWork(task, settled(task, parameters, "parameters"))

@@ -24,14 +24,14 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Refusal(Exception):
-    """A refused request: an HTTP status, a message, and text-embeddings-inference's name for the error."""
+    """Refuses a request with an HTTP status, a message, and text-embeddings-inference's name for the error."""
 
     def __init__(self, status: int, message: str, kind: str = "Validation", seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = HTTPStatus(status)
         self.message = message
         self.kind = kind
-        self.seconds = seconds  # before a retry
+        self.seconds = seconds  # seconds before a retry
 
 
 def wrong(where: str, message: str) -> Refusal:
@@ -73,14 +73,14 @@ Fields = Mapping[str, Field]
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts or pairs of a request, and whether they came as a list."""
+    """The texts or pairs of a request, and whether the request has a list."""
 
     items: Sequence[str | Pair]
     several: bool
 
 
 def named(value: Any) -> str:
-    """The name of a JSON value's type."""
+    """Returns the name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -131,7 +131,7 @@ def _openai_texts(where: str, value: Any) -> Texts:
     first = first[0] if isinstance(first, list) and first else first
     if isinstance(first, int):
         raise wrong(
-            where, "expected texts, got token ids of another model's vocabulary; make the client send texts "
+            where, "expected texts, got token ids of another model's vocabulary; let the client send texts "
             "(check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)",
         )  # fmt: skip
     return _texts(where, value)
@@ -157,7 +157,7 @@ def _pairs(where: str, value: Any) -> Texts:
 
 
 def _content(where: str, value: Any) -> str:
-    """A message's text, or parts {"type": "text", "text": ...}, joined."""
+    """Reads a message's text, or joins parts {"type": "text", "text": ...}."""
     if not isinstance(value, list):
         return _text(where, value)
     texts = []
@@ -186,7 +186,7 @@ def _boolean(where: str, value: Any) -> bool:
 
 
 def whole(low: int, high: int = 2**31) -> Kind:
-    """Whole numbers from low to high; 1.0 counts as 1, as in JSON."""
+    """Returns the kind of whole numbers from low to high; 1.0 counts as 1, as in JSON."""
 
     def read(where: str, value: Any) -> int:
         if type(value) is float and value.is_integer():
@@ -201,7 +201,7 @@ def whole(low: int, high: int = 2**31) -> Kind:
 
 
 def number(low: float, high: float) -> Kind:
-    """Numbers from low to high."""
+    """Returns the kind of numbers from low to high."""
 
     def read(where: str, value: Any) -> float:
         if type(value) not in (int, float):
@@ -231,7 +231,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """A field of other servers, limited to these values here."""
+    """Returns a field of other servers that accepts only these values here."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -242,12 +242,12 @@ def nothing_else(why: str, *values: Any) -> Kind:
 
 
 def an_object(fields: Fields) -> Kind:
-    """Objects with these fields."""
+    """Returns the kind of objects with these fields."""
     return Kind(schema_of(fields), lambda where, value: read_fields(fields, value, where))
 
 
 def messages(fields: Fields) -> Kind:
-    """Conversations: lists of messages with these fields."""
+    """Returns the kind of conversations: lists of messages with these fields."""
 
     def read(where: str, value: Any) -> list[dict[str, Any]]:
         if not isinstance(value, list) or not value:
@@ -308,7 +308,7 @@ def _constant(name: str) -> Any:
 
 
 def read_fields(fields: Fields, given: Any, where: str = "") -> dict[str, Any]:
-    """The checked values of an object's fields. Raises Refusal for an invalid, unknown or missing field."""
+    """Returns the checked values of an object's fields. Raises Refusal for an invalid, unknown or missing field."""
     if not isinstance(given, dict):
         raise expected(where or "body", "an object", given)
     inside = f"{where}." if where else ""
@@ -329,7 +329,7 @@ def _shortened(name: str) -> str:
 
 
 def schema_of(fields: Fields) -> dict[str, Any]:
-    """The JSON schema of an object with these fields."""
+    """Returns the JSON schema of an object with these fields."""
     required = [name for name, each in fields.items() if each.default is REQUIRED]
     properties = {name: each.described() for name, each in fields.items()}
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}

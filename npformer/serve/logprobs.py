@@ -13,7 +13,7 @@ LEAST = -9999.0  # OpenAI's log probability of an impossible token
 
 
 class Scored(NamedTuple):
-    """A token's text and log probability, and those of the most likely tokens in its place."""
+    """A token's text and log probability, with those of the most likely tokens in its place."""
 
     text: str
     score: float
@@ -21,7 +21,7 @@ class Scored(NamedTuple):
 
 
 def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Scored]:
-    """The tokens of a text (L, 1 + logprobs), without the token that ends it. ended: why it has ended, if it has."""
+    """Returns the tokens of a text (L, 1 + logprobs), without its end token. ended: the reason for its end, if any."""
     found = []
     steps = [] if likely is None else list(zip(likely.tokens.tolist(), likely.scores.tolist(), strict=True))
     for ids, scores in steps[:-1] if ended == "end" else steps:
@@ -32,7 +32,7 @@ def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Score
 
 
 class NewScores:
-    """The scored tokens of a text as it is generated: those since the last call."""
+    """Returns the scored tokens of a text as it is generated, since the last call."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer, self.count = writer, 0
@@ -46,7 +46,7 @@ class NewScores:
 
 
 def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
-    """The logprobs of /v1/chat/completions."""
+    """Returns the logprobs field of /v1/chat/completions."""
     content = [
         {**_entry(each.text, each.score), "top_logprobs": [_entry(*best) for best in each.best]} for each in tokens
     ]
@@ -54,12 +54,12 @@ def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _entry(text: str, score: float) -> dict[str, Any]:
-    known = None if "\ufffd" in text else list(text.encode())  # part of a character has no text of its own
+    known = None if "\ufffd" in text else list(text.encode())  # an incomplete character has no text of its own
     return {"token": text, "logprob": score, "bytes": known}
 
 
 def of_completion(tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
-    """The logprobs of /v1/completions. offset: the number of characters before the first token."""
+    """Returns the logprobs field of /v1/completions. offset: the number of characters before the first token."""
     offsets = [offset]
     for each in tokens:
         offsets.append(offsets[-1] + len(each.text))

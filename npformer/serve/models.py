@@ -1,4 +1,4 @@
-"""The models of a service: the tasks of each, and the preparation of texts for the batcher."""
+"""The models of a service with their tasks, and the preparation of texts for the batcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from npformer.tasks.writing import Writing
 
 Given = str | Path | Model | Seq2Seq | Task
 
-#: Task -> the options of a served one, where it would begin with others.
+#: Task -> its options in a service, where they differ from the task's own defaults.
 SERVED: dict[str, dict[str, Any]] = {
     "text-ranking": {"function_to_apply": "sigmoid"},
     "text-classification": {"top_k": None},
@@ -48,7 +48,7 @@ class TaskWork:
     __hash__ = None  # type: ignore[assignment]
 
     def run(self, requests: list[Request]) -> list[Any]:
-        """The requests' answers; an InputError for a request without an answer."""
+        """Returns the requests' answers, with an InputError for a request without one."""
         self.task.run(requests)
         return list(self.task.finish(requests, 0, self.options))
 
@@ -72,12 +72,12 @@ class Served:
 
     @property
     def max_length(self) -> int:
-        """Most tokens that the model takes."""
+        """The maximum number of tokens that the model takes."""
         task = next(iter(self.tasks.values()))
         return task.limit(task.options)
 
     def tokens(self, text: str, special: bool, most: int) -> list[dict[str, Any]]:
-        """The tokens of a text: id, text, whether it is special, and its character span start to stop.
+        """Returns a text's tokens: id, text, whether it is special, and its character span.
 
         Raises NpformerError for an unreadable text, and for one with clearly more tokens than `most`.
         """
@@ -86,7 +86,7 @@ class Served:
 
 
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
-    """Loads models by name: the names of a mapping, else each model's own name or its folder's.
+    """Loads models under the names of a mapping, or else under each model's own name or its folder's.
 
     loading: threads, revision, offline, as in `pipeline`. Raises NpformerError without a model and for
     duplicate names.
@@ -116,16 +116,16 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """The tasks of a model that have a route, the one that answers at the root first."""
+    """Returns the tasks of a model that have a route; the first answers at the root."""
     if isinstance(task, Writing):
         yield task.name, task
         return
     fitting = [name for name in tasks_of(task.model.config) if TASKS[name].route]
     names = sorted(fitting, key=lambda name: list(SERVED).index(name) if name in SERVED else len(SERVED))
-    if isinstance(task, TextRanking) and task.template is not None:  # its model reads texts in a template alone
+    if isinstance(task, TextRanking) and task.template is not None:  # the model reads texts only in its template
         yield task.name, task
         return
-    if isinstance(task, SparseEmbedding):  # whose folder has no dense vectors
+    if isinstance(task, SparseEmbedding):  # the folder has no dense vectors
         names = [task.name, *(name for name in names if name not in (task.name, "sentence-embedding"))]
     for name in names:
         made = name == task.name and not SERVED.get(name)
@@ -133,9 +133,9 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
-    """The model of this name; all models if no name is given or only one is served: some clients must send a name.
+    """Returns the model of this name, or all models if no name is given or only one is served.
 
-    Raises Refusal if several are served and the name is unknown.
+    Some clients must send a name. Raises Refusal if several models are served and the name is unknown.
     """
     if name is None or len(models) == 1:
         return list(models.values())
@@ -145,8 +145,8 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 
 
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
-    """The model of this name, or the first that has the task: its name and the Task. Raises Refusal for an unknown
-    name."""
+    """Returns the name and Task of the model with this name, or of the first that has the task. Raises Refusal for an
+    unknown name."""
     some = candidates(models, name)
     for each in some:
         if task in each.tasks:
@@ -156,14 +156,14 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[s
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
-    """The task of the first generative model, or of the one of this name. Raises Refusal if there is no such model."""
+    """Returns the task of the first generative model, or of the one with this name. Raises Refusal without one."""
     tasks = [task for each in candidates(models, name) for task in each.tasks.values()]
     found = next((task for task in tasks if isinstance(task, Writing)), None)
     return found or choose(models, name, "text-generation")[1]
 
 
 def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:
-    """The tokens of texts, as prepared requests. Raises Refusal for more than `most` tokens in all."""
+    """Tokenizes texts into prepared requests. Raises Refusal for more than `most` tokens in all."""
     found: list[list[dict[str, Any]]] = []
     count = 0
     for index, text in enumerate(texts):
@@ -199,7 +199,7 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
         if request.encoded[0].truncated:
             cut.append(index)
             if not truncate:
-                most = limit + isinstance(task, TextGeneration)  # a whole prompt may have one more, see `_whole`
+                most = limit + isinstance(task, TextGeneration)  # a whole prompt may have one more token, see `_whole`
                 taken = f"{request.encoded[0].n_tokens} tokens, but the model takes {most}"
                 raise too_large(f"{place}: {taken}; shorten it or set truncate=true")
         requests.append(request)
@@ -207,12 +207,12 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
 
 
 def for_client(reason: str) -> str:
-    """The reason for an error, without the advice on loading, which a client cannot follow."""
+    """Returns an error's reason without the advice on loading, which a client cannot follow."""
     return reason.removesuffix("; " + how_to_allow_more("characters"))
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
-    """The request for a prompt, whole if it fits: a whole prompt may have one more token than a truncated one."""
+    """Returns the request for a prompt, whole if it fits: a whole prompt may have one token more than a truncated one."""
     limit = task.limit(options)
     if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
         [whole] = task.prepare([item], 0, replace(options, long="error"))

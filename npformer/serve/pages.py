@@ -31,7 +31,7 @@ GETS = {
     "/docs": "This API as a web page",
     "/": "The same page",
 }
-#: Names as Prometheus shows them, below `npformer_`. `prometheus.py` counts them.
+#: Names in Prometheus, without the prefix `npformer_`. `prometheus.py` counts them.
 METRICS = {
     "requests_total": "Requests by route and status",
     "request_seconds": "Seconds from a request's arrival to its answer, by route",
@@ -46,7 +46,7 @@ METRICS = {
 
 
 def openapi(routes: Iterable[Route]) -> dict[str, Any]:
-    """The OpenAPI description of all routes."""
+    """Returns the OpenAPI description of all routes."""
     errors = {str(status): {"description": what} for status, what in ERRORS.items()}
     paths: dict[str, Any] = {
         path: {"get": {"summary": what, "responses": {"200": {"description": "The answer"}}}}
@@ -68,7 +68,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def docs(routes: Iterable[Route]) -> str:
-    """The same as a web page without scripts."""
+    """Returns the same description as a web page without scripts."""
     parts = [f"<h1>npformer {__version__}</h1><p>See also <a href=openapi.json>openapi.json</a>.</p>"]
     for route in routes:
         rows = "".join(

@@ -59,7 +59,7 @@ class Metrics:
             self.wait_seconds.observe(max(0.0, started - entry.arrived))
 
     def shown(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Returns all metrics in Prometheus's text format."""
         self.queue.set(self.waiting())
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)

@@ -47,14 +47,14 @@ def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def refused(refusal: Refusal, path: str) -> Response:
-    """The error response for a refused request to a path."""
+    """Returns the error response for a refused request to a path."""
     response = json_response(error_body(refusal, path), refusal.status)
     response.headers.update(error_headers(refusal))
     return response
 
 
 def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
-    """An error in the format of a route's clients."""
+    """Returns an error in the format of a route's clients."""
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.status}}
@@ -71,5 +71,5 @@ def error_headers(refusal: Refusal) -> dict[str, str]:
 
 
 def cut_header(cut: list[int] | tuple[int, ...]) -> dict[str, str]:
-    """The header with the indices, from 0, of a request's truncated texts."""
+    """Returns the header with the indices, from 0, of a request's truncated texts."""
     return {"x-truncated-inputs": ",".join(map(str, cut))} if cut else {}

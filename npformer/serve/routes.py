@@ -47,10 +47,10 @@ class Service:
     models: dict[str, Served]
     batcher: Batcher
     limits: ServiceLimits
-    in_thread: Callable[..., Awaitable[Any]]  # runs a function in one of a few threads, for tokenizing
+    in_thread: Callable[..., Awaitable[Any]]  # runs a function in a small pool of threads, for tokenizing
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
-        """A request's encoded texts; refused if too many or too long."""
+        """Encodes a request's texts; refuses too many or too long ones."""
         self.limits.check_texts(where, len(texts.items))
         found: Prepared = await self.in_thread(prepare, task, texts.items, options, truncate, where, texts.several)
         self.limits.check_tokens(where, sum(found.sizes))
@@ -59,7 +59,7 @@ class Service:
     async def answers(
         self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
     ) -> list[Any]:
-        """The answers to prepared texts. cost: of one token, relative to an encoder's."""
+        """Returns the answers to prepared texts. cost: of one token, relative to an encoder's."""
         found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
         first_error(found, where, several)
         return found
@@ -67,12 +67,12 @@ class Service:
     async def ask(
         self, work: TaskWork, texts: f.Texts, truncate: bool, where: str = "inputs", cost: int = 1
     ) -> tuple[list[Any], Prepared]:
-        """The answers to a request's texts, and the texts, encoded."""
+        """Returns the answers to a request's texts, and the encoded texts."""
         prepared = await self.prepared(work.task, texts, truncate, where, work.options)
         return await self.answers(work, prepared, where, texts.several, cost), prepared
 
     async def piece(self, pieces: Iterator[str]) -> str | None:
-        """The next piece of a stream, computed in its turn; None at the end."""
+        """Returns the next piece of a stream, computed in its turn; None at the end."""
         async with asyncio.timeout(self.limits.seconds):
             found: str | None = await self.batcher.call(lambda: next(pieces, None))
             return found
@@ -86,16 +86,16 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    of_object: Route | None = None  # answers if `inputs` is an object: Hugging Face's endpoints take both at the root
+    of_object: Route | None = None  # used if `inputs` is an object: Hugging Face's endpoints take both at the root
 
     def of(self, given: Any) -> Route:
-        """The route for a request's value."""
+        """Returns the route for a request's value."""
         is_object = isinstance(given, dict) and isinstance(given.get("inputs"), dict)
         return self.of_object if is_object and self.of_object is not None else self
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of requests."""
+        """The JSON schema of requests to the route."""
         if self.of_object is None:
             return f.schema_of(self.fields)
         return {"anyOf": [f.schema_of(self.fields), self.of_object.schema]}
@@ -132,7 +132,7 @@ CLASSIFY = {
 
 
 async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, where: str) -> tuple[Any, Prepared, str]:
-    """The texts' vectors (N, D) in the model's dtype, truncated and normalised as requested."""
+    """Returns the texts' vectors (N, D) in the model's dtype, truncated and normalised as requested."""
     name, task = choose(service.models, given.get("model"), "sentence-embedding")
     width = task.options.truncate_dim or task.width
     dimensions = given.get("dimensions") or width
@@ -146,7 +146,7 @@ async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, wher
 
 
 def prompted(task: Task, name: str | None) -> Any:
-    """The task's options with a prompt by its name. Raises Refusal for an unknown name."""
+    """Returns the task's options with a prompt given by name. Raises Refusal for an unknown name."""
     try:
         return task.options if name is None else task.settle(task.options, {"prompt_name": name})
     except NpformerError as error:
@@ -165,7 +165,7 @@ async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
-    """Lists of lists of vectors as JSON, (1, L, D) each, some rows at a time, so that others get a turn."""
+    """Yields vectors (1, L, D) of texts as JSON, some rows at a time, so that other requests get a turn."""
     for i, array in enumerate(arrays):
         for at in range(0, array.shape[1], rows):
             opened = b"," if at else b",[" if i else b"[["
@@ -176,7 +176,7 @@ async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 1
 
 
 def _listed(rows: np.ndarray) -> bytes:
-    """Vectors as JSON, without the outer brackets."""
+    """Returns vectors as JSON, without the outer brackets."""
     return b",".join(as_json(each.tolist()) for each in rows)
 
 
@@ -193,7 +193,7 @@ async def similarity(service: Service, given: dict[str, Any]) -> Reply:
     texts = [inputs["source_sentence"], *inputs["sentences"]]
     options = {**(given["parameters"] or {}), "model": given["model"]}
     vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
-    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, whose sums depend on the number of rows
+    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`: its sums depend on the number of rows
     return Reply(prepared, products.tolist())
 
 
@@ -232,9 +232,9 @@ async def predict(service: Service, given: dict[str, Any]) -> Reply:
 async def _ranks(
     service: Service, given: dict[str, Any], texts: Sequence[str], where: str
 ) -> tuple[list[tuple[int, float]], Prepared, str]:
-    """Indices and scores of the texts, best first."""
+    """Returns indices and scores of the texts, best first."""
     name, task = choose(service.models, given["model"], "text-ranking")
-    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as TEI does
+    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # same as TEI
     pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
     found, prepared = await service.ask(TaskWork(task, options), pairs, given["truncate"], where)
     scores = [(i, each["score"]) for i, each in enumerate(found)]

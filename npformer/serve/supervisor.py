@@ -107,12 +107,12 @@ def _allow_connections() -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket bound to this address, which listens once a server starts."""
+    """Returns a socket bound to this address, which listens once a server starts."""
     whole("port", port, 0, 65535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
-        if os.name == "posix":  # on Windows it would let two servers share a port
+        if os.name == "posix":  # on Windows, this would let two servers share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
@@ -168,8 +168,8 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
 
     async def _stop_when_idle(self) -> None:
         end = time.monotonic() + self.grace
-        await asyncio.sleep(POLL)  # new requests get 503
-        if not self.is_worker:  # a worker's parent kills it
+        await asyncio.sleep(POLL)  # until then, new requests get 503
+        if not self.is_worker:  # a worker is killed by its parent
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
@@ -194,7 +194,7 @@ class Worker:
 
     def look(self) -> None:
         """Notes whether the worker has reported that it is ready."""
-        with suppress(OSError, EOFError):  # from a pipe whose other end is closed
+        with suppress(OSError, EOFError):  # raised by a pipe with its other end closed
             self.is_ready = self.is_ready or (self.ready.poll() and self.ready.recv())
 
 
@@ -211,7 +211,7 @@ class Supervisor:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
             settings = shared(self.settings, home)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # for the workers, which show the sums
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # workers show the sums over all
             for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)
@@ -280,7 +280,7 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """The settings of workers: models that cannot be mapped are converted into `home`, and the cores are divided."""
+    """Returns the settings of workers: divides the cores, and converts models that cannot be mapped into `home`."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.loaded().items():

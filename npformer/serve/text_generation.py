@@ -89,7 +89,7 @@ NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a 
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """The task's options with a request's, whose name for max_new_tokens is `length`."""
+    """Returns the task's options changed by a request's; `length` is the request's name for max_new_tokens."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:
@@ -97,7 +97,7 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 
 
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
-    """A request's parameters without the ignored ones; `others`, of other models, must be at their defaults."""
+    """Returns a request's parameters without ignored ones; `others`, for other models, must have default values."""
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():
         if name in given:
@@ -106,7 +106,7 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
 
 
 async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
-    """A text's pieces, each computed in its turn; the first one now, so that an error gets its HTTP status."""
+    """Returns a text's pieces, each computed in its turn; the first one now, so that an error gets its HTTP status."""
     try:
         first = await service.piece(pieces)
     except NpformerError as error:
@@ -133,7 +133,7 @@ class Prompts:
 async def read_prompts(
     service: Service, task: TextGeneration, texts: f.Texts, truncate: bool, where: str, options: Any
 ) -> Prompts:
-    """A request's prompts; refused if they or their new tokens exceed the limits."""
+    """Reads a request's prompts; refuses prompts that exceed the limits, alone or with their new tokens."""
     prepared = await service.prepared(task, texts, truncate, where, options)
 
     def writers() -> list[Writer]:
@@ -154,7 +154,7 @@ async def read_prompts(
 async def _answers(
     service: Service, task: TextGeneration, prompts: Prompts, several: bool, where: str, options: Any
 ) -> list[Any]:
-    """The texts after each prompt."""
+    """Returns the texts after each prompt."""
     seeded = options.settings.get("do_sample") and options.settings.get("seed") is not None
     weighed = replace(prompts.prepared, sizes=prompts.sizes)
     return await service.answers(TaskWork(task, options, not seeded), weighed, where, several)
@@ -164,7 +164,7 @@ async def _answers(
 
 
 async def generated(service: Service, given: dict[str, Any], task: TextGeneration) -> Reply:
-    """Samples only if a sampling parameter is given, as TGI does."""
+    """Returns the text after a prompt; samples only if a sampling parameter is given, as TGI does."""
     known = effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
@@ -193,7 +193,7 @@ def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
 async def streamed(
     service: Service, pieces: Iterator[str], prepared: Prepared, before: str = "", told: Any = None
 ) -> Reply:
-    """An event for each piece of a text, and one with the whole text."""
+    """Yields an event for each piece of a text, and one with the whole text."""
     shown = await begun(service, pieces, "inputs")
 
     async def events() -> AsyncIterator[bytes]:
@@ -249,7 +249,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
 async def _completed(
     service: Service, given: dict[str, Any], prompts: Prompts, options: Any, frame: dict[str, Any]
 ) -> Reply:
-    """A chunk for each piece of a text, and one with its finish reason."""
+    """Yields a chunk for each piece of a text, and one with its finish reason."""
     [writer] = prompts.writers
     shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
 
@@ -276,7 +276,7 @@ async def _completed(
 
 
 def until(text: str, stops: tuple[str, ...]) -> str:
-    """The text before the first of the stop strings."""
+    """Returns the text before the first of the stop strings."""
     return text[: min([place for each in stops if (place := text.find(each)) >= 0], default=len(text))]
 
 

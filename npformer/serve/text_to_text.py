@@ -26,7 +26,7 @@ from npformer.serve.text_generation import (
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.text_to_text import TextToText
 
-BEAMS = 16  # more cost memory and time without benefit
+BEAMS = 16  # more beams cost memory and time without benefit
 
 BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
@@ -52,7 +52,7 @@ PARAMETERS = {
 
 
 def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
-    """The task's options with a request's parameters."""
+    """Returns the task's options changed by a request's parameters."""
     parameters = dict(parameters)
     parameters.update(parameters.pop("generate_parameters", None) or {})
     parameters["to"] = parameters.pop("tgt_lang", None)
@@ -61,12 +61,12 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """A sampled text depends on its place in the batch, so requests that sample are computed alone."""
+    """Returns the work of a request. Samples depend on the place in a batch, so they are computed alone."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 
 async def written(name: str, service: Service, given: dict[str, Any]) -> Reply:
-    """The named task's answer to each text."""
+    """Returns the named task's answer to each text."""
     _, task = choose(service.models, given["model"], name)
     options = _settled(task, given["parameters"] or {})
     cost = COST * options.settings.get("num_beams", 1)

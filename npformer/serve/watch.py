@@ -47,7 +47,7 @@ class Watch:
 
         try:
             await self.app(scope, receive, noting)
-        except ClientDisconnect:  # during a stream
+        except ClientDisconnect:  # the client left during a stream
             pass
         except Exception as error:
             log.error("internal error: %s", place_of(error))
@@ -63,6 +63,6 @@ class Watch:
 
 
 def path_of(scope: Any) -> str:
-    """The path of a request, relative to the app's mount point."""
+    """Returns the path of a request, relative to the app's mount point."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -30,7 +30,7 @@ def ablation(
     heads: Sequence[tuple[str, int]] | None = None,
     progress: bool | None = None,
 ) -> AblationView:
-    """Draws the change of the answer's probability without each attention head, and the answers without a head.
+    """Draws the change of the answer's probability without each attention head, and the model's answers then.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def ablation(
     Raises
     ------
     NpformerError
-        If the model has no one answer for the text, or not one of the heads.
+        If the model has no single answer for the text, or lacks one of the heads.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class AblationView(View):
         return []
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Returns each attention with its title, its layer, and the number of its kind in order of computation."""
+        """Returns each attention block with its title, its layer, and the index of its kind in order of computation."""
         names = [attention.partition("layers.")[::2] for attention in self.found.attentions]
         parts = [(prefix, *rest.split(".")) for prefix, rest in names]
         kinds = list(dict.fromkeys((prefix, block) for prefix, _, block in parts))

@@ -22,9 +22,9 @@ from npformer.view.stack_view import FRAME
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
 
-#: The measures by their names in `methods` and on the command line, in display order.
+#: Names of the measures in `methods` and on the command line, in display order.
 METHODS = ("leave-one-out", "gradient", "integrated", "logit", "roll-out")
-WORDS = 40  # words of a translation, each with its measures; a longer one is explained as a whole
+WORDS = 40  # maximum words of a translation with measures for each word; a longer one is explained as a whole
 BY_DEFAULT = ("leave-one-out", "gradient", "integrated", "roll-out")
 
 
@@ -111,7 +111,7 @@ def attribution(
         if _classifies(source):
             found += _asked(source, text, label, steps, group, asked, progress)
         if "logit" in asked:
-            from npformer.interpret.direct_attribution import logit_attribution  # only a model needs it
+            from npformer.interpret.direct_attribution import logit_attribution  # needed only with a model
 
             found.append(on_logit(logit_attribution(source, text, label, position=token)))
     if not found and label is not None:
@@ -136,8 +136,8 @@ def attribution(
 def _translated(
     model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
-    """Computes the measures of a translation by the words of its source: of all words, and of each with its name."""
-    from npformer.interpret.source_attribution import by_source, each_word_by_source  # imports the backward passes
+    """Computes how a translation's words depend on its source's words: all words together, and each word by name."""
+    from npformer.interpret.source_attribution import by_source, each_word_by_source  # loads the backward passes
 
     names = piece_names(read_inputs(model, pair).tokens[0])[1:]
     methods = [name for name in METHODS[:3] if name in asked]
@@ -146,7 +146,7 @@ def _translated(
     each: list[list[Method]] = []
     try:
         found = by_source(model, pair, None, methods, steps, group, progress)
-    except NpformerError:  # a source of one word
+    except NpformerError:  # the source has a single word
         methods = [name for name in methods if name != "leave-one-out"]
         found = by_source(model, pair, None, methods, steps, group, progress)
     if len(names) <= WORDS:
@@ -157,14 +157,14 @@ def _translated(
 
 def _shortened(model: Any, text: Any) -> Any:
     """Truncates a text to the words that the model reads, the same for every measure; token ids do not change."""
-    from npformer.text.encoding import IDS, Encoder  # only a model needs texts
+    from npformer.text.encoding import IDS, Encoder  # needed only with a model
     from npformer.text.inputs import as_text_or_pair
 
     return text if isinstance(text, IDS) else Encoder(model).shortened(as_text_or_pair(text))
 
 
 def _classifies(model: Any) -> bool:
-    """Whether a model gives one row of logits per text, for labels or the next word."""
+    """Returns whether a model gives one row of logits per text, for labels or the next word."""
     return model.config.head in ("sequence-classification", "next-sentence", "causal-lm")
 
 
@@ -179,7 +179,7 @@ def _asked(
 ) -> list[Method]:
     """Computes the measures that run a model: leaving out words, and gradients."""
     from npformer.interpret.integrated_gradients import (
-        by_gradients,  # imports the backward passes, which only a model needs
+        by_gradients,  # loads the backward passes, needed only with a model
     )
     from npformer.interpret.traces import texts_of
     from npformer.tape import UnknownDerivative
@@ -200,7 +200,7 @@ class AttributionView(View):
     """See `attribution`."""
 
     methods: tuple[Method, ...]
-    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # of a translation: its words, each with its methods
+    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # the words of a translation, each with its methods
 
     kind: ClassVar[str] = "attribution"
     scripts: ClassVar[tuple[str, ...]] = ("attribution",)
@@ -286,7 +286,7 @@ def _method_meta(method: Method) -> dict[str, Any]:
 
 
 def _largest(scores: np.ndarray) -> float:
-    """Returns the largest magnitude, the length of a full bar; 1 if all scores are 0."""
+    """Returns the largest magnitude, shown as a full bar; 1 if all scores are 0."""
     return float(np.abs(scores).max(initial=0.0)) or 1.0
 
 

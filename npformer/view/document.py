@@ -28,7 +28,7 @@ from npformer.common.files import written_whole
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.pack import Packed
 
-STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # of every page, before the views' own
+STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # for every page, before the views' own stylesheets
 
 
 class View(ABC):
@@ -40,7 +40,7 @@ class View(ABC):
     """
 
     kind: ClassVar[str]
-    scripts: ClassVar[tuple[str, ...]]  # in assets/; the last one returns the view to the page
+    scripts: ClassVar[tuple[str, ...]]  # files in assets/; the last one returns the view to the page
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class View(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page to `path` atomically, and returns the path."""
-        if not Path(path).name:  # "", "." and "/"
+        if not Path(path).name:  # "", "." and "/" name no file
             raise NpformerError(f"{path}: expected a file for the page, such as view.html, got a folder")
         with written_whole(path) as partial:
             partial.write_text(self.html(), encoding="utf-8", newline="\n")

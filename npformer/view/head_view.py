@@ -15,9 +15,9 @@ from npformer.view.stack_view import StackView, chosen, elsewhere, most_telling,
 from npformer.view.svg import MUTED, Sheet, text_width
 from npformer.view.terminal import fit, heat_map, legend
 
-LONG = 48  # tokens; a longer text is folded on the page
-FAINT, FAINTER = 0.05, 0.01  # smallest drawn weight: for all tokens, for a few
-LINES = 3000  # drawn at most for all tokens of a long text: a browser takes seconds for the lines of an even head
+LONG = 48  # tokens; the page folds a longer text
+FAINT, FAINTER = 0.05, 0.01  # smallest weight drawn for all tokens, and for a few selected ones
+LINES = 3000  # maximum lines of a long text: a browser takes seconds to draw a head with even weights
 
 
 def heads(
@@ -41,7 +41,7 @@ def heads(
     words : bool
         Merge the pieces of a word: sums the weights to them, averages the weights from them.
     tokens, key_tokens : list of str, for weights
-        The tokens of the queries; those of the keys if they differ, as in cross-attention.
+        The tokens of the queries, and of the keys if they differ, as in cross-attention.
     token_type_ids : list of 0 and 1, optional
         The text of a pair that each token belongs to.
 
@@ -86,7 +86,7 @@ class HeadView(StackView):
             lines = [
                 f"Lines begin at a quarter of the largest weight, at most {FAINT}; of selected tokens at {FAINTER}.",
                 f"The strongest {LINES} are drawn.",
-                "Of a long text the tokens with the largest weights have rows; a click opens a folded row.",
+                "In a long text, only the tokens with the largest weights have rows; a click opens a folded row.",
             ]
         if len(self.stacks) > 1:
             lines.append("A row of the decoder is a word it has read; from there it writes the next word.")
@@ -123,7 +123,7 @@ class HeadView(StackView):
         return "\n".join(line if len(line) <= width else fit(line, width) for line in lines)
 
     def svg(self) -> str:
-        """Lines of the selected layer and heads between the two columns of tokens, and the heads' colours."""
+        """Draws lines of the selected layer and heads between two columns of tokens, with a key of colours."""
         stack, weights = self._first, self._map()
         sheet, row, top = Sheet(self.title), 22.0, 28.0
         left = max(text_width(printable(name)) for name in stack.queries.names) + 10

@@ -1,4 +1,4 @@
-"""The lens view: the answers that the model's head gives for each layer's hidden states. See `assets/lens.js`."""
+"""The lens view: the head's answers for the hidden states of each layer. The page is `assets/lens.js`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import INK, MUTED, Sheet, text_width, weight_cells
 from npformer.view.terminal import fit
 
-LAST = 16  # tokens of a text whose next words are shown, the last ones
+LAST = 16  # by default, the next words after the last tokens of a text are shown
 
 
 def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = None) -> LensView:
@@ -92,7 +92,7 @@ class LensView(View):
         return min(900, 420 + 28 * len(self.found.rows))
 
     def text(self, width: int = 80) -> str:
-        """The largest outputs of each layer at the last token read."""
+        """Returns the largest outputs of each layer at the last token read."""
         found = self.found
         lines = [f"{self.heading}: {self.subject}", f"read at {found.positions[-1]} {printable(found.tokens[-1])}", ""]
         name = max(map(len, found.rows))
@@ -102,7 +102,7 @@ class LensView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The largest output of each layer at each token, on the colour of its probability."""
+        """Draws the largest output of each layer at each token, coloured by its probability."""
         sheet, found, high = Sheet(self.title), self.found, 22.0
         sheet.text(0, 12, self.heading, bold=True)
         left = max(text_width(row, 11) for row in found.rows) + 10

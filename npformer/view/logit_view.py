@@ -19,7 +19,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
 from npformer.view.terminal import fit
 
-WORDS = 40  # a longer translation shows the logit of its least probable word only
+WORDS = 40  # a longer translation shows only the logit of its least probable word
 
 
 def logit(
@@ -61,7 +61,7 @@ def logit(
     asked = (label, position, against) != (None, None, None)
     if asked or source.config.head != "translation" or text is None:
         return LogitView(logit_attribution(source, text, label, position=position, against=against))
-    (pair,) = read_inputs(source, text).inputs  # translated once
+    (pair,) = read_inputs(source, text).inputs  # translated only once
     found, words = logit_attribution(source, pair), pair[1].ids[1:].tolist()
     if not 1 < len(words) <= WORDS:
         return LogitView(found)
@@ -74,7 +74,7 @@ class LogitView(View):
     """See `logit`."""
 
     found: LogitAttribution
-    words: tuple[LogitAttribution, ...] = ()  # the logits of all words of a translation, including `found`
+    words: tuple[LogitAttribution, ...] = ()  # the attributions of all words of a translation, including `found`
 
     kind: ClassVar[str] = "logit"
     scripts: ClassVar[tuple[str, ...]] = ("logit",)
@@ -124,7 +124,7 @@ class LogitView(View):
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The table of layers and heads with coloured cells, and the contributions of words."""
+        """Draws the table of layers and heads with coloured cells, and the contributions of words."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, self._of_found, bold=True)
         top = _drawn(sheet, self.found.by_layer(), 40)
@@ -150,7 +150,7 @@ def _table(effects: Effects) -> dict[str, Any]:
 
 
 def _drawn(sheet: Sheet, effects: Effects, top: float) -> float:
-    """Draws a table of numbers on coloured cells; returns where it ends."""
+    """Draws a table of numbers on coloured cells; returns its lower end."""
     left = max(text_width(row, 11) for row in effects.rows) + 10
     wide, high = 52.0, 20.0
     coloured = np.array([column not in effects.plain for column in effects.columns])

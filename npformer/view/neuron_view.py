@@ -29,9 +29,9 @@ STAGES = {
     "query": "query_heads", "key": "key_heads", "value": "value_heads",
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
-GIVEN = ("query", "key", "value")  # the others are computed
-BUDGET = 18_000_000  # maximum characters of data; other layers are omitted first, then other heads
-ROUNDING = 1e-5  # tolerance for computed stages, relative to the largest value
+GIVEN = ("query", "key", "value")  # the page computes the others
+BUDGET = 18_000_000  # maximum characters of data; beyond it, the other layers are omitted, then the other heads
+ROUNDING = 1e-5  # tolerance for the page's computed stages, relative to the largest value
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both
     numbers = tuple(sorted(found["query"]))
     arrays = tuple({name: found[name][number] for name in STAGES} for number in numbers)
     for number, each in zip(numbers, arrays, strict=True):
-        for name in ("key", "value"):  # in grouped-query attention several heads of queries share each of these
+        for name in ("key", "value"):  # in grouped-query attention, several query heads share each of these
             if each[name].ndim == 3 and len(each[name]) and len(each["query"]) % len(each[name]) == 0:
                 each[name] = repeat_heads(each[name], len(each["query"]))
         _check(f"{prefix}layers.{number}.{block}", each, len(queries.tokens), len(keys.tokens))
@@ -166,7 +166,7 @@ class NeuronView(View):
 
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
-        """All layers and heads if they fit the budget; else the selected layer; else its selected head."""
+        """Returns all layers and heads if they fit the budget, else the selected layer, else its selected head."""
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
@@ -218,7 +218,7 @@ class NeuronView(View):
         return min(800, 360 + 26 * len(self._first.keys.tokens))
 
     def _chosen(self) -> tuple[Part, dict[str, np.ndarray]]:
-        """The first part, and the six arrays of the selected layer and head."""
+        """Returns the first part, and the six arrays of the selected layer and head."""
         part = self._first
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
 
@@ -297,5 +297,5 @@ def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    largest = float(np.abs(other).max(initial=0.0))  # inf: a mask, never equal
+    largest = float(np.abs(other).max(initial=0.0))  # inf means a mask, which never equals the computed score
     return bool(np.isfinite(largest) and np.abs(one - other).max(initial=0.0) <= ROUNDING * max(1.0, largest))

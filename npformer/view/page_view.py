@@ -30,11 +30,11 @@ from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # words and heads that the answer names for it, and against it
+LOOKS = 3  # maximum words and heads named for the answer, and against it
 NEXT, TRANSLATION = "next word", "translation"
-PUNCTUATION = " .,;:!?"  # not shown around words that were left out together
-LEAST = -1e9  # log of nothing: JSON has no infinity
-READ = 8_192  # tokens of BERT-base to read in all without a head each: 10 s on two cores
+PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
+LEAST = -1e9  # stands for log 0: JSON has no infinity
+READ = 8_192  # maximum tokens to read for ablations, in terms of BERT-base: 10 s on two cores
 
 
 def page(
@@ -54,8 +54,8 @@ def page(
     selections. A view without data is omitted: logit attribution, lens and ablation for a model without a head, or for
     a head on tokens if the text has no masked word. Of a long text not every head is ablated, but those with the
     largest estimated effects.
-
-    Parameters
+    a head on tokens if the text has no masked word. In a long text, only the heads with the largest estimated effects
+    are ablated.
     ----------
     source : Model or Trace
     text : str, Pair or token ids, for a model; or a list of texts
@@ -84,7 +84,7 @@ def page(
     >>> view.answers[0].outcomes[0][0]
     'POSITIVE'
     """
-    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not ids
+    several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not token ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
     texts = [_read(source, each) for each in (text if several else [text])]
     answers = [None if is_arrays(source) else answer_of(source, each) for each in texts]
@@ -115,7 +115,7 @@ def _views(
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
     without = None
     if not is_arrays(source):
-        with suppress(NpformerError):  # a model without one answer for the text
+        with suppress(NpformerError):  # the model has no single answer for the text
             without = ablation(source, text, heads=_ablated(source, answer, first), progress=progress)
     if answer and without:
         answer = _measured(answer, without.found)
@@ -131,15 +131,15 @@ def _views(
         attribution(source, text, methods=methods, progress=progress),
     ]
     if not is_arrays(source):
-        with suppress(NpformerError):  # a model without a logit to decompose
+        with suppress(NpformerError):  # the model has no logit to decompose
             found.append(logit(source, text))
-        with suppress(NpformerError):  # a model without labels or words for the rows of a layer
+        with suppress(NpformerError):  # the model has no labels or words for the rows of a layer
             found.append(lens(source, text))
     return (*found, *([without] if without else [])), answer
 
 
 def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
-    """The heads to ablate: all of them, None, or of a long text those with the largest estimated effects."""
+    """Returns the heads to ablate: None for all, or in a long text the heads with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
@@ -148,10 +148,10 @@ def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[s
 
 
 def _measured(answer: Answer, found: HeadEffects) -> Answer:
-    """The answer with the change of its log-odds without each head that was ablated, the largest first.
+    """Returns the answer with the change of its log-odds without each ablated head, the largest first.
 
-    To first order some heads have another sign. A translation has the change of its words' mean probability, in points,
-    and the heads of cross-attention.
+    The first-order estimate has another sign for some heads. A translation has the change of its words' mean
+    probability, in points, for the heads of cross-attention.
     """
     mean = answer.about == TRANSLATION
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
@@ -173,7 +173,7 @@ def _log_odds(shares: np.ndarray) -> np.ndarray:
 
 
 def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
-    """Finds the attention of an effect among a view's stacks: its index, with the index of its layer, and its head."""
+    """Finds the attention block of an effect in a view's stacks: the indices of stack and layer, and the head."""
     prefix, _, rest = effect.attention.rpartition("layers.")
     first = view.stacks[0]
     title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))
@@ -186,7 +186,7 @@ class PageView(View):
     """See `page`. `texts` has the views of each text; a terminal and a picture show the first text.
 
     answers: the model's answer to each text, with the measured effects of heads; None without a model or a label.
-    next_words: of a causal model the words after each text, for any temperature; else None.
+    next_words: for a causal model, the words after each text at any temperature; otherwise None.
     """
 
     texts: tuple[tuple[View, ...], ...]
@@ -235,7 +235,7 @@ def _as_written(views: Sequence[View]) -> str:
 
 
 def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
-    """The answer for the page, with the words and the heads that count most, each for it and against it."""
+    """Returns the answer for the page, with the words and heads that count most for and against it."""
     note = "mean of the words' probabilities" if answer.about == TRANSLATION else ""
     heads = " of cross-attention" if answer.about == TRANSLATION else ""
     units: list[str] = []
@@ -264,16 +264,16 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
 
 
 def _selection(view: View, effect: Effect) -> dict[str, Any]:
-    """The selections that show the head of an effect."""
+    """Returns the selections that show an effect's head."""
     assert isinstance(view, HeadView)
     place, (layer, head) = _place(view, effect)
     return {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}
 
 
 def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
-    """The items with the largest positive and the largest negative scores, at most LOOKS of each, with the scores.
+    """Returns the items with the largest positive and the largest negative scores, at most LOOKS of each, with scores.
 
-    Those below a tenth of the largest are left out.
+    Items with scores below a tenth of the largest are left out.
     """
     order = np.argsort(-np.abs(scores), kind="stable").tolist()
     order = [i for i in order if abs(scores[i]) > 0.1 * abs(scores[order[0]])]

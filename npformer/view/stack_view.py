@@ -1,4 +1,4 @@
-"""The shared part of the head view and the model view: stacks of attention, as pieces or whole words, packed small."""
+"""The part shared by the head view and the model view: stacks of attention, by tokens or whole words, packed small."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ from npformer.view.colour import head_colours
 from npformer.view.document import View
 from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
 
-FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>")  # added by models
+FRAME = (
+    "[CLS]",
+    "[SEP]",
+    "[PAD]",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<bos>",
+    "<eos>",
+    "<|endoftext|>",
+)  # added by models
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -38,18 +48,18 @@ class StackView(View):
 
     @cached_property
     def _first(self) -> Stack:
-        """The stack for `text` and `svg`, its pieces merged if `words`."""
+        """Returns the stack for `text` and `svg`, with word pieces merged if `words`."""
         first = self.stacks[self.stack]
         return first.words() if self.words else first
 
     @cached_property
     def _forms(self) -> list[dict[str, Stack]]:
-        """The forms of each stack: pieces, and words if some word has several pieces."""
+        """Returns the forms of each stack: pieces, and words if any word has several pieces."""
         return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
 
     @cached_property
     def _packed(self) -> dict[str, Packed]:
-        """Every layer in the requested form, and also in the other form if the file stays small."""
+        """Packs every layer in the requested form, and also in the other form if the file stays small."""
         asked: dict[str, np.ndarray] = {}
         others: dict[str, np.ndarray] = {}
         for number, forms in enumerate(self._forms):
@@ -128,7 +138,7 @@ def elsewhere(parts: Sequence[Looks], first: int = 0) -> list[str]:
 
 
 class Looks(Protocol):
-    """Attention of one kind: its title, the queries and the keys."""
+    """A kind of attention: its title, its queries and its keys."""
 
     @property
     def title(self) -> str: ...
@@ -141,7 +151,7 @@ class Looks(Protocol):
 
 
 def subtitle(parts: Sequence[Looks]) -> str:
-    """Describes the texts: the text; queries → keys for cross-attention only; source / target for a translation."""
+    """Describes the input: the text, queries → keys for cross-attention alone, source / target for a translation."""
     if len(parts) == 1 and parts[0].queries != parts[0].keys:
         return f"{sentence(parts[0].queries)} → {sentence(parts[0].keys)}"
     return " / ".join(dict.fromkeys(sentence(side) for part in parts for side in (part.keys, part.queries)))

@@ -21,9 +21,9 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 1_500_000  # maximum numbers in a page; beyond this, evenly spaced rows and columns of stages are kept
-KEPT = 64  # tokens, and columns of a head, that are kept with priority
-EDGE = 3  # first and last of these, which the page prints
+NUMBERS = 1_500_000  # maximum numbers in a page; larger stages keep evenly spaced rows and columns
+KEPT = 64  # tokens and columns of a head that are kept first
+EDGE = 3  # the first and last of these, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
@@ -40,7 +40,7 @@ class ShownStage:
 
     @property
     def section(self) -> str:
-        """Its section: `Embeddings`, `Layer 3`, or `Head`."""
+        """The section of the stage: `Embeddings`, `Layer 3`, or `Head`."""
         path = self.name.split(".")
         if "layers" in path[:-1]:
             at = path.index("layers")
@@ -51,24 +51,24 @@ class ShownStage:
 
     @property
     def short(self) -> str:
-        """Its name within its section."""
+        """The name within the section."""
         return self.name.split("layers.")[-1].partition(".")[2] if "layers." in self.name else self.name
 
     @property
     def is_weights(self) -> bool:
-        """Whether its numbers are fractions of 1, which determines the colour scale."""
+        """Whether the numbers are fractions of 1, which determines the colour scale."""
         return self.name.split(".")[-1] in ("weights", "probabilities", "start_probabilities", "end_probabilities")
 
     @property
     def rows(self) -> str:
-        """The side of its rows: `queries`, or `keys`, which an encoder or cross-attention reads."""
+        """The side of the rows: `queries`, or `keys`, which an encoder or cross-attention reads."""
         path = self.name.split(".")
         of_keys = "cross_attention" in path and path[-1] in ("key", "value", "key_heads", "value_heads")
         return "keys" if of_keys or "encoder" in path else "queries"
 
     @property
     def columns(self) -> str:
-        """The meaning of its columns: `queries` or `keys` (tokens), `labels`, or "" for plain numbers."""
+        """The meaning of the columns: `queries` or `keys` (tokens), `labels`, or "" for plain numbers."""
         path = self.name.split(".")
         if path[-1] in ("scores", "weights"):
             return "keys" if "cross_attention" in path else self.rows
@@ -77,7 +77,7 @@ class ShownStage:
         return "labels" if self.name in ("logits", "probabilities") else ""
 
     def decimals(self) -> int:
-        """Decimals to show: four, or more if all numbers are small, so that the largest has four digits."""
+        """The number of decimals to show: four, or more if even the largest number is small."""
         largest = float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0))
         return 4 if largest == 0.0 else min(8, max(4, 3 - int(np.floor(np.log10(largest)))))
 
@@ -158,12 +158,12 @@ def stages(
 
 
 def _numbers(ids: Any, side: Side) -> tuple[int, ...]:
-    """Returns a side's token ids, () if they are unknown."""
+    """Returns a side's token ids; () if they are unknown."""
     return tuple(map(int, ids)) if np.shape(ids) == (len(side.tokens),) else ()
 
 
 def _step(name: str, array: np.ndarray, source: Any, formulas: Mapping[str, str]) -> ShownStage:
-    from npformer.interpret.summary import summary  # imports the checkpoint families, which only this view needs
+    from npformer.interpret.summary import summary  # loads the families, which only this view needs
 
     # a trace has the model's config, which determines the activation and the other libraries' names
     known = source.row(name) if hasattr(source, "row") else summary(name, [array], None)
@@ -178,7 +178,7 @@ def shown_texts(text: Any, both: Sides) -> tuple[str, ...]:
     """Returns the original text or pair, or else the words of its tokens."""
     from npformer.text.inputs import as_text_or_pair
 
-    if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, a translation
+    if text is None or isinstance(text, (list, np.ndarray)) or len(both.distinct) > 1:  # token ids, or a translation
         return tuple(sentence(side) for side in both.distinct)
     part = as_text_or_pair(text)
     return (part,) if isinstance(part, str) else part
@@ -232,7 +232,7 @@ class StageView(View):
 
     @cached_property
     def _edges(self) -> tuple[int, int]:
-        """The number of indices to keep per stage, for token or head axes and for others, within `numbers`."""
+        """Returns how many indices an axis of tokens or heads keeps, and any other axis, to stay within `numbers`."""
         stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
         choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
         for edges in choices:
@@ -286,7 +286,7 @@ class StageView(View):
         }
 
     def _axis(self, size: int, what: str) -> dict[str, Any]:
-        """The full size of an axis, and its names: tokens of a side, labels, or plain numbers."""
+        """Returns the full size of an axis, and its names: a side's tokens, labels, or plain numbers."""
         named = {"queries": self.sides.queries.names, "keys": self.sides.keys.names, "labels": self.labels}
         if size != len(named.get(what, ())):
             return {"size": size}

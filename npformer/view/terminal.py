@@ -17,7 +17,7 @@ from npformer.text.words import printable
 SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
 TIMES = "\N{MULTIPLICATION SIGN}"
 LEGEND = "░ from 0.05   ▒ 0.2   ▓ 0.4   █ 0.6"
-ROWS = 48  # maximum lines of a map; beyond this, a line shows several rows
+ROWS = 48  # maximum lines of a map; in a longer one, a line shows several rows
 
 
 def shade(weight: float) -> str:
