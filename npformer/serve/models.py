@@ -212,7 +212,7 @@ def for_client(reason: str) -> str:
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
-    """Returns the request for a prompt, whole if it fits: a whole prompt may have one token more than a truncated one."""
+    """Returns the request for a prompt. A whole prompt may have one token more than a truncated one."""
     limit = task.limit(options)
     if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
         [whole] = task.prepare([item], 0, replace(options, long="error"))
