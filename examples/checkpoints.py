@@ -29,7 +29,7 @@ HEAD = """# Which checkpoints run
 
 `npformer info NAME` checks any checkpoint without downloading its weights. DistilBERT, BERT, ELECTRA, ALBERT, RoBERTa,
 XLM-RoBERTa, CamemBERT, MPNet, DeBERTa-v2 and -v3, ModernBERT, Nomic BERT, GPT-2, GPT-NeoX (Pythia), OPT, BLOOM,
-Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2 and 3 for text), Phi-3, BART, T5 (1.0, 1.1, FLAN-T5) and mT5 run with their
+Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3; no pictures), Phi-3, BART, T5 (1.0, 1.1, FLAN-T5) and mT5 run with their
 heads, as do Marian and torch's own `nn.Transformer`, from safetensors or `.bin`, in float16 to float64 or bfloat16.
 
 Below are well-known checkpoints on the hub and whether they run, according to their config.json. `python

@@ -16,7 +16,7 @@ from npformer.checkpoint.modules import MODULES, encoder_folder, module_files, r
 from npformer.checkpoint.read import CONFIG, WEIGHTS
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
-from npformer.families import FAMILIES, read_config
+from npformer.families import FAMILIES, read_config, text_config
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
@@ -130,7 +130,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
         if not has(start + shard):
             return start + shard
     extras = [*TOKENIZER]
-    config = read_json(folder / start / CONFIG)
+    config = text_config(read_json(folder / start / CONFIG))
     family, classes = FAMILIES.get(config.get("model_type", "")), config.get("architectures")
     if family is not None and family.tokenizer_pieces:
         extras += TRANSLATION

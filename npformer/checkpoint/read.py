@@ -22,7 +22,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import read_config
+from npformer.families import read_config, text_config
 from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
@@ -139,7 +139,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
     if name is None:
         found = ", ".join(there[:20]) or "nothing"
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
-    config = read_json(folder / CONFIG, limits, "config")
+    config = dict(text_config(read_json(folder / CONFIG, limits, "config")))
     if name.endswith(".index.json"):
         return Stored(folder, config, _read_shards(folder, name, limits, mapped), own=False, limits=limits)
     tensors, metadata = read_file(folder / name, limits, mapped)

@@ -35,6 +35,7 @@ from npformer.families.opt import OPT
 from npformer.families.phi3 import PHI3
 from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from npformer.families.t5 import MT5, T5
+from npformer.families.text_model import text_config
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.families.unsupported import find_family, ignored
 from npformer.parallel_layer import ParallelLayer
@@ -53,6 +54,7 @@ __all__ = [
     "ignored",
     "parts_of",
     "read_config",
+    "text_config",
     "write_config",
 ]
 
@@ -121,6 +123,7 @@ def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits
     `architectures`. For example, BertForPreTraining is read with its masked-word head, but also has a next-sentence
     head.
     """
+    data = text_config(data)
     family = find_family(FAMILIES, data)
     limits.check("labels", label_count(data), "labels")
     limits.check("layers", family.layer_count(data), "layers")

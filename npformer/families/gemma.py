@@ -7,7 +7,7 @@ logits, and has a window in every other layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from npformer.families.base import write_text_ids
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
 from npformer.families.llama import READS, Llama, classes, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary, write_rotary
+from npformer.families.text_model import VISION, text_tensor
 from npformer.layers import Stack
 from npformer.mechanisms import Mechanism, Rotary, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.norms import Norm
@@ -165,6 +166,13 @@ class Gemma3(Gemma2):
             data |= {"use_bidirectional_attention": True, "sliding_window": 2 * reach}
         kinds = {kind: write_rotary(each)["rope_parameters"] for kind, each in ((FULL, wide), (SLIDING, near))}
         return data | {"rope_local_base_freq": near.theta, "rope_parameters": kinds}
+
+    def current(self, name: str, known: Container[str]) -> str:
+        """As in `Llama`. In checkpoints that also read pictures, the text model has a longer prefix."""
+        return super().current(text_tensor(name), known)
+
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        return super().stored_elsewhere(config) | {f"{module}.*" for module in VISION}
 
 
 def _bidirectional(data: Mapping[str, Any]) -> bool:

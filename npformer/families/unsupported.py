@@ -23,7 +23,6 @@ MISSING = {
     "deepseek_v3": "latent attention with compressed keys and values, and a mixture of experts",
     "falcon": "one key and value for all heads, and attention parallel to the feed-forward network",
     "funnel": "pooling of the sequence between layers",
-    "gemma3": "pictures, with Gemma 3's layers for text",
     "gpt_oss": "attention sinks, and a mixture of experts",
     "ibert": "integer arithmetic",
     "longformer": "attention within a window, with global tokens",

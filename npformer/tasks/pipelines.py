@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import family_of, has_base
+from npformer.families import family_of, has_base, text_config
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
@@ -170,7 +170,9 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
 
 def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
     """The content of a folder's config.json; empty without one."""
-    return read_json(folder / CONFIG, limits, "config") if folder and (folder / CONFIG).exists() else {}
+    if folder is None or not (folder / CONFIG).exists():
+        return {}
+    return dict(text_config(read_json(folder / CONFIG, limits, "config")))
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
@@ -195,7 +197,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
 
 def _names_head(folder: Path, limits: Limits) -> bool:
     """Whether a folder's config.json names the model's head; true for every nn.Transformer, Marian and BART."""
-    described = read_json(folder / CONFIG, limits, "config")
+    described = _described(folder, limits)
     return bool(described.get("architectures")) or not has_base(str(described.get("model_type")))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 from npformer import NpformerError, golden
 from npformer.blocks import Normed
-from npformer.checkpoint import flatten, unflatten
+from npformer.checkpoint import convert, flatten, load_folder, unflatten
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.config import Config, Local
 from npformer.families import FAMILIES, ignored, parts_of, read_config, write_config
 from npformer.interpret.direct_attribution import head_results, logit_attribution
@@ -121,6 +124,63 @@ def test_rotations_of_each_kind_of_layer_in_older_and_newer_files() -> None:
 def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(NpformerError, match=message):
         read(model_type, **fields)
+
+
+# --- checkpoints that also read pictures -----------------------------------------------------------------------------
+
+
+def with_pictures(**fields: Any) -> dict[str, Any]:
+    own = {name: value for name, value in SIZES.items() if name != "max_position_embeddings"}
+    outer = {"model_type": "gemma3", "text_config": own, "vision_config": {"hidden_size": 8}, "image_token_index": 49}
+    return outer | {"architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16"} | fields
+
+
+def test_the_text_model_is_read_with_the_defaults_of_transformers() -> None:
+    config = read_config(with_pictures())
+    assert (config.model_type, config.head, config.scale_dtype) == ("gemma3_text", "causal-lm", "bfloat16")
+    assert config == read(
+        "gemma3_text", architectures=["Gemma3ForCausalLM"], max_position_embeddings=131_072, dtype="bfloat16"
+    )
+    short = read_config(with_pictures(text_config={"hidden_size": 2560, "num_hidden_layers": 34}))
+    assert (short.vocab_size, short.n_heads, short.kv_heads, short.d_head) == (262_208, 8, 4, 256)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_tensors_of_the_text_model_have_a_longer_prefix_and_those_of_pictures_are_not_read(
+    prefix: str, tmp_path: Path
+) -> None:
+    alone = tiny.folder(tmp_path / "alone", "gemma3_text", "causal-lm")
+    tensors, _ = read_tensors(alone / "model.safetensors")
+    renamed = {prefix + name.removeprefix("model."): np.array(array) for name, array in tensors.items()}
+    outer = prefix.removesuffix("language_model.") if prefix.startswith("model.") else ""
+    renamed |= {
+        f"{outer}{module}.weight": np.zeros(3, np.float32) for module in ("vision_tower", "multi_modal_projector")
+    }
+    both = tmp_path / "both"
+    both.mkdir()
+    write_tensors(both / "model.safetensors", renamed, {"format": "pt"})
+    data = json.loads((alone / "config.json").read_text())
+    data["text_config"] = {name: data.pop(name) for name in list(data) if name not in ("architectures", "model_type")}
+    data |= {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}
+    (both / "config.json").write_text(json.dumps(data))
+    given, expected = load_folder(both), load_folder(alone)
+    assert given[0] == expected[0]
+    assert all(np.array_equal(array, flatten(given[1])[name]) for name, array in flatten(expected[1]).items())
+    written = convert(both, tmp_path / "text", to="torch")
+    assert json.loads((written / "config.json").read_text())["model_type"] == "gemma3_text"
+    assert load_folder(written)[0] == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text_config": None}, "text_config: expected an object, got None"),
+        ({"architectures": ["Gemma3ForAudio"]}, "architectures: expected one of Gemma3Model"),
+    ],
+)
+def test_a_damaged_description_of_the_text_model_is_an_error(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpformerError, match=message):
+        read_config(with_pictures(**fields))
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
