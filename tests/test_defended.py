@@ -68,7 +68,7 @@ def what_is_no_file(folder: Path) -> None:
         refused(rf"{name}: ", folder)
         path.unlink()
         path.symlink_to(secret)
-        refused(rf"{name}: a link out of the model's folder", folder)
+        refused(rf"{name}: a link out of the model folder", folder)
         path.unlink()
         path.write_bytes(kept)
     npformer.load(folder)

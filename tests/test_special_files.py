@@ -33,4 +33,4 @@ def test_no_file_in_a_file_s_place_is_an_error_that_names_it(kind: str, tmp_path
             assert "a link out" not in error
         elif "requires sentencepiece" not in error:
             assert name in error
-            assert ("a link out of the model's folder" if kind == "link" else "not a regular file") in error, error
+            assert ("a link out of the model folder" if kind == "link" else "not a regular file") in error, error

@@ -1,7 +1,8 @@
-"""Checkpoints: reads and writes a model's weights as files, without torch, and never executes a file's content.
+"""Checkpoints: reads and writes the weights of a model as files, without torch, and never executes their content.
 
-`load_folder` reads a local folder, `convert` writes one, and `module_path` gives Hugging Face's module name for a group
-of weights. From bytes to models: `storage`, `safetensors`, `pickled` and `torch_file`, `tree`, `read`, `convert`.
+`load_folder` reads a local folder, `convert` writes one, and `module_path` returns Hugging Face's name for a group of
+weights. The modules from bytes to models: `storage`, `safetensors`, `pickled` and `torch_file`, `tree`, `read`,
+`convert`.
 """
 
 from npformer.checkpoint.convert import convert

@@ -1,7 +1,4 @@
-"""Named arrays in one file, for traces and golden files: writes safetensors, reads safetensors and npz.
-
-Checkpoints have the same format; the package's other modules handle their specifics.
-"""
+"""Files of named arrays, such as traces and golden files: writes safetensors, and reads safetensors and npz."""
 
 from __future__ import annotations
 
@@ -28,14 +25,15 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
 
 
 def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads the arrays and the metadata of a .safetensors or .npz file (without metadata), bfloat16 widened to float32.
+    """Reads the arrays and the metadata of a .safetensors file, or the arrays of an .npz file.
 
-    Raises NpformerError, which names the file, if it is missing or truncated, contains anything but arrays, or does not
-    match its checksum.
+    bfloat16 is widened to float32. Raises NpformerError, which names the file, if it is missing or truncated, contains
+    other data than arrays, or does not match its checksum.
     """
     suffix, path = Path(path).suffix, as_given(path)
     if suffix != ".npz":
-        arrays, metadata = read_tensors(path, replace(limits, header=limits.json))  # more arrays than in a checkpoint
+        # There may be more arrays than in a checkpoint, so the header has the larger limit of JSON files.
+        arrays, metadata = read_tensors(path, replace(limits, header=limits.json))
         check_sums(path, arrays, metadata)
         return {
             name: converted(a, np.dtype(np.float32)) if a.dtype == BFLOAT16 else a for name, a in arrays.items()
@@ -45,12 +43,12 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
             return _read_npz(opened, limits), {}
         except NpformerError as error:
             raise NpformerError(f"{path}: {error}") from None
-        except Exception as error:  # zipfile, zlib, lzma and NumPy raise many types for damaged files
+        except Exception as error:  # zipfile, zlib, lzma and NumPy raise many types of errors for damaged files
             raise NpformerError(f"{path}: not a readable npz file: {error!s:.200}") from None
 
 
 def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
-    """Reads the arrays of an npz file, after checking their sizes without unpacking."""
+    """Reads the arrays of an npz file. Checks their sizes before it unpacks them."""
     from math import prod
     from zipfile import ZipFile
 

@@ -1,7 +1,6 @@
-"""`convert`: writes a model folder in our layout or in Hugging Face's.
+"""`convert`: writes a model folder in npformer's layout or in Hugging Face's.
 
-A folder is written under a temporary name next to its destination and renamed when complete, so no folder is
-half-written.
+A folder is written under a temporary name next to its destination and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.families import family_of
 from npformer.runtime.narrow import NARROW
 
-#: A model's other files, which are copied unchanged: the tokenizer and sentence-transformers' settings. The files of
-#: its modules are copied too.
+#: Files that are copied unchanged: the tokenizer and the settings of sentence-transformers. The files of modules are
+#: copied too.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -45,7 +44,7 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
-FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # file, `format` in its metadata
+FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # file, `format` in metadata
 STORED_DTYPES = ("float16", "float32", "float64")
 
 
@@ -58,19 +57,20 @@ def convert(
     limits: Limits = LIMITS,
     keep: str | None = None,
 ) -> Path:
-    """Writes the model of one folder to a new folder, in another layout or precision.
+    """Writes the model in a folder to a new folder, in another layout or precision.
 
-    config.json keeps Hugging Face's format, and the tokenizer's files are copied. Tensors that the model does not use,
-    such as another head's, are omitted. Converting from torch to npformer and back preserves every bit.
+    config.json stays in Hugging Face's format, and the files of the tokenizer are copied. Tensors that the model does
+    not use, such as those of another head, are omitted. Converting from torch to npformer and back preserves every bit.
 
     Parameters
     ----------
-    src, dst : str or Path, the source folder and the new one
-    to : "npformer" for npformer's names and weights (in, out), which load without a copy, or "torch" for Hugging Face's
-    dtype : stored dtype, "float16", "float32" or "float64"; by default each tensor's own
+    src, dst : str or Path, the source folder and the new folder
+    to : "npformer" for npformer's names and weights (in, out), which load without a copy, or "torch" for the names and
+        layout of Hugging Face
+    dtype : stored dtype, "float16", "float32" or "float64"; unless given, the dtype of each tensor is unchanged
     limits : Limits on the size of src
-    keep : "bfloat16", "float16" or "int8", in which `load(..., keep=keep)` keeps the weights: the file has them in that
-        form and `load` maps them. For npformer's format, without dtype.
+    keep : "bfloat16", "float16" or "int8", to store the weights in the form that `load(..., keep=keep)` has in memory,
+        so that it can map the file. Only with to="npformer", and without dtype.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def convert(
     Raises
     ------
     NpformerError
-        src cannot be read; dst exists or cannot be written; a number is too large for float16.
+        src cannot be read, dst exists or cannot be written, or a number is too large for float16.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def convert(
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
         stored = read_folder(src, limits)
-        # Without keep every bit is kept, and `load` checks again.
+        # Without keep, numbers that are not finite are kept too; `load` checks them.
         config, tree = read_tree(stored, None, allow_nonfinite=keep is None, keep=keep or "float32")
         if dtype is not None:
             tree = layout.unflatten({name: np.asarray(array) for name, array in layout.flatten(tree).items()})
@@ -111,7 +111,7 @@ def convert(
             description.pop("torch_dtype", None)  # older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        whole = home(src)  # the folder with modules.json; the encoder may be in a subfolder
+        whole = home(src)  # the folder with modules.json, of which src may be a subfolder
         for name in (*COMPANIONS, *(name for names in module_files(whole) for name in names)):
             found = next((each / name for each in (src, whole) if (each / name).exists()), None)
             if found is not None:

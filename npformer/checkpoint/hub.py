@@ -1,7 +1,7 @@
-"""Models from the Hugging Face hub, through huggingface_hub: its cache, endpoint, login, progress bars and retries.
+"""Downloads models from the Hugging Face hub with huggingface_hub, which provides cache, login, progress and retries.
 
-`download` turns a hub id into a local folder for `read.py`. A model in the cache is found without importing the client.
-`loading.py` decides whether a name is a hub id. The client itself locks the cache.
+`download` returns a local folder for `read.py`. A model in the cache is found without importing huggingface_hub, which
+itself locks the cache. `loading.py` decides whether a name is a hub id.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from npformer.families import FAMILIES, read_config, text_config
 
 # Files to fetch besides config and weights; most repositories lack some of them.
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
-GENERATION = "generation_config.json"  # of a generative model
+GENERATION = "generation_config.json"  # only for models that generate
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GENERATION)
 # At least one of these is needed if there is no tokenizer.json.
 OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Files of sentence-transformers, if modules.json exists: next to the encoder's files, and next to modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
-CHAT_TEMPLATE = "chat_template.jinja"  # of a reranker that is a causal language model
+CHAT_TEMPLATE = "chat_template.jinja"  # only for rerankers that are causal language models
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?(?=.{{1,96}}$){_PART}", re.ASCII)
@@ -36,21 +36,21 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(NpformerError):
-    """The hub has no model of this name or is unreachable, so the name may mean something else."""
+    """The hub is unreachable or has no model of this name, so the name may mean something else."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Returns whether a name has the form `owner/model`, or `model` for some of the hub's oldest models."""
+    """Whether a name has the form `owner/model`, or `model`, as some of the oldest models on the hub do."""
     return bool(_ID.fullmatch(name))
 
 
 def download(name: str, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
-    """Downloads the missing files of a hub model; returns its folder in the cache shared by all Hugging Face tools.
+    """Downloads the missing files of a hub model. Returns its folder in the cache shared by all Hugging Face tools.
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
     hub for updates: to get another version, name a commit or delete the model from the cache. Only files that npformer
-    reads are downloaded, and without `weights` only config.json and the tokenizer's settings. `offline`, or
-    HF_HUB_OFFLINE in the environment, forbids network access.
+    reads are downloaded, and without `weights` only config.json and the settings of the tokenizer. `offline`, or
+    the environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.
@@ -69,7 +69,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
             why = "offline=True" if offline else "HF_HUB_OFFLINE is set"
             where = f"in the cache {constants.HF_HUB_CACHE} (revision {revision})"
             kind = UnknownModel if missing == CONFIG else NpformerError
-            raise kind(f"{name}: no {missing} {where}, and {why}; load it once with a connection")
+            raise kind(f"{name}: no {missing} {where}, and {why}; load the model once with a connection")
         return _model(cached.folder)
     try:
         return _fetch(name, revision if missing else cached.commit, weights)
@@ -80,10 +80,10 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
 
 
 class _Cached:
-    """One revision of a model in the cache.
+    """A revision of a model in the cache.
 
-    huggingface_hub's guide describes the layout: refs/<branch> names a commit, snapshots/<commit> has the files, and
-    .no_exist/<commit> has an empty file for each requested file that is not on the hub.
+    The guide of huggingface_hub describes the layout: refs/<branch> has the name of a commit, snapshots/<commit> has
+    the files, and .no_exist/<commit> has an empty file for each requested file that is not on the hub.
     """
 
     def __init__(self, cache: Path, name: str, revision: str) -> None:
@@ -110,11 +110,11 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
 
 
 def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> str:
-    """Calls `has` for each file that a model needs; returns the name of a missing one, or "".
+    """Calls `has` for each file that a model needs. Returns the name of a missing file, or "".
 
-    One format of the weights is enough, so those in `folder` are tried first.
+    One format of the weights is enough, so formats in `folder` are tried first.
     """
-    start = ""  # prefix of the names of the model's files
+    start = ""  # prefix of the file names of the model
     if not has(CONFIG):
         start = _inside(folder) if has(MODULES) else ""
         if not start or not has(start + CONFIG):
@@ -152,32 +152,32 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
 
 
 def _inside(folder: Path) -> str:
-    """The prefix of the model's file names: the encoder's folder in modules.json; "" if it has no folder."""
+    """The prefix of the file names of the model: the folder of the encoder in modules.json, or "" without a folder."""
     encoder = encoder_folder(folder)
     return "" if encoder == folder else f"{encoder.name}/"
 
 
 def _model(snapshot: Path) -> Path:
-    """The folder of a snapshot that has the model's config.json."""
+    """The folder in a snapshot with the config.json of the model."""
     return snapshot if (snapshot / CONFIG).exists() else snapshot / _inside(snapshot)
 
 
 def _shards(index: Path) -> list[str]:
-    """The files named in an index, except names with a path, which `read.py` reports."""
+    """The files named in an index, except names with a path, which `read.py` refuses later."""
     weight_map = read_json(index).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
 def _fetch(name: str, revision: str, weights: bool) -> Path:
-    """Downloads the files missing from the cache, all from one commit."""
+    """Downloads the files that are missing from the cache, all from one commit."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     with _explained(name, revision):
         first = next((each for each in (CONFIG, MODULES) if _probe(name, revision, each)), None)
         if first is None:
-            raise NpformerError(f"{name}: no {CONFIG} on the hub; npformer reads transformer models only")
+            raise NpformerError(f"{name}: no {CONFIG} on the hub; npformer reads only transformer models")
         folder = Path(hf_hub_download(name, first, revision=revision)).parent
 
     def has(file: str) -> bool:
@@ -194,21 +194,21 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
 
     start = "" if first == CONFIG else _inside(folder)
     if not has(start + CONFIG):
-        raise NpformerError(f"{name}: no {start + CONFIG} on the hub; npformer reads transformer models only")
+        raise NpformerError(f"{name}: no {start + CONFIG} on the hub; npformer reads only transformer models")
     try:
         read_config(read_json(folder / start / CONFIG))
-    except NpformerError as error:  # raised before the weights of an unsupported model are fetched
+    except NpformerError as error:  # so that the weights of an unsupported model are not downloaded
         raise NpformerError(f"{name}: {error}") from None
     missing = _collect(folder, has, weights)
     if missing == "weights":
         raise NpformerError(f"{name}: no weights on the hub in a supported format; looked for {', '.join(WEIGHTS)}")
     if missing:
-        raise NpformerError(f"{name}: {missing} is in the index of the weights but not on the hub")
+        raise NpformerError(f"{name}: {missing} is named in the index of the weights, but is not on the hub")
     return _model(folder)
 
 
 def _probe(name: str, revision: str, file: str) -> bool:
-    """Returns whether a file exists on the hub, in one request without retries: a wrong name fails at once."""
+    """Whether a file exists on the hub. Makes one request without retries, so that a wrong name fails at once."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -226,7 +226,7 @@ def _probe(name: str, revision: str, file: str) -> bool:
 
 @contextmanager
 def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
-    """Turns the errors of huggingface_hub and of its HTTP library into an NpformerError."""
+    """Converts errors of huggingface_hub and of its HTTP library to an NpformerError."""
     from huggingface_hub.errors import HfHubHTTPError
 
     # Its bases are the exceptions of the HTTP library that this version of huggingface_hub uses.
@@ -255,7 +255,7 @@ def _clear_error(error: BaseException, name: str, revision: str, file: str) -> N
         todo = (
             f"accept its conditions at {page}, then {_LOGIN}"
             if status == 401
-            else f"your account has no access; request it at {page}"
+            else f"your account has no access; request access at {page}"
         )
         return NpformerError(f"{name}: access is restricted: {todo}")
     if isinstance(error, RepositoryNotFoundError):

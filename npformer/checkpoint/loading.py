@@ -1,7 +1,7 @@
-"""`load`: a model by the name of a bundled model, a local folder, or an id on the Hugging Face hub.
+"""`load`: loads a model by the name of a bundled model, by a local folder, or by an id on the Hugging Face hub.
 
-`checkpoint/read.py` reads folders, `checkpoint/hub.py` downloads models. The network and huggingface_hub are used only
-for an id on the hub.
+`checkpoint/read.py` reads folders, and `checkpoint/hub.py` downloads models. The network and huggingface_hub are used
+only for an id on the hub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
-#: The project's own models. A checkout has all. An installed package has the first, unless it was built without it.
+#: The bundled models. A checkout has all of them. An installed package has only the first, if it was built with it.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
 REPOSITORY = "https://github.com/npformer/npformer"
 
@@ -44,30 +44,29 @@ def load(
     writable: bool = False,
     keep: str = "float32",
 ) -> Model:
-    """Loads a model: a `Seq2Seq` if the checkpoint is an encoder-decoder with a head that generates, else a `Model`.
+    """Loads a model: a `Seq2Seq` if the checkpoint is an encoder-decoder that generates, else a `Model`.
 
     Parameters
     ----------
-    name : str or Path, a bundled model's name, a local folder, or a hub id such as "owner/model"
+    name : str or Path, the name of a bundled model, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
-    dtype : float32, or float64 to compute in double precision throughout. "auto" is float32, unlike in Transformers,
-        where it keeps the stored dtype.
+    dtype : float32, or float64 to compute everything in double precision. "auto" is float32, not the stored dtype as in
+        Transformers.
     threads, same_bits : as in `Model`
-    head : str, the head to load, such as "masked-lm", instead of the one in config.json's `architectures`
+    head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
     limits : Limits on the size of files and texts
-    mapped : bool, whether a converted checkpoint's weights stay memory-mapped. Processes share a mapped file, which
-    must
-        not be written: a write is detected before a call, but during a call it can kill the process. False reads the
+    mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. The mapped file
+        must not be written: the next call detects it, but a write during a call can kill the process. False reads the
         weights into memory. Weights in any other layout or dtype are copied in either case.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
-        call uses the change. By default weights are read-only, because the model also keeps copies in another layout;
-        a writable model has no such copies and is slower on short texts.
-    keep : dtype of the weights in memory, which are widened to float32 in parts as they are used: "bfloat16" or
-        "float16" for half of the memory, "int8" with a scale for each output for a quarter, or "stored" for each
-        tensor's own. Only the weights are rounded: a bfloat16 checkpoint kept in bfloat16 gives the bits of
-        "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
+        call uses the change. By default weights are read-only, because the model also keeps copies in another layout.
+        A writable model has no such copies and is slower on short texts.
+    keep : dtype of the weights in memory. "bfloat16" and "float16" take half of the memory of "float32"; "int8", with a
+        scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. The weights are widened to
+        float32 in parts as they are used, and only they are rounded: a bfloat16 checkpoint kept in bfloat16 gives the
+        same bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
 
     Returns
     -------
@@ -76,8 +75,8 @@ def load(
     Raises
     ------
     NpformerError
-        The name is not a model, folder or hub id; the model cannot be read or downloaded, exceeds the limits, or has
-        weights that are not finite.
+        The name is not a bundled model, a folder or a hub id; or the model cannot be read or downloaded, exceeds the
+        limits, or has weights that are not finite.
 
     Examples
     --------
@@ -99,22 +98,22 @@ def load(
         weights = unflatten(storage.writable(flatten(weights)))
     if not config.vocab_size or (config.decoder and config.head == "base"):
         raise NpformerError(
-            f"{folder}: {config.torch_class} takes vectors, not token ids; npformer.checkpoint.load_folder returns "
-            "its config and weights, for the functions of npformer.attention, encoder and decoder"
+            f"{folder}: a {config.torch_class} reads vectors, not token ids; npformer.checkpoint.load_folder returns "
+            "its config and weights, for functions such as npformer.encoder and npformer.decoder"
         )
     if config.head == "translation":
-        # typed as Model, the usual case
+        # The annotation is Model, the usual case.
         return cast(Any, Seq2Seq(config, weights, folder, threads, same_bits, limits))
     return Model(config, weights, folder, threads, same_bits, limits)
 
 
 def find_folder(name: str | Path, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
-    """Finds the folder of a model, downloading it if it is on the hub; arguments and errors as in `load`.
+    """Finds the folder of a model, and downloads it if it is on the hub. Parameters and errors as in `load`.
 
-    weights: whether to download the weights, not only the small files.
+    weights: download the weights, not only the small files.
 
     A bundled name takes precedence over a folder, and a folder over a hub id: write ./name for a folder with a bundled
-    name. For a sentence-transformers model the encoder's folder is returned, which may be a subfolder.
+    name. For a sentence-transformers model, returns the folder of its encoder, which may be a subfolder.
     """
     if not isinstance(name, str | Path) or not str(name) or "\0" in str(name):
         raise NpformerError(f"name: expected a bundled model, a folder or a hub id, got {name!r:.80}")
@@ -143,10 +142,10 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 
 
 def bundled() -> dict[str, Path]:
-    """The models that come with npformer: name -> folder.
+    """The bundled models: name -> folder.
 
-    They are in the package, in the checkout that contains the package, or in a checkout that is the working directory
-    or has it at most two folders below, as docs/learn.
+    They are in the package, in the checkout that contains the package, or in a checkout that contains the working
+    directory at most two levels deep, such as in docs/learn.
     """
     package = Path(__file__).parents[1]
     places = [package / "_weights"]
@@ -158,7 +157,7 @@ def bundled() -> dict[str, Path]:
 
 
 def _not_installed(name: str) -> str:
-    """Returns a message on where to get a project model that is not installed."""
+    """The error message for a bundled model that is not installed, with the place to get it."""
     path = Path("weights", name)
     folder = installed_from() / path
     if (folder / CONFIG).is_file():
@@ -169,7 +168,7 @@ def _not_installed(name: str) -> str:
 
 
 def installed_from() -> Path:
-    """The folder given to `pip install`, as recorded in the package's metadata (PEP 610); empty for a name."""
+    """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610). Empty for a name."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -182,10 +181,10 @@ def installed_from() -> Path:
 
 
 def _no_folder(name: str | Path) -> str:
-    """Returns why a name is not a model folder, with a suggestion."""
+    """The reason why a name is not a model folder, with a suggestion."""
     path = Path(os.path.expanduser(name))
     if os.path.isfile(path):
-        return f"a file of this name; load a model by its folder, here {path.parent}"
+        return f"a file of this name; give the folder of the model, here {path.parent}"
     try:
         near = nearest(path.name, [each.name for each in os.scandir(path.parent) if each.is_dir()])
     except OSError:
@@ -194,7 +193,7 @@ def _no_folder(name: str | Path) -> str:
 
 
 def _known(name: str | Path) -> str:
-    """Lists the bundled models, with a suggestion."""
+    """A list of the bundled models, with a suggestion."""
     names = sorted(bundled())
     near = nearest(str(name), names)
     return f"Bundled models: {', '.join(names) or 'none'}" + (f"; did you mean {near[0]}?" if near else "")

@@ -18,20 +18,20 @@ from npformer.common.files import read_text
 from npformer.common.limits import LIMITS, Limits
 
 MODULES = "modules.json"
-ENCODERS = ("Transformer", "MLMTransformer")  # modules by the last part of their type
+ENCODERS = ("Transformer", "MLMTransformer")  # kinds of modules that are encoders
 WITH_WEIGHTS = ("Dense", "LayerNorm")
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precedence
 
 
 class Module(NamedTuple):
-    """A module: the last part of its type, such as "Pooling", and its folder's name, "" for the model's own folder."""
+    """A module: the last part of its type, such as "Pooling", and its folder, "" for the folder of the model."""
 
     kind: str
     path: str
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """Reads the modules of a folder in computation order; empty if there is no modules.json.
+    """The modules of a folder in the order of computation, or [] without modules.json.
 
     Raises NpformerError for an invalid modules.json, and for a module outside the folder.
     """
@@ -45,7 +45,7 @@ def read_modules(folder: Path) -> list[Module]:
         raise NpformerError(f"{path}: expected a list of modules, each with a type and a path") from None
     if not all(re.fullmatch(r"[\w-]{0,100}", each.path) for each in found):
         paths = ", ".join(shown(each.path) for each in found[:9])
-        raise NpformerError(f"{path}: expected modules in folders next to it, got {paths}")
+        raise NpformerError(f"{path}: expected modules in folders next to this file, got {paths}")
     linked = next((each.path for each in found if each.path and (folder / each.path).is_symlink()), None)
     if linked is not None:
         raise NpformerError(f"{folder / linked}: a link, which is not followed; replace it with the folder")
@@ -53,25 +53,25 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Returns the folder of a sentence-transformers model's encoder: the folder itself, or its 0_Transformer."""
+    """The folder of the encoder of a sentence-transformers model: the folder itself, or its 0_Transformer."""
     return next((folder / path for kind, path in read_modules(folder) if kind in ENCODERS), folder)
 
 
 def home(folder: Path) -> Path:
-    """Returns the sentence-transformers folder that contains an encoder's folder, or else that folder itself."""
+    """The sentence-transformers folder that contains the folder of an encoder, or else that folder itself."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
 
 def flattened(folder: Path) -> str:
-    """The content of modules.json for the same modules with the encoder's files next to it."""
+    """The content of modules.json for the same modules if the files of the encoder are next to it."""
     listed = json.loads(read_text(folder / MODULES))
     inner = encoder_folder(folder).name
     return json.dumps([{**each, "path": ""} if each["path"] == inner else each for each in listed], indent=2)
 
 
 def module_files(folder: Path) -> list[tuple[str, ...]]:
-    """The files of the modules after the encoder, relative to the folder; one file of each tuple exists."""
+    """The files of the modules after the encoder, relative to the folder. One file of each tuple exists."""
     found: list[tuple[str, ...]] = []
     for kind, path in read_modules(folder)[1:]:
         if path:
@@ -84,9 +84,9 @@ def module_files(folder: Path) -> list[tuple[str, ...]]:
 def module_weights(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any, limits: Limits = LIMITS
 ) -> dict[str, Array]:
-    """Reads the tensors of a module's folder, in `dtype`.
+    """Reads the tensors in the folder of a module, in `dtype`.
 
-    Raises NpformerError for a missing file, and for tensors with wrong names or shapes or that are not finite.
+    Raises NpformerError for a missing file, and for tensors that have wrong names or shapes or are not finite.
     """
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
     if path is None:

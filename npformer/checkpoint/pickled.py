@@ -1,9 +1,9 @@
 """Reads the pickle in a torch checkpoint without executing it.
 
-A pickle is a program for a stack machine, and Python's machine can call any function. This machine calls no function.
-It knows the instructions that torch.save writes for a dictionary of tensors, and the names of the functions that
-rebuild a tensor, which it turns into a record (`Tensor`). Anything else is an error by name. `torch_file.py` finds the
-bytes that the records describe.
+A pickle is a program for a stack machine, and Python's machine can call any function. The machine here calls no
+function. It supports the instructions that torch.save writes for a dictionary of tensors, and recognizes the names of
+the functions that rebuild a tensor, for which it makes a record (`Tensor`). Everything else is an error.
+`torch_file.py` finds the bytes that the records describe.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 
-_MOST_AXES = 32  # of a tensor; weights have two
+_MOST_AXES = 32  # maximum number of axes of a tensor
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of elements in the file; `view` is (first element, number of elements) of a part of it."""
+    """A range of elements in the file. `view`: (first element, number of elements) of the part in use, or None."""
 
     dtype: str  # torch's name, such as "FloatStorage"
     key: str
@@ -31,7 +31,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a storage; offset, shape and strides count elements."""
+    """A tensor in a storage. offset, shape and strides are in elements."""
 
     storage: Storage
     offset: int
@@ -41,7 +41,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Name:
-    """An allowed global. Only its name is kept; nothing is imported."""
+    """An allowed global. Only its name is stored, and nothing is imported."""
 
     name: str
 
@@ -58,8 +58,7 @@ PARAMETER = "torch._utils._rebuild_parameter"
 ORDERED_DICT = "collections.OrderedDict"
 ADMITTED = {*STORAGES, *REBUILD, PARAMETER, ORDERED_DICT}
 
-# Instructions of protocol 2 and newer that push their argument, and those that push a constant: torch.save cannot write
-# an older protocol.
+# Instructions that push their argument. They belong to protocol 2 or newer, because torch.save cannot write older ones.
 _LITERALS = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT",
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
@@ -70,12 +69,12 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
-    """Reads the object of the pickle that starts here, and no byte beyond it.
+    """Reads the object of the pickle that starts at the current position, and no bytes after it.
 
     The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s. The time and
-    memory of an instruction do not depend on existing values, so the limit on their number bounds both. Values are
-    never compared, hashed or printed: one that contains another twice, which contains a third twice, and so on, expands
-    beyond any memory.
+    memory of an instruction do not depend on existing values, so the limit on the number of instructions bounds both.
+    Values are never compared, hashed or printed, because nested references to the same values could take exponential
+    time and memory.
     """
     machine = _Machine()
     try:
@@ -93,10 +92,10 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
 
 
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Yields each instruction's name and argument.
+    """Yields the name and the argument of each instruction.
 
-    Arguments that end with a newline belong to protocol 0, except the two of GLOBAL. Those are read here, because
-    pickletools decodes their escapes, and Python warns about an invalid one.
+    Only protocol 0 has arguments that end with a newline, except for the two of GLOBAL. Those are read here, because
+    pickletools would decode escapes in them, and warn about invalid ones.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))
@@ -193,7 +192,7 @@ def _expect(kind: type[Any], value: Any) -> Any:
 
 
 def _small(literal: Any) -> Any:
-    """Refuses huge integers: a checkpoint's integers have at most 64 bits, its magic number 80."""
+    """Refuses huge integers. In a checkpoint, integers have at most 64 bits, and the magic number has 80."""
     if isinstance(literal, int) and literal.bit_length() > 80:
         raise NpformerError("the pickle contains an integer that is too large for a checkpoint")
     return literal
@@ -201,7 +200,7 @@ def _small(literal: Any) -> Any:
 
 def _set_items(target: object, values: list[Any]) -> None:
     keys = values[::2]
-    if not all(isinstance(key, str) for key in keys):  # integers can be chosen to have equal hashes
+    if not all(isinstance(key, str) for key in keys):  # integers could be chosen to have equal hashes, which is slow
         raise NpformerError("the pickle contains a dict with a key that is not a string")
     _expect(dict, target).update(zip(keys, values[1::2], strict=True))
 
@@ -214,7 +213,7 @@ def _name(module: str, name: str) -> Name:
 
 
 def _storage(pid: object) -> Storage:
-    """Reads torch's persistent id of a storage: ("storage", type, key, device, size[, view])."""
+    """The storage of torch's persistent id ("storage", type, key, device, size[, view])."""
     match _expect(tuple, pid)[:7]:
         case ("storage", Name(kind), str(key), str(_device), int(size), *view) if kind in STORAGES:
             match view:

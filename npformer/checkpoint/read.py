@@ -1,6 +1,6 @@
-"""Reads a local model folder: its config.json, and the weights from the usual files.
+"""Reads a local model folder: config.json, and the weights from the first of several possible files.
 
-`safetensors.py` and `torch_file.py` read the file formats; `families/` defines the names in them.
+`safetensors.py` and `torch_file.py` read the file formats, and `families/` defines the names in them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from npformer.families import read_config, text_config
 from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
-# Weights with npformer's names and layout have their own file name. From a model.safetensors Hugging Face's libraries
-# would skip the unknown names and continue with random weights.
+# Weights in npformer's layout have their own file name. If it were model.safetensors, Hugging Face's libraries would
+# ignore the unknown names in it and use random weights.
 OWN_WEIGHTS = "npformer.safetensors"
-FINITE = "finite"  # metadata key: "true" if all numbers were finite when the file was written
+FINITE = "finite"  # metadata key: "true" if all numbers in the file are finite
 KEEP = ("float32", *NARROW, "stored")
 WEIGHTS = (  # in order of precedence
     OWN_WEIGHTS,
@@ -41,13 +41,13 @@ WEIGHTS = (  # in order of precedence
 
 
 class Stored(NamedTuple):
-    """The content of a folder: tensors by name in their stored dtypes; `own`: names and layout are npformer's."""
+    """The content of a folder."""
 
     folder: Path
     config: dict[str, Any]
-    tensors: dict[str, Array]
-    own: bool
-    finite: bool = False  # whether the file is marked `FINITE`
+    tensors: dict[str, Array]  # in their stored dtypes
+    own: bool  # names and layout are npformer's
+    finite: bool = False  # the file is marked as `FINITE`
     limits: Limits = LIMITS
 
 
@@ -63,14 +63,14 @@ def load_folder(
 ) -> tuple[Config, Tree]:
     """Reads the config and the weights of a local folder.
 
-    Weights in half precision are widened. A converted checkpoint's arrays that already have the dtype stay mapped; all
+    Weights in half precision are widened. Arrays of a converted checkpoint that already have the dtype stay mapped; all
     others are copies.
 
     Parameters
     ----------
     path : str or Path
     dtype : float32 or float64
-    head : str, a head other than config.json's
+    head : str, the head to read; by default the head in config.json
     limits, mapped, allow_nonfinite, keep : as in `load`
 
     Returns
@@ -80,7 +80,7 @@ def load_folder(
     Raises
     ------
     NpformerError
-        A file is missing, corrupt or unsupported; the message names it.
+        A file is missing, corrupt or unsupported. The message names it.
 
     Examples
     --------
@@ -94,11 +94,11 @@ def load_folder(
 
 
 def check_keep(keep: str, dtype: Any, allow_nonfinite: bool = False, writable: bool = False) -> None:
-    """Checks that weights can be kept in a dtype with the other settings of `load`."""
+    """Checks the argument `keep` of `load` and its combination with other arguments."""
     if checks.one_of("keep", keep, KEEP) == "float32":
         return
     if dtype != np.float32:
-        raise NpformerError(f"keep: {keep!r} needs dtype float32, got {dtype}; omit one of the two")
+        raise NpformerError(f"keep: {keep!r} needs dtype float32, got {dtype}; omit either keep or dtype")
     for name, given in (("allow_nonfinite", allow_nonfinite), ("writable", writable)):
         if given:
             raise NpformerError(f"keep: {keep!r} is not supported with {name}=True; omit keep")
@@ -111,7 +111,7 @@ def read_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> tuple[Config, Tree]:
-    """Converts a folder's content to a config and weights; with dtype None every array keeps its own dtype."""
+    """Converts the content of a folder to a config and weights. With dtype None, every array keeps its dtype."""
     config = config_of(stored.folder, stored.config, head, stored.limits)
     try:
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
@@ -121,7 +121,7 @@ def read_tree(
 
 
 def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
-    """The config of a model from the content of its config.json; errors as in `read_config`, with the path."""
+    """The config of a model from the content of its config.json. Errors are those of `read_config`, with the path."""
     try:
         return read_config(data, head, limits)
     except NpformerError as error:
@@ -148,16 +148,16 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
 
 
 def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The metadata of a file in npformer's layout: marks finite numbers, so that loading need not check."""
+    """The metadata of a file in npformer's layout, which is marked if its numbers are finite, to save a check later."""
     finite = all(first_nonfinite(array) is None for array in arrays.values())
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 
 
 def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array], dict[str, str]]:
-    """Reads a file's tensors, and its metadata if it is in safetensors format."""
+    """Reads the tensors in a file, and its metadata if it is in safetensors format."""
     if path.suffix == ".safetensors":
         return read_tensors(path, limits, mapped)
-    # Imported here: importing zipfile and pickletools takes longer than loading a converted model.
+    # Imported here, because importing zipfile and pickletools takes longer than loading a converted model.
     from npformer.checkpoint.torch_file import read_torch
 
     return read_torch(path, limits, mapped), {}
@@ -168,7 +168,7 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
     index = folder / index_name
     weight_map = read_json(index, limits).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise NpformerError(f"{index}: weight_map: expected an object of tensor names and file names")
+        raise NpformerError(f"{index}: weight_map: expected an object that maps tensor names to file names")
     names: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or shard not in names:
@@ -188,7 +188,7 @@ def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) ->
 
 
 def _check_name(index: Path, shard: object) -> None:
-    """Checks that a shard is a plain file name: a path could lead out of the folder."""
+    """Checks that the name of a shard is a plain file name, because a path could lead out of the folder."""
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     if not isinstance(shard, str) or not re.fullmatch(rf"[^/\\\0]{{1,200}}{re.escape(suffix)}", shard):
-        raise NpformerError(f"{index}: {shard!r:.200} is not the name of a {suffix} file in the same folder")
+        raise NpformerError(f"{index}: expected names of {suffix} files in the same folder, got {shard!r:.200}")

@@ -1,7 +1,7 @@
-"""Bytes of a file as arrays: mapping, dtypes, bfloat16, and the conversion to a model's dtype.
+"""The bytes of a file as arrays: mapping, dtypes, bfloat16, and conversion to the dtype of a model.
 
-Arrays made here are read-only views of the file's bytes. Processes that map a file share its memory; reading a mapped
-file that was truncated kills the process (SIGBUS), so `MappedFile.check` looks first. The file formats are in
+The arrays are read-only views of the bytes. Processes that map a file share its memory. Reading a mapped file that was
+truncated kills the process (SIGBUS), so `MappedFile.check` must be called first. The file formats are in
 `safetensors.py`, and in `torch_file.py` for .bin files.
 """
 
@@ -22,8 +22,8 @@ from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LINE = 64  # bytes of a cache line, to which copies are aligned
-_BLOCK = 64  # rows copied at once when transposing; source and target fit in the cache
+_LINE = 64  # bytes of a cache line; copies are aligned to it
+_BLOCK = 64  # rows of a block in a transposing copy, so that source and target fit in the cache
 
 
 class MappedFile(mmap.mmap):
@@ -50,7 +50,7 @@ class MappedFile(mmap.mmap):
 
 
 def _written(status: os.stat_result) -> tuple[int, ...]:
-    """Identifies a file (device, inode) and its last write (size, time)."""
+    """The identity of a file (device, inode) and of its last write (size, time)."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -58,7 +58,7 @@ Buffer = MappedFile | bytes
 
 
 def open_buffer(path: Path, mapped: bool = True) -> Buffer:
-    """The bytes of a whole file: mapped, or read into memory."""
+    """The bytes of a whole file, mapped or read into memory."""
     with open_file(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size == 0:
@@ -74,20 +74,20 @@ def open_buffer(path: Path, mapped: bool = True) -> Buffer:
 
 
 def mapped_files(arrays: Iterable[Array | NarrowWeight]) -> list[MappedFile]:
-    """The mapped files that the arrays are views of."""
+    """The mapped files of which the arrays are views."""
     bases = {id(base): base for array in arrays for base in map(_base, parts(array))}
     return [base for base in bases.values() if isinstance(base, MappedFile)]
 
 
 def parts(array: Array | NarrowWeight) -> list[Array]:
-    """The arrays that an array is stored as: itself, or a narrow weight's values and their scale."""
+    """The stored arrays: the array itself, or the values and the scale of a `NarrowWeight`."""
     if not isinstance(array, NarrowWeight):
         return [array]
     return [each for each in (array.values, array.scale) if each is not None]
 
 
 def _base(array: Array) -> Array | Buffer:
-    """The file that an array is a view of, or the array that owns its memory."""
+    """The file of which an array is a view, or the array that owns the memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base if isinstance(array.base, Buffer) else array
@@ -101,7 +101,7 @@ def view(
     strides: Sequence[int] | None = None,
     offset: int = 0,
 ) -> Array:
-    """An array in the bytes `span` of a file; `strides` (None: contiguous) and `offset` are in elements.
+    """An array in the bytes `span` of a file. `strides` (None: contiguous) and `offset` are in elements.
 
     Raises NpformerError if the array would extend beyond the span.
     """
@@ -113,7 +113,7 @@ def view(
     last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     elements = 0 if 0 in shape else last + 1
     if not 0 <= start <= stop <= len(buffer) or elements * dtype.itemsize > stop - start:
-        raise NpformerError(f"{elements} elements of {dtype_name(dtype)} do not fit in {stop - start} bytes")
+        raise NpformerError(f"expected {elements} elements of {dtype_name(dtype)}, got {stop - start} bytes")
     try:
         if elements == 0:
             return np.broadcast_to(np.zeros((), dtype), shape)
@@ -140,19 +140,18 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def converted(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array:
-    """Returns the array C-contiguous, aligned, read-only and in `dtype` (None: its own), copied only if needed.
+    """Returns the array C-contiguous, aligned, read-only and in `dtype` (None: its own). Copies it only if necessary.
 
-    copy: always copy, so that the result does not depend on a file. Widening is exact: float16 and bfloat16 are subsets
-    of float32, and float32 of float64.
+    copy: always copy, so that the result does not depend on a file. Widening is exact, because float16 and bfloat16 are
+    subsets of float32, and float32 is a subset of float64.
     """
     return converted_all([array], dtype, copy)[0]
 
 
 def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
-    """`load` for several arrays, with all copies in one block of memory.
+    """`converted` for several arrays, with all copies in one block of memory.
 
-    The system allocates such a block in large pages, which is faster than in many small ones. The block lives as long
-    as any of the arrays.
+    This is faster, because the system allocates one block in large pages. The block lives as long as any of the arrays.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [
@@ -171,7 +170,7 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
         if is_copied:
             result = memory[end : end + array.size * kind.itemsize].view(kind).reshape(array.shape)
             _copy(array, result)
-            release(array)  # so that file and copy do not both take memory
+            release(array)  # so that the file does not take memory in addition to the copy
         result.flags.writeable = False
         loaded.append(result)
         end += size
@@ -179,9 +178,9 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
     return loaded
 
 
-@np.errstate(invalid="ignore")  # a later check finds signalling NaNs
+@np.errstate(invalid="ignore")  # a later check finds NaN
 def _copy(array: Array, result: Array) -> None:
-    """Copies blocks of rows, which is ten times as fast as a transposing copy of the whole array."""
+    """Copies an array in blocks of rows, which is ten times as fast if the copy is transposed."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
     step = _BLOCK if array.ndim > 1 else max(1, len(source))
@@ -195,7 +194,7 @@ def _copy(array: Array, result: Array) -> None:
 
 
 def first_nonfinite(array: Array) -> tuple[int, ...] | None:
-    """The index of the first NaN or infinite number; None if all are finite. Takes 6 ms for 100 MB."""
+    """The index of the first NaN or infinite number, or None. Takes 6 ms for 100 MB."""
     table = np.atleast_2d(array)
     for i in range(0, len(table), _BLOCK):
         finite = np.isfinite(widened(table[i : i + _BLOCK]))
@@ -206,13 +205,13 @@ def first_nonfinite(array: Array) -> tuple[int, ...] | None:
 
 
 def place(array: Array | NarrowWeight) -> tuple[Any, ...]:
-    """The location of an array in memory: equal for two views of the same numbers."""
+    """The location and layout of an array in memory, which is equal for two views of the same numbers."""
     array = parts(array)[0]
     return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
 
 
 def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Writable copies of arrays; arrays that share memory, such as tied weights, share a copy, transposed or not."""
+    """Writable copies of arrays. Arrays that share memory, such as tied weights, share a copy, even if transposed."""
     copies: dict[tuple[Any, ...], Array] = {}
     for array in arrays.values():
         if place(array) not in copies:
@@ -222,10 +221,10 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
-    """Checks that arrays have no more bytes than the memory that they are views of.
+    """Checks that arrays have no more bytes in total than the memory of which they are views.
 
-    An array that occurs twice, transposed or not, counts once. Otherwise a file of a few bytes could describe any
-    number of large arrays, with strides of 0 or over the same bytes.
+    Otherwise a file of a few bytes could describe any number of large arrays, with strides of 0 or overlapping bytes.
+    An array that occurs several times, even transposed, counts once.
     """
     views = {}
     stored = {name: parts(array)[0] for name, array in arrays.items()}
@@ -238,6 +237,6 @@ def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
     if needed > held:
         name, size = max(views.values(), key=lambda view: view[1])
         raise NpformerError(
-            f"tensors of {needed} bytes in files of {held} bytes: some repeat numbers (strides of 0) or overlap; "
-            f"save them as contiguous tensors. The largest is {name}, {size} bytes"
+            f"tensors of {needed} bytes in files of {held} bytes: some have strides of 0 or overlap; save them as "
+            f"contiguous tensors. The largest is {name} with {size} bytes"
         )

@@ -1,7 +1,7 @@
-"""Reads torch.save's files without torch: the zip format, and the format of torch < 1.6.
+"""Reads files of torch.save without torch: the zip format, and the format of torch < 1.6.
 
-Both contain a pickle (read by `pickled.py`) that describes tensors, and the bytes of their storages. Tensors may share
-a storage, skip parts of it, or be transposed in it: each is returned as a view.
+Both contain a pickle (read by `pickled.py`) that describes tensors, and the bytes of their storages. Each tensor is
+returned as a view, because tensors may share a storage, skip parts of it, or be transposed in it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "torch.BoolStorage": np.dtype("?"),
 }
 
-Spans = dict[str, tuple[int, int]]  # storage key -> its bytes in the file, [first, end)
+Spans = dict[str, tuple[int, int]]  # key of a storage -> first byte in the file, and byte after the last
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
@@ -42,9 +42,9 @@ _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the 
 
 
 def read_torch(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> dict[str, Array]:
-    """Reads a .bin file as name -> read-only array in the file, every tensor in its own dtype; mapped: as in `load`.
+    """Reads a .bin file as name -> read-only view of the file, in the stored dtype. mapped: as in `load`.
 
-    All offsets are checked against the file's size. Checksums are not checked: torch may omit them.
+    All offsets are checked against the size of the file. Checksums are not checked, because torch may omit them.
     """
     buffer = open_buffer(path, mapped)
     try:
@@ -78,17 +78,17 @@ def _array(name: str, tensor: Tensor, buffer: Buffer, spans: Spans) -> Array:
 def _view_span(storage: Storage, itemsize: int, span: tuple[int, int]) -> tuple[int, int]:
     start, stop = span
     if storage.size * itemsize != stop - start:
-        raise NpformerError(f"a storage of {storage.size} elements has {stop - start} bytes")
+        raise NpformerError(f"expected {storage.size * itemsize} bytes in the storage, got {stop - start}")
     if storage.view is None:
         return span
     first, count = storage.view
     if not 0 <= first <= first + count <= storage.size:
-        raise NpformerError(f"elements {first} to {first + count} of a storage of {storage.size}")
+        raise NpformerError(f"elements {first} to {first + count} are outside the storage of {storage.size}")
     return start + first * itemsize, start + (first + count) * itemsize
 
 
 def _read_zip(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
-    """Reads the zip format: `<root>/data.pkl`, and an uncompressed entry `<root>/data/<key>` for each storage."""
+    """Reads the zip format, with `<root>/data.pkl` and an uncompressed entry `<root>/data/<key>` for each storage."""
     entries = _zip_entries(buffer, limits)
     pickles = [name for name in entries if re.fullmatch(r"[^/]+/data\.pkl", name)]
     if len(pickles) != 1:
@@ -116,7 +116,7 @@ def _file(buffer: Buffer) -> Any:
 
 
 class _Archive:
-    """The file as zipfile reads it: the end, then the list of entries in one read, which is limited."""
+    """A file object for zipfile that limits the size of a read: zipfile reads the list of entries at once."""
 
     def __init__(self, buffer: Buffer, limits: Limits) -> None:
         self.file, self.limits = _file(buffer), limits
@@ -129,7 +129,7 @@ class _Archive:
 
 
 def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
-    """Finds the bytes of each entry in the file."""
+    """The bytes of each entry in the file."""
     archive: Any = _Archive(buffer, limits)
     try:
         infos = zipfile.ZipFile(archive).infolist()
@@ -160,7 +160,7 @@ def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
 def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
     """Reads the older format: five pickles (magic number, protocol, system, object, storage keys), then the storages.
 
-    Each storage is its number of elements (8 bytes) and the elements. Storages are in the order of the keys.
+    A storage has its number of elements (8 bytes), then the elements. Storages are in the order of the keys.
     """
     file = _file(buffer)
     if read_pickle(file, limits) != _LEGACY_MAGIC or read_pickle(file, limits) != _LEGACY_PROTOCOL:

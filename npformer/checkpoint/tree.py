@@ -1,6 +1,6 @@
-"""Converts between a model's nested dict of weights and the flat tensors of a file.
+"""Converts between the nested dict of a model's weights and the flat tensors of a file.
 
-A model's parts declare its arrays; `families/` maps them to names in a family's files; `read.py` reads the files.
+The parts of a model declare its arrays, `families/` maps them to names in files, and `read.py` reads the files.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
 
-SCALE = "_scale"  # ends the name of an int8 tensor's scale
-SMALL = 2**12  # smaller weights are not kept narrow
+SCALE = "_scale"  # suffix of the name of the scale of an int8 tensor
+SMALL = 2**12  # weights with fewer numbers are always float32
 
 TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
 
 
 class Parameter(NamedTuple):
-    """One array of a model."""
+    """An array of a model."""
 
-    group: str  # with the layer's number
+    group: str  # including the number of the layer
     name: str  # "weight" or "bias"
     shape: tuple[int, ...]
     kind: str  # as in `Group`
@@ -50,12 +50,15 @@ class Parameter(NamedTuple):
 
     @property
     def transposed(self) -> bool:
-        """Whether it is a linear weight, which is (out, in) in torch's files."""
+        """Whether the array is a linear weight, which is (out, in) in torch's files."""
         return self.kind == "linear" and self.name == "weight"
 
 
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
-    """npformer's flat name of every array of a model -> its `Parameter`, in forward order. head: another head."""
+    """npformer's flat name of each array of a model -> its `Parameter`, in the order of the forward pass.
+
+    head: a head other than that of the config.
+    """
     result = {}
     for group, (shape, bias, kind, joined, start) in family_of(config).weights(config, head or config.head).items():
         result[f"{group}.weight"] = Parameter(group, "weight", shape, kind, joined, start)
@@ -65,7 +68,7 @@ def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
 
 
 def ties(config: Config) -> dict[str, str]:
-    """Tied arrays, which are stored once: name -> the array that it is tied to, a token table or a layer's."""
+    """The tied arrays, which are stored once: name -> name of the array to which it is tied."""
     tied = _shared_layers(config)
     if config.head in ("masked-lm", "causal-lm") and config.tied:
         tied[PROJECTION] = TOKENS
@@ -77,7 +80,7 @@ def ties(config: Config) -> dict[str, str]:
 
 
 def _shared_layers(config: Config) -> dict[str, str]:
-    """The arrays of layers that share an earlier layer's weights -> that layer's arrays."""
+    """Each array of a layer that shares the weights of an earlier layer -> the array of that layer."""
     first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
     for name in parameters(config) if config.sharing else []:
         if name.startswith("layers."):
@@ -89,13 +92,13 @@ def _shared_layers(config: Config) -> dict[str, str]:
 
 
 def drawn(config: Config) -> dict[str, Parameter]:
-    """The parameters that training initializes: all except tied and computed ones."""
+    """The parameters that training initializes: all except tied arrays and tables of sinusoids."""
     tied = ties(config)
     return {name: each for name, each in parameters(config).items() if name not in tied and not _computed(name, config)}
 
 
 def _computed(name: str, config: Config) -> bool:
-    """Returns whether an array is a table of sinusoids, which a file may omit."""
+    """Whether an array is a table of sinusoids, which a file may omit."""
     return config.positions.table != "learned" and name.endswith("embeddings.position.weight")
 
 
@@ -109,10 +112,10 @@ def to_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> Tree:
-    """Converts a checkpoint's tensors to a nested dict: linear weights (in, out), `dtype` (None: its own), read-only.
+    """Converts the tensors of a checkpoint to a nested dict of read-only arrays, with linear weights (in, out).
 
-    Tensors of the family's other heads are ignored; other unused tensors give a warning. With a dtype all arrays are
-    copies: most must be transposed, so the file does not stay mapped. keep: as in `load`.
+    Tensors of other heads of the family are ignored. Other unused tensors give a warning. With dtype None, each array
+    keeps its dtype. With a dtype, all arrays are copies, because most must be transposed. keep: as in `load`.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
     tensors: dict[str, Array] = {}
@@ -140,11 +143,11 @@ def own_to_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> Tree:
-    """Builds the nested dict from a converted checkpoint's tensors, copying only tensors of another dtype."""
+    """Builds the nested dict from the tensors of a converted checkpoint. Copies only tensors of another dtype."""
     own = parameters(config)
     flat = _with_scales(flat)
     unknown = [name for name in flat if name not in own]
-    if unknown:  # may belong to another head
+    if unknown:  # they may belong to another head
         known = {name for head in family_of(config).all_heads for name in parameters(config, head)}
         unknown = [name for name in unknown if name not in known]
     return _build(flat, config, dtype, unknown, allow_nonfinite=allow_nonfinite, keep=keep)
@@ -203,10 +206,10 @@ def _build(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> Tree:
-    """Builds the nested dict from arrays under npformer's names; ties arrays and computes sinusoids.
+    """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
-    One error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers; in a strict
-    family (torch's own modules) they are an error. titles: npformer's name -> the name in the file.
+    One error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers, or an error
+    in a strict family (torch's own modules). titles: npformer's name -> the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -223,8 +226,8 @@ def _build(
     ]
     if missing or wrong or (unknown and family_of(config).strict):
         lines = _listed("missing", missing) + _listed("unknown", list(unknown)) + _listed("wrong", wrong)
-        told = "\n  ".join(["the checkpoint does not fit its config.json:", *lines])
-        raise NpformerError(f"{told:.1500}")
+        message = "\n  ".join(["the checkpoint does not match its config.json:", *lines])
+        raise NpformerError(f"{message:.1500}")
     if unknown:
         title = "the checkpoint has tensors that the model does not use; they are ignored:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
@@ -244,7 +247,7 @@ def _loaded(
     allow_nonfinite: bool,
     keep: str,
 ) -> dict[str, Array]:
-    """The arrays as they are kept in memory; an array under two names is loaded once."""
+    """The arrays as they are kept in memory. An array with two names is loaded once."""
     names = {place(found[name]): name for name in reversed(list(needed))}
     loaded: dict[tuple[Any, ...], Any] = {}
     for where, name in names.items():
@@ -268,7 +271,7 @@ def _loaded(
 
 
 def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
-    """The dtype of `NARROW` in which an array is kept; None: not narrow."""
+    """The dtype of `NARROW` in which an array is kept, or None."""
     if parameter.name != "weight" or parameter.kind == "norm" or array.ndim != 2 or array.size < SMALL:
         return None
     if keep != "stored":
@@ -279,7 +282,7 @@ def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
 
 
 def _check_finite(title: str, array: Array) -> None:
-    """Checks that every number is finite. The index is in npformer's layout: (in, out) for a linear weight."""
+    """Checks that every number is finite. The error gives the index in npformer's layout."""
     index = first_nonfinite(parts(array)[-1])
     if index is not None:
         raise NpformerError(
@@ -289,7 +292,7 @@ def _check_finite(title: str, array: Array) -> None:
 
 
 def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection[str]) -> set[str]:
-    """The optional arrays that are absent, including those of absent optional groups."""
+    """The optional arrays that are absent, including all arrays of absent optional groups."""
     optional = family_of(config).optional(config)
     present = {each.group for name, each in expected.items() if name in found}
     return {
@@ -300,9 +303,9 @@ def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection
 
 
 def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
-    """Returns whether a tied array is absent, or equals its table.
+    """Whether a tied array is absent or equals its table.
 
-    If a checkpoint declares two different arrays as tied, both are used, as in Transformers 5.
+    If a checkpoint has two different arrays although its config ties them, both are used, as in Transformers 5.
     """
     if name not in found or table not in found:
         return name not in found
@@ -313,7 +316,7 @@ def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
 
 
 def _sinusoids(config: Config, dtype: Any) -> Array:
-    """The position table as in checkpoints: computed in float32 regardless of the model's dtype."""
+    """The position table, computed in float32 for every dtype, as in checkpoints."""
     halves = config.positions.table == "sinusoidal-halves"
     table = sinusoidal_positions(config.n_positions, config.table_width, halves=halves).astype(
         dtype or np.float32, copy=False
@@ -326,21 +329,21 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 
 
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
-    """The flat arrays in npformer's file format, as `to_file` writes them: all except tied and computed ones."""
+    """The flat arrays that a file in npformer's format has: all except tied arrays and tables of sinusoids."""
     flat = flatten(tree)
     tied = {name for name, table in ties(config).items() if _is_table(flat, name, table)}
     return {name: array for name, array in flat.items() if name not in tied and not _computed(name, config)}
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint: a narrow weight's values under its name, and their scale."""
+    """The tensors of a converted checkpoint. A `NarrowWeight` becomes its values and, for int8, their scale."""
     return {
         name + end: part for name, array in arrays.items() for end, part in zip(("", SCALE), parts(array), strict=False)
     }
 
 
 def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
-    """Converts a nested dict to a checkpoint's tensors: the inverse of `to_tree`. Linear weights are views."""
+    """Converts a nested dict to the tensors of a checkpoint. Inverse of `to_tree`. Linear weights are views."""
     expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
     parts: dict[tuple[str, int], dict[Part, Array]] = {}  # parts of a tensor along an axis
@@ -358,7 +361,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def module_path(config: Config, group: str) -> str | None:
-    """The checkpoint's module of a group of weights; None if this model has no group of that name.
+    """The name of the checkpoint's module with a group of weights, or None if the model has no such group.
 
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'
@@ -384,12 +387,12 @@ def flatten(tree: Tree) -> dict[str, Array]:
 
 
 def flat_arrays(tree: Mapping[str, Any]) -> dict[str, Array]:
-    """`flatten` with float32 arrays for weights that are kept narrow."""
+    """`flatten`, with `NarrowWeight`s converted to float32 arrays."""
     return {name: np.asarray(array) for name, array in flatten(dict(tree)).items()}
 
 
 def unflatten(flat: Mapping[str, Array]) -> Tree:
-    """The inverse of `flatten`; a node with keys 0, 1, ... becomes a list."""
+    """Inverse of `flatten`. A node with keys 0, 1, ... becomes a list."""
     tree: Tree = {}
     for name, array in flat.items():
         *path, last = name.split(".")
@@ -410,7 +413,7 @@ def _with_lists(node: Any) -> Any:
 
 
 def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """Checks that a dtype is float32 or float64, by any name in NumPy or torch; "auto" is float32."""
+    """Returns float32 or float64 for any name of it in NumPy or torch. "auto" is float32."""
     name = str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:
         if dtype is not None and (dtype == supported or name == supported.name):

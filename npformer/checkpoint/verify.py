@@ -1,7 +1,7 @@
-"""Verifies checksums: of a whole folder for `npformer info --verify`, and of a bundled model at its first load.
+"""Verifies checksums: of a whole folder for `npformer info --verify`, and of a bundled model when it is first loaded.
 
-Checksums come from the metadata of safetensors files written by npformer (`safetensors.checksum`), and, in the Hugging
-Face cache, from the names of the files that links point to.
+The checksum of a safetensors file written by npformer is in its metadata (`safetensors.checksum`). In the Hugging Face
+cache, the checksum of a file is the name of the file to which it links.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ UNKNOWN = "no checksum is stored"
 
 
 class Verified(NamedTuple):
-    """A file's name in its folder, its SHA-256, and the source of its checksum or why it is damaged."""
+    """The result for one file."""
 
-    name: str
+    name: str  # relative to the folder
     sha256: str
-    held_to: str
+    held_to: str  # source of the checksum, or the error message
     damaged: bool = False
 
 
 def verify(folder: Path) -> Iterator[Verified]:
-    """Verifies the stored checksum of each file in a model's folder and its subfolders."""
+    """Verifies the stored checksum of each file in the folder of a model and in its subfolders."""
     files = [path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)) if not path.is_dir()]
     for path in files:
         name = path.relative_to(folder).as_posix()
@@ -53,9 +53,9 @@ def _digest(path: Path, kind: str = "sha256", before: bytes = b"") -> str:
 
 
 def _held_to(path: Path, sha256: str) -> str:
-    """Returns the source of a file's checksum. Raises NpformerError if the file does not match it.
+    """The source of the checksum of a file. Raises NpformerError if the file does not match it.
 
-    The hub's cache names a large file by its SHA-256, and a small one by the SHA-1 of its git blob.
+    The cache of the hub names a large file by its SHA-256, and a small one by the SHA-1 of its git blob.
     """
     blob = Path(os.path.realpath(path))
     if "blobs" in blob.parts and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
@@ -74,15 +74,15 @@ _checked: set[str] = set()
 
 
 def verify_once(path: Path) -> None:
-    """Verifies a safetensors file's checksum, once per user or process.
+    """Verifies the checksum of a safetensors file, once per user.
 
-    An empty file in the user's cache records the check; its name contains the checked file's inode, size and time of
-    change. If the cache is not writable, each process checks again (25 ms for 45 MB). Nothing is written next to the
-    file, which may be in an installed package.
+    An empty file in the user's cache records the check. Its name contains the inode, size and time of change of the
+    checked file. If the cache is not writable, each process checks once (25 ms for 45 MB). Nothing is written next to
+    the checked file, which may be in an installed package.
     """
     try:
         found = os.stat(path)
-    except OSError:  # reported when the folder is read
+    except OSError:  # reading the folder reports it
         return
     mark = f"{path.parent.name}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
     cache = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "npformer", "checked"))

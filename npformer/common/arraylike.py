@@ -1,7 +1,7 @@
-"""Public functions take array-likes: lists, tuples, scalars and arrays of integers or booleans, as in NumPy.
+"""Lets public functions take array-likes, as in NumPy: lists, tuples, scalars, and arrays of integers or booleans.
 
-The package's `__init__.py` wraps the functions that it exports. Inside the package they are called unwrapped, with
-arrays, so models have no overhead.
+`npformer/__init__.py` wraps the functions that it exports. Calls inside the package are not wrapped and have no
+overhead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Convert = Callable[[Any], Any]
 
 #: Arguments that keep their dtype: whole numbers, masks, and the array of `tap`.
 _KEPT = frozenset({"ids", "targets", "row_indices", "mask", "array"})
-_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that only move numbers
+_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that do not compute
 #: Function and argument -> minimum number of axes.
 _AXES = {
     ("softmax", "x"): 1,
@@ -33,13 +33,13 @@ _AXES = {
     ("combine_heads", "x"): 3,
 }
 _COUNTS = frozenset({"n_heads", "queries", "keys", "length", "width"})
-_PACKED = (("x", "lengths"), ("source", "source_lengths"))  # rows, and the number of rows of each text
+_PACKED = (("x", "lengths"), ("source", "source_lengths"))  # packed rows and the lengths of their texts
 
 
 def takes_array_likes(function: Any) -> Any:
-    """Wraps a function to convert array arguments by np.asarray, and integers and booleans to float64.
+    """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
 
-    Annotations determine the arguments to convert; in nested dicts and lists of weights every array is converted.
+    Annotations determine which arguments are arrays. In nested dicts and lists of weights every array is converted.
     Counts and activations are checked. A class, or a function without such arguments, is returned unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
@@ -62,7 +62,7 @@ def takes_array_likes(function: Any) -> Any:
 
 
 def _converter(function: str, name: str, annotation: str) -> Convert | None:
-    """Returns the function that checks and converts an argument; None for arguments of other types."""
+    """The function that checks and converts an argument, or None for arguments of other types."""
     where = f"{function}: {name}"
     keeps = name in _KEPT or function in _REARRANGE
     convert: Convert
@@ -96,7 +96,7 @@ def _check_packed(function: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Unwraps a function, since its backward is looked up by it; returns other values unchanged."""
+    """Unwraps a function, because the table of backward functions has unwrapped ones. Other values are unchanged."""
     ours = isinstance(value, FunctionType) and value.__module__ == "npformer"
     return inspect.unwrap(value) if ours else value
 
@@ -148,7 +148,7 @@ def _tree(where: str, value: Any) -> Any:
 
 
 def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:
-    """Converts an array, and checks its number of axes."""
+    """Converts a value to an array and checks its number of axes."""
     if isinstance(value, Mapping):
         function = where.partition(":")[0]
         raise NpformerError(
@@ -165,7 +165,10 @@ def _array(where: str, keeps: bool, least: int, value: Any) -> np.ndarray:
 
 
 def as_numbers(where: str, value: Any, keeps: bool = False) -> np.ndarray:
-    """np.asarray(value), integers and booleans as float64 unless `keeps`; NpformerError unless its numbers are real."""
+    """np.asarray(value), with integers and booleans converted to float64 unless `keeps`.
+
+    Raises NpformerError if its elements are not real numbers.
+    """
     try:
         array = np.asarray(value)
     except ValueError:

@@ -1,6 +1,4 @@
-"""Checks of user input: each returns the value, or raises an NpformerError with its name, the expectation and the
-value.
-"""
+"""Checks of user input. A check returns the value, or raises NpformerError with the name and what was expected."""
 
 from __future__ import annotations
 
@@ -55,19 +53,19 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> NpformerError:
-    """Makes the error for an unknown name, with a suggestion and all known names or the `hint`."""
+    """The error for an unknown name, with a suggestion, and with the `hint` or all known names."""
     known = list(known)
     meant = _meant(name, known) or "."
     return NpformerError(f"{kind}: {name!r:.80} is not known{meant} {hint or f'Known: {listed(known)}'}")
 
 
 def listed(names: Iterable[object]) -> str:
-    """Joins names in one line of an error; names from files, such as columns and labels, may have line breaks."""
+    """Joins names to one line of an error message. Names from files, such as labels, may have line breaks."""
     return ", ".join(map(str, names)).replace("\n", "\\n")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Up to `count` known names similar to `name`, most similar first."""
+    """Up to `count` known names that are similar to `name`, with the most similar first."""
     from difflib import get_close_matches
 
     return get_close_matches(name, list(known), n=count, cutoff=0.6)
@@ -79,7 +77,7 @@ def _meant(name: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Formats a value for an error: shortens a long value, and shows an object by its type."""
+    """Formats a value for an error message. Long values are shortened, and other objects are shown by their type."""
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
@@ -89,7 +87,7 @@ def shown(value: object) -> str:
 
 
 def brief(settings: Any) -> str:
-    """The repr of a dataclass without default values; evaluating it gives an equal object."""
+    """The repr of a dataclass without fields that have their default. Evaluating it returns an equal object."""
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
     changed = [f"{each.name}={given[each.name]!r}" for each in fields(settings) if given[each.name] != each.default]
     return f"{type(settings).__name__}({', '.join(changed)})"

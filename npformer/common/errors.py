@@ -1,14 +1,14 @@
-"""The exception type for errors that users can correct, in a file, a setting or an argument, and the warning type.
+"""`NpformerError`, for errors that users can correct in a file, a setting or an argument, and `NpformerWarning`.
 
-A message has the location, the expectation, the actual value and the remedy. Names and values in it may come from
-untrusted files, so its length is bounded here.
+A message says where the error is, what was expected, what was found, and what to do. It may contain names and values
+from untrusted files, so its length is limited and control characters are escaped.
 """
 
 import re
 import sys
 import warnings
 
-_LINES, _WIDTH = 100, 1000  # maximum of a message; only names from files can exceed it
+_LINES, _WIDTH = 100, 1000  # maximum size of a message; only names from files can exceed it
 
 
 #: Characters that move a terminal's cursor, change its state or reorder nearby text, except tab and line feed.
@@ -16,15 +16,15 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 def escaped(text: str) -> str:
-    """Escapes control characters as `\\u001b`, so that a name from an untrusted file cannot control a terminal.
+    """Escapes control characters, such as `\\u001b`, so that a name from an untrusted file cannot control a terminal.
 
-    A JSON parser restores the characters.
+    The escapes are those of JSON, so a JSON parser restores the characters.
     """
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def bounded(message: str) -> str:
-    """Escapes and shortens a message: long lines in the middle (both ends matter), too many lines at the end."""
+    """Escapes a message, shortens long lines in the middle, and drops lines at the end if there are too many."""
     message = escaped(message)
     if len(message) <= _WIDTH:
         return message
@@ -35,7 +35,7 @@ def bounded(message: str) -> str:
 
 
 class NpformerError(ValueError):
-    """An input is wrong: a corrupt checkpoint, an unsupported setting, a bad argument. A ValueError.
+    """An error in the input, such as a corrupt checkpoint, an unsupported setting or an invalid argument. A ValueError.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class NpformerError(ValueError):
 
 
 class NpformerWarning(UserWarning):
-    """Every warning of npformer: a text was truncated, a tensor was ignored. A UserWarning.
+    """The class of npformer's warnings, such as that a text was truncated or a tensor was ignored. A UserWarning.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class NpformerWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warns at the first line of the stack outside npformer, skipping decorators of the standard library."""
+    """Warns at the first line on the stack outside npformer. Skips decorators of the standard library."""
     inside = ("npformer.", "functools", "contextlib")
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inside):

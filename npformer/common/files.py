@@ -1,4 +1,4 @@
-"""Reads files within limits, and writes files atomically."""
+"""Functions that read files within limits, and functions that write files atomically."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.locks import partial_folder
 
-LINE = 2**24  # maximum bytes of a line: a text or a row of a table
+LINE = 2**24  # maximum bytes of a line, which is a text or a row of a table
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Opens a file of a model's folder in binary mode.
+    """Opens a file in the folder of a model in binary mode.
 
-    Raises NpformerError, which names the file, if it cannot be opened or is not a regular file: reading from a pipe
-    could block forever, and reading from a device never ends. Also raises it for a link out of the folder: in an
-    untrusted folder it could expose any of your files in a message or a converted model.
+    Raises NpformerError, which names the file, in three cases. It cannot be opened. It is not a regular file: reading
+    from a pipe could block forever, and reading from a device never ends. Or it is a link out of the folder: in an
+    untrusted folder, a link could expose any of your files in a message or a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))
@@ -43,14 +43,14 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def as_given(path: str | Path) -> Path:
-    """The path of a file named by the user, with links followed."""
+    """The path of a file that the user named, with links followed."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
 def _check_link(path: Path) -> None:
-    """Checks that a link points to a file next to it, or within the cache shared by all Hugging Face tools.
+    """Checks that a link points into its own folder, or within the cache shared by all Hugging Face tools.
 
-    There the files of a model's snapshot are links to `blobs` of the model or of all models.
+    In that cache, the files of a snapshot are links to `blobs` of the model or of all models.
     """
     home, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     homes = [home]
@@ -60,13 +60,13 @@ def _check_link(path: Path) -> None:
     if not any(target.is_relative_to(each) for each in homes):
         there = os.path.abspath(path.parent / os.readlink(path))
         raise NpformerError(
-            f"{path}: a link out of the model's folder, to {there}, which is not followed; copy the folder without "
+            f"{path}: a link out of the model folder, to {there}, which is not followed; copy the folder without "
             f"links (cp -rL), or load {os.path.dirname(there)} if it has all files"
         )
 
 
 def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
-    """Reads a whole file, if its size is within the limit of this name."""
+    """Reads a whole file if its size is within the limit with the given name."""
     with open_file(path) as file:
         limits.check(limit, os.fstat(file.fileno()).st_size, path)
         with named(path):
@@ -75,7 +75,7 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
 
 @contextmanager
 def named(path: object) -> Iterator[None]:
-    """Converts an error of the system in reading a file to an NpformerError that names the file."""
+    """Converts an OSError inside to an NpformerError that names the file."""
     try:
         yield
     except OSError as error:
@@ -83,11 +83,11 @@ def named(path: object) -> Iterator[None]:
 
 
 def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of an open file with their numbers; a line of more than LINE bytes is an error."""
+    """Yields the number and the content of each line of an open file. A line of more than LINE bytes is an error."""
     for number in itertools.count(1):
         line = file.readline(LINE + 1)
         if len(line) > LINE:
-            raise NpformerError(f"{where}:{number}: a line of more than {LINE} bytes; expected one text or row")
+            raise NpformerError(f"{where}:{number}: expected at most {LINE} bytes in a line, got more")
         if not line:
             return
         yield number, line
@@ -96,9 +96,9 @@ def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
 def csv_rows(
     lines: Iterable[tuple[int, str]], where: str | Path, longest: int = LINE, **options: Any
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of CSV, column names first, with the line that each ends on. longest: maximum size of a cell.
+    """Yields the rows of a CSV file, beginning with the column names, and the number of the last line of each row.
 
-    A blank line is a row if there is only one column, and is skipped otherwise.
+    A blank line is a row if there is only one column, and is skipped otherwise. longest: maximum size of a cell.
     """
     import csv  # slow to import
 
@@ -107,7 +107,7 @@ def csv_rows(
     try:
         while True:
             first = reader.line_num + 1
-            limit = csv.field_size_limit(longest)  # global to the process, so set for one row at a time
+            limit = csv.field_size_limit(longest)  # this limit is global, so it is restored after each row
             try:
                 values = next(reader, None)
             finally:
@@ -126,7 +126,7 @@ def csv_rows(
     except csv.Error as error:
         said = str(error)
         if "end of data" in said or "field limit" in said:
-            message = f"a cell that is not closed, or has more than {longest} characters; expected a closing quote"
+            message = f"expected a closing quote within {longest} characters, got a longer or unclosed cell"
             raise NpformerError(f"{where}:{first}: {message}") from None
         message = "a carriage return within a line" if "new-line" in said else said
         raise NpformerError(f"{where}:{reader.line_num}: {message}") from None
@@ -141,7 +141,7 @@ def read_text(path: Path, limits: Limits = LIMITS) -> str:
 
 
 def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[str, Any]:
-    """Reads a JSON file with an object, if its size is within the limit of this name."""
+    """Reads a JSON file that contains an object, if its size is within the limit with the given name."""
     try:
         data = json.loads(text := read_bytes(path, limit, limits).decode("utf-8"))
         if re.search(r"\\u[dD][89a-fA-F]", text):
@@ -157,11 +157,12 @@ def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a file to write, which is moved to `path` if the block succeeds; a failure changes nothing.
+    """Yields the path of a temporary file, which is moved to `path` if the block succeeds. A failure changes nothing.
 
-    A regular file is written in a temporary folder next to it and renamed; it keeps a replaced file's mode and owner,
-    and links to it stay valid. To a pipe or a device (a FIFO, /dev/stdout) the whole content is written at the end.
-    Raises NpformerError, which names `path`, for a folder, a socket or a disk, and if it cannot be written.
+    A regular file is written in a temporary folder next to it and then renamed. It keeps the mode and owner of a file
+    that it replaces, and links to that file stay valid. For a pipe or a device (a FIFO, /dev/stdout), the whole content
+    is written at the end. Raises NpformerError, which names `path`, if it is a folder, a socket or a disk, or cannot be
+    written.
     """
     path = Path(path)
     if not path.name:
@@ -174,12 +175,12 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def place_in_folder(path: Path) -> Path:
-    """The path of a file named by npformer, for writing; only users may name pipes and devices.
+    """Returns the path of a file to write in a folder, with a name that the user did not choose.
 
-    Raises NpformerError if it exists and is not a regular file.
+    Raises NpformerError if it exists and is not a regular file. Only users may choose pipes and devices.
     """
     if path.exists() and not path.is_file():
-        raise NpformerError(f"{path}: cannot be written: it exists and is not a regular file; remove it")
+        raise NpformerError(f"{path}: cannot be written: expected a regular file or nothing; remove it")
     return path
 
 
@@ -191,9 +192,9 @@ def _written_beside(path: Path) -> Iterator[Path]:
     except FileNotFoundError:
         old = None
     if old and not os.access(target.parent, os.W_OK):
-        what = "is not writable, and a file is written next to its destination before it replaces another"
-        raise PermissionError(f"its folder {target.parent} {what}")
-    # A folder, because some writers depend on a file's suffix, and some write additional files.
+        reason = "is not writable, but the new file must be written in it before it replaces the old one"
+        raise PermissionError(f"its folder {target.parent} {reason}")
+    # In a folder, because some writers depend on the suffix of the file, and some write additional files.
     with partial_folder(target) as folder:
         partial = folder / path.name
         yield partial
@@ -221,7 +222,10 @@ def _written_to_stream(path: Path) -> Iterator[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Returns whether a path is written directly (a pipe or device), not replaced. Raises NpformerError otherwise."""
+    """Whether a path is a pipe or a device, which is written directly and not replaced.
+
+    Raises NpformerError if it exists and is neither such a stream nor a regular file.
+    """
     if _own_descriptor(path) is not None:
         return True
     try:
@@ -240,7 +244,7 @@ def is_stream(path: Path) -> bool:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """The open descriptor of this process named by a path such as /dev/stdout or /dev/fd/3."""
+    """The open descriptor of this process to which a path such as /dev/stdout or /dev/fd/3 refers, if any."""
     for _ in range(40):
         folder = os.path.realpath(path.parent)
         if re.fullmatch(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd", folder) and path.name.isdecimal():
@@ -252,14 +256,14 @@ def _own_descriptor(path: Path) -> int | None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Some file systems report only here that the disk is full."""
+    """Flushes a file to disk. Some file systems report only then that the disk is full."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
 @contextmanager
 def new_folder(dst: Path) -> Iterator[Path]:
-    """Yields a temporary folder, which is renamed to `dst` if the block succeeds and removed otherwise."""
+    """Yields a temporary folder. It is renamed to `dst` if the block succeeds, and removed otherwise."""
     if os.path.lexists(dst):
         raise NpformerError(f"{dst}: already exists; expected a new folder")
     try:

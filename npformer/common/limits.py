@@ -1,6 +1,6 @@
-"""Limits on files and texts, which are checked before memory or time is spent.
+"""`Limits`: limits on files and texts, which are checked before memory or time is spent.
 
-`MOST` in `config.py` limits each size of a model.
+`MOST` in `config.py` is the limit for each size of a model.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from npformer.common.errors import NpformerError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on files and texts. A file or text that exceeds a limit is refused, with the limit's name.
+    """Limits on files and texts. A file or text that exceeds a limit is refused with an error that names the limit.
 
-    Every default is far above the needs of any real checkpoint; within the defaults a malicious one takes at most a few
-    seconds and a few hundred megabytes. Weights have no limit: their sizes in config.json are checked against the bytes
-    in the files.
+    The defaults are far above the needs of any real checkpoint. Within them, a malicious checkpoint takes at most a few
+    seconds and a few hundred megabytes. Weights have no limit, because their sizes in config.json are checked against
+    the bytes in the files.
 
     Parameters
     ----------
-    json : int, bytes of a JSON file: tokenizer.json, the index of shards
-        The largest vocabularies, of 256,000 pieces, have tokenizer.json files of 35 MB.
+    json : int, bytes of a JSON file, such as tokenizer.json or the index of shards
+        The largest vocabularies, with 256,000 pieces, have tokenizer.json files of 35 MB.
     config : int, bytes of config.json
-        The largest, with labels for 21,000 classes, take 1 MB.
+        The largest files, with labels for 21,000 classes, take 1 MB.
     header : int, bytes of the header of a safetensors file
-        A BERT of 48 layers has 80 kB. (`json` applies to traces and golden files, which have more arrays.)
+        A BERT of 48 layers has 80 kB. (For traces and golden files, which have more arrays, `json` is the limit.)
     pickle : int, instructions of the pickle in a file of torch.save
         A checkpoint of a thousand tensors has about forty thousand.
     directory : int, bytes of the list of entries in a zip file of torch.save
         A thousand tensors take about 100 kB.
-    layers : int, layers of the encoder and of the decoder together
+    layers : int, total number of layers of encoder and decoder
         The deepest published encoders have 48.
     labels : int, labels of a classification head
         The largest known sets have 21,000.
     positions : int, numbers in a table of sinusoidal positions, which is computed, not stored
-        32,768 positions of width 1,024; Marian's models have 512 of width 512.
+        The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
         GPT-2 XL takes 0.6 GB for its 1,024 tokens, and as much for each further beam.
     unpacked : int, bytes of the unpacked arrays of an npz file
-        Every stage of 18 texts of 128 tokens in BERT-base, in float32.
+        The default allows every stage of 18 texts of 128 tokens in BERT-base, in float32.
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
     vocabulary : int, bytes of vocab.txt, merges.txt or of a SentencePiece model
-        5 MB for 250,000 pieces.
+        A file with 250,000 pieces takes 5 MB.
     parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, the tokens around a text
-    piece : int, characters of a tokenizer's piece, pattern or replacement, and of a word that is split into pieces
-    growth : int, maximum ratio by which a tokenizer may lengthen a text, in the worst case of its parts
-        SentencePiece's own tokenizers reach 72, because of a rare Arabic character that becomes eighteen.
+    piece : int, characters of a piece, pattern or replacement in a tokenizer, and of a word that is split into pieces
+    growth : int, maximum factor by which a tokenizer may lengthen a text, in the worst case of its parts
+        Tokenizers of SentencePiece reach 72, because a rare Arabic character becomes eighteen characters.
         The result for a long text is also measured, and refused above 8 times `characters`.
     characters : int, characters of a text
-        A million take up to 3 s and 600 MB to tokenize at once. If the tokenizer has borders, as for BERT and GPT-2,
-        truncating a longer text takes one block of memory, and reading it in windows 100 MB.
+        A million characters take up to 3 s and 600 MB to tokenize at once. If texts can be split into blocks, as for
+        BERT and GPT-2, truncating a longer text needs memory for one block, and reading it in windows 100 MB.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class Limits:
         return checks.brief(self)
 
     def check(self, name: str, found: int, where: object) -> None:
-        """Raises NpformerError if `found` is more than the limit of this name."""
+        """Raises NpformerError if `found` is more than the limit with the given name."""
         most = getattr(self, name)
         if found > most:
             raise NpformerError(
@@ -96,7 +96,7 @@ class Limits:
 
     @classmethod
     def parse(cls, allowed: Iterable[str]) -> Limits:
-        """Makes limits from settings such as "layers=2000", with defaults for the rest."""
+        """Creates limits from settings such as "layers=2000", with defaults for the rest."""
         changed: dict[str, Any] = {}
         for setting in allowed:
             name, _, number = setting.partition("=")
@@ -106,7 +106,7 @@ class Limits:
 
 
 def how_to_allow_more(name: str) -> str:
-    """The advice in an error about a limit."""
+    """The remedy in an error message about a limit."""
     return (
         f"if you trust the source, allow more: load(..., limits=npformer.Limits({name}=N)), or --allow {name}=N on the "
         "command line"

@@ -1,9 +1,9 @@
 """Locks that show whether another run is alive: on a folder in use, and on files that are being written.
 
-They are operating system locks, which end with the process that holds them, so a dead run's lock is free at once. A
-file with a process id would not do: ids are reused, and mean nothing on another host or in another container. The locks
-work between hosts on NFS, because files here are open for writing. On a file system without locks nothing is locked: a
-run refused forever because of a dead one would be worse than two runs at once.
+They are operating system locks, which end with the process that holds them. A file with a process id would not do,
+because ids are reused and have no meaning on another host or in another container. The locks work between hosts on NFS,
+because the files are open for writing. On a file system without locks, nothing is locked: it is better to allow two
+runs at once than to refuse a run forever because of a dead one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LOCK = ".in-use"
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Creates the folder if it does not exist, and locks it for one run at a time.
+    """Creates the folder if it does not exist, and locks it while the block runs.
 
-    Raises NpformerError, which names the owner, if another run holds it; or if it cannot be created.
+    Raises NpformerError if another run holds the lock, which the message names, or if the folder cannot be created.
     """
     path = folder / LOCK
     try:
@@ -42,7 +42,7 @@ def in_use(folder: Path) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError):  # on a full disk the owner is not recorded
             os.ftruncate(descriptor, 0)
-            os.lseek(descriptor, 1, os.SEEK_SET)  # on Windows nobody else reads the locked byte, the first
+            os.lseek(descriptor, 1, os.SEEK_SET)  # on Windows no other process can read the locked first byte
             os.write(descriptor, owner.encode())
         yield
     finally:
@@ -51,19 +51,19 @@ def in_use(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a temporary folder next to `target` for writing it; first removes those of dead runs.
+    """Yields a temporary folder next to `target`, in which to write it. First removes such folders of dead runs.
 
-    Only its owner can read it, because it may be in the system's temporary folder.
+    Only its owner can read it, because it may be in the temporary folder of the system.
 
-    Its lock, a file next to it, is created before the folder and removed after it: a kill at any time leaves a free
-    lock.
+    A lock file next to it is created before the folder and removed after it. If the process is killed at any time, the
+    lock is free.
     """
     from shutil import rmtree  # slow to import
 
     clear_partial(target.parent, target.name)
     while True:
         lock = target.with_name(f".{_short(target.name)}.{os.urandom(4).hex()}.lock")
-        with contextlib.suppress(BlockingIOError):  # another run that is clearing locked our file first
+        with contextlib.suppress(BlockingIOError):  # another run locked the file in `clear_partial`
             descriptor = _take(lock)
             break
     folder = lock.with_suffix(".partial")
@@ -76,11 +76,11 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def clear_partial(folder: Path, name: str | None = None) -> None:
-    """Removes the temporary folders of dead runs for the file `name`, by default for any file."""
+    """Removes the temporary folders of dead runs for the file `name`, or by default for any file."""
     pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.lock", re.DOTALL)
     with contextlib.suppress(OSError):  # the write that follows reports the error
         for each in filter(pattern.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(OSError):  # held by a run; or no locks here, and the run may be alive
+            with contextlib.suppress(OSError):  # a run holds the lock, or there are no locks and the run may be alive
                 _clear(folder / each)
 
 
@@ -94,7 +94,7 @@ def _clear(lock: Path) -> None:
     except OSError:
         os.close(descriptor)
         raise
-    if not current:  # another run cleared it after we opened it, and its owner created a new one, which it holds
+    if not current:  # another run removed this file after it was opened here, and a new one has the same name
         os.close(descriptor)
         return
     rmtree(lock.with_suffix(".partial"), ignore_errors=True)
@@ -102,12 +102,12 @@ def _clear(lock: Path) -> None:
 
 
 def _short(name: str) -> str:
-    """The beginning of a file's name, which leaves room for a suffix within a file system's 255 bytes."""
+    """The beginning of the name of a file, so that a suffix fits in the 255 bytes of a file system."""
     return name[:50]
 
 
 def _take(path: Path) -> int:
-    """Opens and locks a file, creating it if needed. Closing the descriptor unlocks it.
+    """Opens and locks a file, which it creates if needed. Closing the descriptor unlocks it.
 
     Raises BlockingIOError if it is already locked.
     """
@@ -127,23 +127,23 @@ def _take(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its last owner removed the file after we opened it
+        os.close(descriptor)  # the last owner removed the file after it was opened here
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def _release(path: Path, descriptor: int) -> None:
-    """Removes a locked file and then unlocks it, so that nobody locks a file that is about to be removed."""
+    """Removes a locked file, then unlocks it. In this order, no other run locks a file that is about to be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(descriptor)
-    if os.name == "nt":  # which cannot remove an open file
+    if os.name == "nt":  # Windows cannot remove an open file
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def _lock(descriptor: int) -> None:
-    """Raises BlockingIOError if another has locked the file, and OSError if its file system has no locks."""
-    from filelock import lock_descriptor  # which takes long to import
+    """Locks a file. Raises BlockingIOError if it is locked already, and OSError if its file system has no locks."""
+    from filelock import lock_descriptor  # slow to import
 
     if not lock_descriptor(descriptor, blocking=False):
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))

@@ -1,6 +1,6 @@
-"""`Mistake`: a mistake that ports make in a part of a model, declared in the part's own file.
+"""`Mistake`: a mistake that ports make in a part of a model. The file of the part declares it.
 
-`golden.diagnose` makes each of them in the model and compares the numbers with another program's.
+`golden.diagnose` makes each mistake in the model and compares the numbers with those of the port.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-#: (the model's array of a stage, for one text; an `At` of golden/at.py) -> the array of a port with the mistake.
+#: The correct array of a stage for one text, and an `At` of golden/at.py -> the array with the mistake.
 Rule = Callable[[np.ndarray, Any], np.ndarray]
-#: Patterns of stages -> rules. "*.attention.scores" means self-attention and attention to a source.
+#: Pattern of stages -> rule. "*.attention.scores" matches self-attention and cross-attention.
 Rules = Mapping[str, Rule]
-#: Descriptions of the ways to make a mistake, each with its rules, or with a changed `Port` of golden/port.py.
+#: Descriptions of ways to make a mistake, each with its rules or a changed `Port` of golden/port.py.
 Ways = Iterator[tuple[str, Any]]
 
 
@@ -24,8 +24,8 @@ class Mistake(NamedTuple):
     Parameters
     ----------
     name, explanation : str
-    changes : descriptions of the ways with their `Rules`, or a function of a `Port` that yields `Ways`
-    reorders : with it, a stage's name has another meaning than in the golden file
+    changes : description of each way -> its `Rules`, or a function of a `Port` that yields `Ways`
+    reorders : bool, with this mistake the name of a stage has another meaning than in the golden file
     """
 
     name: str
@@ -34,6 +34,6 @@ class Mistake(NamedTuple):
     reorders: bool = False
 
     def ways(self, port: Any) -> Ways:
-        """Yields each way to make the mistake: its description and the changed port."""
+        """Yields the description of each way to make the mistake, and the changed port."""
         for way, change in self.changes.items() if isinstance(self.changes, Mapping) else self.changes(port):
             yield way, port.ruling(change) if isinstance(change, Mapping) else change

@@ -1,6 +1,6 @@
-"""Unsupported names and arguments of transformers and sentence-transformers, each with its replacement.
+"""Replacements for names and arguments of transformers and sentence-transformers that npformer does not have.
 
-There is one table per kind of object. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are
+There is one table for each kind of object. `tasks/ignored_keywords.py` has the keywords of tasks, most of which are
 accepted.
 """
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CPU = "everything runs on the CPU; leave it out"
 _DTYPE = "use dtype= of npformer.load and pipeline, float32 or float64"
-_SAVE = "`npformer convert MODEL FOLDER` writes a model's folder, with `--to torch` one that transformers reads"
+_SAVE = "`npformer convert MODEL FOLDER` writes a model folder; with `--to torch`, transformers can read it"
 _TRAIN = "`npformer finetune` and npformer.training train models"
 _POOL = "encode(texts) uses all cores; `npformer embed --scheduler local:4` uses several processes"
 _TRACE = "npformer.trace(model, text) has every layer's output and attention weights"
@@ -32,14 +32,14 @@ _MODEL = {
 MODEL = {
     **_MODEL,
     **dict.fromkeys(("parameters", "named_parameters", "state_dict"), "model.weights is a nested dict of all arrays"),
-    "generation_config": "model.generate(ids, max_new_tokens=20, ...) takes the settings",
-    "get_input_embeddings": 'model.weights["embeddings"]["token"]["weight"] is the table',
-    "name_or_path": "model.folder is the folder",
+    "generation_config": "pass the settings to model.generate(ids, max_new_tokens=20, ...)",
+    "get_input_embeddings": 'model.weights["embeddings"]["token"]["weight"] is the token table',
+    "name_or_path": "model.folder is the folder of the model",
     "num_parameters": "`npformer info MODEL` counts them",
 }
 TASK = {
     **_MODEL,
-    **dict.fromkeys(("config", "num_labels"), "task.model.config is the model's config, and has its labels"),
+    **dict.fromkeys(("config", "num_labels"), "task.model.config is the config of the model, with its labels"),
     **dict.fromkeys(("activation_fn", "default_activation_function"), "task.options.function_to_apply names it"),
     **dict.fromkeys(("start_multi_process_pool", "encode_multi_process"), _POOL),
     **dict.fromkeys(("parameters", "state_dict"), "task.model.weights is a nested dict of all arrays"),
@@ -47,21 +47,21 @@ TASK = {
     "default_prompt_name": "task.options.prompt_name is the name of the prompt",
     "dtype": "task.model.dtype is the dtype",
     "evaluate": "`npformer evaluate` measures a model on a file of texts",
-    "get_max_seq_length": "task.max_seq_length is the number of tokens",
-    "intersection": "a * b has the products of two sparse vectors' weights",
-    "max_active_dims": "task.options.max_active_dims is the number",
+    "get_max_seq_length": "task.max_seq_length is the maximum number of tokens",
+    "intersection": "a * b has the products of the weights of two sparse vectors",
+    "max_active_dims": "use task.options.max_active_dims",
     "max_length": "task.options.max_length is the given length, task.encoder.limit the maximum number of tokens",
     "predict": "call the task itself, task(texts); use npformer.Pair(a, b) for a pair of texts",
     "similarity_pairwise": "np.diag(task.similarity(a, b)) is the similarity of each row of a to the same row of b",
-    "task": "task.name is the task's name",
-    "tokenize": "task.tokenizer.encode_batch(texts) gives an encoding with ids and tokens for each text",
-    "truncate_dim": "task.options.truncate_dim is the number",
+    "task": "task.name is the name of the task",
+    "tokenize": "task.tokenizer.encode_batch(texts) returns an encoding with ids and tokens for each text",
+    "truncate_dim": "use task.options.truncate_dim",
 }
 CONFIG = {
     "architectures": "config.model_type and config.head name the family and the head",
     "hidden_act": "config.activation",
     "hidden_size": "config.d_model",
-    "id2label": "config.labels[i] is the label of output i, dict(enumerate(config.labels)) has all",
+    "id2label": "config.labels[i] is the label of output i; dict(enumerate(config.labels)) has all labels",
     "intermediate_size": "config.d_ffn",
     "label2id": "config.labels.index(label) is the output of a label",
     "layer_norm_eps": "config.eps",
@@ -73,23 +73,23 @@ CONFIG = {
     "to_dict": "dataclasses.asdict(config)",
     "type_vocab_size": "config.n_token_types",
 }
-_BATCH = "tokenizer.encode_batch(texts) gives an encoding with ids for each text; model(ids) needs no padding"
+_BATCH = "tokenizer.encode_batch(texts) returns an encoding with ids for each text; model(ids) needs no padding"
 _ROLES = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
 TOKENIZER = {
     **dict.fromkeys(("batch_encode_plus", "encode_plus"), _BATCH),
     **{f"{each}_token": 'write the token itself, such as "[MASK]"' for each in _ROLES},
     **{f"{each}_token_id": 'tokenizer.token_to_id("[MASK]") is the id of a token' for each in _ROLES},
     "batch_decode": "tokenizer.decode_batch(ids)",
-    "convert_ids_to_tokens": "tokenizer.id_to_token(id), of one id",
-    "convert_tokens_to_ids": "tokenizer.token_to_id(token), of one token",
+    "convert_ids_to_tokens": "tokenizer.id_to_token(id), for each id",
+    "convert_tokens_to_ids": "tokenizer.token_to_id(token), for each token",
     "model_max_length": "model.config.max_length",
-    "save_pretrained": "tokenizer.save(path) writes its file",
+    "save_pretrained": "tokenizer.save(path) writes the file of the tokenizer",
     "tokenize": "tokenizer.encode(text).tokens includes [CLS] and [SEP]",
     "vocab": "tokenizer.get_vocab()",
     "vocab_size": "tokenizer.get_vocab_size()",
 }
 _MODELS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering ForMaskedLM ForCausalLM ForSeq2SeqLM"
-_UTIL = "task.similarity(a, b) compares vectors, npformer.search(queries, vectors, k) finds the nearest"
+_UTIL = "task.similarity(a, b) compares vectors; npformer.search(queries, vectors, k) finds the nearest ones"
 #: For the module `npformer`.
 MODULE = {
     **dict.fromkeys(("AutoModel", *(f"AutoModel{each}" for each in _MODELS.split())), "npformer.load(name)"),
@@ -102,12 +102,12 @@ MODULE = {
     "SentenceTransformer": 'npformer.pipeline("sentence-embedding", name), which has encode and similarity',
     "SparseEncoder": 'npformer.pipeline("sparse-embedding", name), which has encode and decode',
     "from_pretrained": "npformer.load(name)",
-    "set_seed": "seed= of text-generation, for each call",
-    "shift": "npformer.shift_right, its name since 0.3.0",
+    "set_seed": "pass seed= to each call of text-generation",
+    "shift": "npformer.shift_right is its name since 0.3.0",
 }
 #: For arrays returned by tasks.
 ARRAY = dict.fromkeys(("cpu", "detach", "numpy"), "answers are NumPy arrays; leave it out")
-#: For a model's output.
+#: For the output of a model.
 OUTPUT = {
     **dict.fromkeys(("hidden_states", "attentions"), _TRACE),
     "loss": "npformer.training.gradients computes the loss",
@@ -127,7 +127,7 @@ _CALL = {
     "labels": "npformer.training.gradients computes the loss",
     "return_dict": "outputs are always named; leave it out",
 }
-#: Function -> its arguments in another library.
+#: Function -> argument in another library -> replacement.
 ARGUMENTS: dict[str, Mapping[str, str]] = {
     "load": _LOAD,
     "log_softmax": {"dim": "write axis="},
@@ -138,24 +138,24 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
 
 
 class Answering:
-    """A base class whose error for another library's name, in `lines`, gives the replacement."""
+    """A base class with helpful errors: for a name of another library, in `lines`, the error gives the replacement."""
 
     lines: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # or a type checker would accept every name
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
         def __getattr__(self, name: str) -> Any:
             raise missing(self, name, self.lines)
 
 
 def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeError:
-    """The error for a missing attribute, with the replacement if another library has that name."""
+    """The error for a missing attribute, with the replacement if the name is one of another library."""
     line = f": {lines[name]}" if name in lines else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{line}")
 
 
 def answering(function: F) -> F:
-    """Wraps a function so that its error for an argument in ARGUMENTS gives the replacement."""
+    """Wraps a function so that the error for an argument in ARGUMENTS gives the replacement."""
     lines = ARGUMENTS.get(getattr(function, "__qualname__", ""))
     if lines is None:
         return function

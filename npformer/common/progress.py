@@ -1,6 +1,6 @@
 """Progress on stderr: a line that is updated while a command works, and a summary line after a long run.
 
-`bar` counts finished items, `status` shows the current step. Messages in between are written inside `hidden()`, so that
+`bar` counts finished items, and `status` shows the current step. Other messages are written inside `hidden()`, so that
 they get their own line.
 """
 
@@ -23,13 +23,13 @@ _waiting: list[Event] = []  # one event per running command; set once it has pri
 
 
 class Line:
-    """A line of a stream that is overwritten repeatedly."""
+    """A line of a terminal that is overwritten repeatedly."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
 
     def show(self, text: str) -> None:
-        """Overwrites the line with the text, truncated to the terminal's width."""
+        """Overwrites the line with the text, truncated to the width of the terminal."""
         with _lock:
             _written[:] = [self]  # any earlier line is overwritten
             self._write(f"\r{text[: width()]:<{width()}}")
@@ -48,14 +48,14 @@ class Line:
 
 
 def width() -> int:
-    """Returns the number of characters that fit in a line of the terminal."""
+    """The number of characters that fit in a line of the terminal."""
     from shutil import get_terminal_size  # slow to import
 
     return get_terminal_size().columns - 1
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Wraps each line of a text to the terminal's width; continuation lines begin with `indent`."""
+    """Wraps each line of a text to the width of the terminal. Continuation lines begin with `indent`."""
     from textwrap import wrap
 
     how: Any = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
@@ -63,7 +63,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def note(text: str) -> None:
-    """Reports on a terminal the files that a command has written."""
+    """Prints a note to stderr, such as the files that a command has written, if it is a terminal."""
     if sys.stderr.isatty():
         with hidden():
             print(text, file=sys.stderr)
@@ -71,9 +71,9 @@ def note(text: str) -> None:
 
 @contextmanager
 def waiting(command: str) -> Iterator[None]:
-    """Shows a command's elapsed time on a terminal while there is no other progress line.
+    """Shows the elapsed time of a command on a terminal while there is no other progress line.
 
-    It stops for good when the command prints something: see `shown`.
+    It stops when the command prints something: see `shown`.
     """
     line, began, ended = Line(), time.monotonic(), Event()
 
@@ -119,9 +119,9 @@ def hidden() -> Iterator[None]:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], object] | None]:
-    """Yields a function that shows a text in the last line of a terminal; clears the line at the end.
+    """Yields a function that shows a text in the last line of a terminal, or None if stderr is not a terminal.
 
-    Yields None if stderr is not a terminal.
+    The line is cleared at the end.
     """
     line = Line()
     try:
@@ -134,15 +134,15 @@ def status() -> Iterator[Callable[[str], object] | None]:
 def bar(
     total: int | None, unit: str = "texts", done: int = 0, delay: float | None = None, shown: bool | None = None
 ) -> Iterator[Callable[[int], object]]:
-    """Yields a function that counts finished items; shows a bar until the block ends, then a summary line.
+    """Yields a function that counts finished items. Shows a bar until the block ends, then a summary line.
 
     Parameters
     ----------
     total : total number of items, None if unknown
     unit : plural noun for the items
     done : number of items finished by an earlier run
-    delay : seconds before the bar appears, by default DELAY; shorter work leaves no line
-    shown : whether to show the bar; by default if stderr is a terminal
+    delay : seconds before the bar appears, by default DELAY; shorter work prints nothing
+    shown : bool, show the bar; by default if stderr is a terminal
     """
     line, count, began, ended = Line(), done, time.monotonic(), Event()
     delay = DELAY if delay is None else delay
@@ -181,7 +181,7 @@ def bar(
 
 
 def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how: Any) -> Iterator[Any]:
-    """Yields the items, counting each on a `bar`."""
+    """Yields the items and counts them on a `bar`."""
     with bar(total, unit, **how) as add:
         for item in items:
             yield item
@@ -189,7 +189,7 @@ def with_bar(items: Iterable[Any], total: int | None, unit: str = "texts", **how
 
 
 def picture(count: int, total: int | None, unit: str, done: int, seconds: float) -> str:
-    """Returns the line of a bar: progress, count, elapsed time, items per second, and time left."""
+    """The line of a bar, with progress, count, elapsed time, items per second, and time left."""
     if total is None:
         return f"{count:,} {unit}  {clock(seconds)}{_rate(count - done, seconds)}"
     filled = "#" * (WIDTH * count // max(total, 1))

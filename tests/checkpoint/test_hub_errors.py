@@ -62,7 +62,7 @@ def test_a_gated_model(hub, env, folder):
     hub.add(NAME, folder, gated=True)
     assert "access is restricted: accept its conditions at" in error(env, name=NAME)
     login = env | {"HF_TOKEN": hub_server.TOKEN}
-    assert "your account has no access; request it at" in error(login, name=NAME)
+    assert "your account has no access; request access at" in error(login, name=NAME)
     assert "rejects the token in HF_TOKEN" in error(env | {"HF_TOKEN": "hf_wrong"}, name=NAME)
     hub.repositories[NAME].granted = True
     (answer,) = loads(login, {"name": NAME})
@@ -190,7 +190,7 @@ CONFIG = json.dumps(write_config(tiny.config())).encode()
         ({"config.json": CONFIG, "tf_model.h5": b"x"}, "no weights on the hub in a supported format; looked for"),
         (
             {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "one.safetensors"}}'},
-            "one.safetensors is in the index of the weights but not on the hub",
+            "one.safetensors is named in the index of the weights, but is not on the hub",
         ),
         (
             {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},

@@ -68,7 +68,7 @@ def test_a_converted_folder_is_used_in_place(tmp_path):
 def test_invalid_names_are_errors(folder, monkeypatch):
     there = folder.parent
     assert error(f"{there}/sentimant").endswith(f"no folder of this name (did you mean {there}/sentiment?). {known()}")
-    assert "there is a file of this name; load a model by its folder, here" in error(folder / "config.json")
+    assert "there is a file of this name; give the folder of the model, here" in error(folder / "config.json")
     assert error(Path("owner/model")) == f"owner/model: there is no folder of this name. {known()}"
     assert error("./distilbert-sst3").endswith(f"; did you mean {BUNDLED}?")
     for name in ("./nothing", "a/b/c", "a b", "nothing/", "x" * 5000, "C:\\models\\x", "owner/model.git"):

@@ -139,7 +139,9 @@ def test_dtype_by_name(folder):
 
 def test_errors_name_the_folder(folder):
     save(folder / "model.safetensors", {"x": np.zeros(1, np.float32)})
-    with pytest.raises(NpformerError, match=f"^{folder}: the checkpoint does not fit its config.json:\n  missing: emb"):
+    with pytest.raises(
+        NpformerError, match=f"^{folder}: the checkpoint does not match its config.json:\n  missing: emb"
+    ):
         load_folder(folder)
 
 
@@ -163,7 +165,7 @@ def test_errors_name_the_folder(folder):
 def test_an_index_that_points_out_of_its_folder(folder, kind, shard):
     shard = shard.format(kind=kind, folder=folder) if isinstance(shard, str) else shard
     save_shards(folder, kind, tensors(), {"classifier.weight": shard})
-    with pytest.raises(NpformerError, match=rf"index.json: .* is not the name of a .{kind} file in the same folder"):
+    with pytest.raises(NpformerError, match=rf"index.json: expected names of .{kind} files in the same folder, got"):
         load_folder(folder)
 
 
@@ -175,7 +177,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path_factory):
     shard.symlink_to(elsewhere / shard.name)
     with pytest.raises(
         NpformerError,
-        match=r"model-00001-of-00002\.safetensors: a link out of the model's folder, to .*copy the folder without links",
+        match=r"model-00001-of-00002\.safetensors: a link out of the model folder, to .*copy the folder without links",
     ):
         load_folder(folder)
 

@@ -170,8 +170,8 @@ TWICE = b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"F3
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        ({"x": ENTRY}, b"1234567", "the header describes 77 bytes, the file has 76"),
-        ({"x": ENTRY}, b"123456789", "the header describes 77 bytes, the file has 78"),
+        ({"x": ENTRY}, b"1234567", "expected 77 bytes according to the header, got 76"),
+        ({"x": ENTRY}, b"123456789", "expected 77 bytes according to the header, got 78"),
         ({"x": {**ENTRY, "shape": [3]}}, b"12345678", "'x': expected bytes 0 to 12, got 0 to 8"),
         ({"x": {**ENTRY, "shape": [2**62, 2**62, 0, 2**62]}}, b"12345678", "'x': expected bytes 0 to 0"),
         ({"x": {**ENTRY, "shape": [2**63]}}, b"12345678", "'x': expected a shape of whole numbers"),
@@ -217,7 +217,7 @@ def test_files_that_violate_the_format_are_refused(tmp_path, header, data, messa
 @pytest.mark.parametrize("length", [9, 2**40, 2**63, 2**64 - 1])
 def test_a_header_that_promises_more_than_the_file_has(tmp_path, length):
     (tmp_path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + b'{"x":{}}')
-    with pytest.raises(NpformerError, match=f"a header of {length} bytes in a file of 16"):
+    with pytest.raises(NpformerError, match=f"the header has {length} bytes, more than the file with 16"):
         read_tensors(tmp_path / "a.safetensors")
 
 

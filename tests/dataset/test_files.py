@@ -215,7 +215,7 @@ BAD = {
     "twice.csv": (b"text,text\na,b\n", "duplicate column 'text'"),
     "ragged.csv": (b"text,x\na,b\nc\n", r"ragged.csv:3: expected 2 columns \(text, x\), got 1"),
     "long.csv": (b'text,x\n"a\n",b\n"c\n",d,e\n', r"long.csv:4: expected 2 columns \(text, x\), got 3"),
-    "unclosed.csv": (b'text,x\na,b\n"c,d\ne,f\n', "unclosed.csv:3: a cell that is not closed"),
+    "unclosed.csv": (b'text,x\na,b\n"c,d\ne,f\n', "unclosed.csv:3: expected a closing quote within"),
     "swallowing.csv": (b'text,x\n"a,b\nc,"d"\n', "swallowing.csv:3: ',' expected after '\"'"),
     "lines.csv": (b"\n\n", "no header line with column names"),
     "utf16.csv": ("text\na\n".encode("utf-16"), "utf16.csv:1: not UTF-8"),

@@ -199,7 +199,7 @@ def test_mismatches_are_listed_in_both_names():
     with pytest.raises(NpformerError) as error:
         to_tree(tensors, config)
     assert str(error.value).splitlines() == [
-        "the checkpoint does not fit its config.json:",
+        "the checkpoint does not match its config.json:",
         "  missing: head.output.bias (classifier.bias)",
         "  unknown: distilbert.transformer.layer.2.ffn.lin1.bias",
         "  unknown: lora.weight",

@@ -222,7 +222,7 @@ def test_config_reads_the_2017_models_too() -> None:
 
 @pytest.mark.parametrize("case", MODULES)
 def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
-    with pytest.raises(NpformerError, match=r"takes vectors, not token ids; npformer\.checkpoint\.load_folder"):
+    with pytest.raises(NpformerError, match=r"reads vectors, not token ids; npformer\.checkpoint\.load_folder"):
         npformer.load(DATA / case)
 
 
