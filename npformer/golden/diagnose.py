@@ -24,7 +24,7 @@ from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
 from npformer.golden.graph import block_of, parents, span
 from npformer.golden.mistakes import GENERAL, of_model, precision
-from npformer.golden.mistakes.elsewhere import elsewhere
+from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
 from npformer.golden.mistakes.precision import HALF, HALVES, half, held
 from npformer.golden.port import Port
@@ -132,6 +132,7 @@ class _Case:
             tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
         ] = {}  # results of `everywhere`
         self.mistakes = of_model(model.config)
+        self.again: tuple[Mistake, ...] = ()  # the causes found so far, made in fewer places
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
@@ -160,7 +161,9 @@ class _Case:
             found.append(each)
             if not certain or certain[0][0].mistake.reorders:
                 break
-            bases.append(replace(certain[0][1], dtype="float32"))
+            fit, wrong = certain[0]
+            self.again += (narrower(fit.mistake, fit.way, bases[-1], wrong),)
+            bases.append(replace(wrong, dtype="float32"))
         first = found[0] if found else Diagnosis("")
         return replace(first, then=found[1:], weights=self.findings)
 
@@ -249,9 +252,12 @@ class _Case:
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Returns whether a cause would change a correct stage of the same layer and attention block.
 
-        Precision and rules for this stage alone are never refuted: a port may make the mistake in one place only.
+        Precision and rules for this stage alone are never refuted: a port may make the mistake in one place only. A
+        cause that only takes back an earlier one is refuted too.
         """
         block, before = block_of(base.stage), self.texts
+        if self.takes_back(wrong, base):
+            return True
         if not block or fit.mistake.name in ROUNDING or wrong.is_rule_for(base):
             return False
         self.texts = texts
@@ -261,6 +267,17 @@ class _Case:
             return any(self.explained(name, [base]) and not self.explained(name, [wrong]) for name in near)
         finally:
             self.texts = before
+
+    def takes_back(self, wrong: Port, base: Port) -> bool:
+        """Returns whether rules fit only because they replace those of an earlier cause: alone, they change nothing."""
+        added, count = wrong.rules[len(base.rules) :], len(self.right.rules)
+        if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
+            return False
+        right = self.at_stage(self.right, base.stage)
+        with suppress(NpformerError):
+            made = self.compute(right), self.compute(right.ruling(dict(added)))
+            return largest_error(*map(self.looked_at, made)) <= self.budget(base)
+        return False
 
     def half_of(self, port: Port) -> str | None:
         """Returns the 16-bit type that the other program rounded a correct stage to; None if it did not."""
@@ -276,6 +293,8 @@ class _Case:
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
         """Yields the mistakes to try, in order, each with the port to change and the texts to compare."""
+        if self.again:
+            yield self.again, port, self.texts
         yield self.mistakes, port, self.texts
         unpadded = self.unpadded(port)
         if unpadded != self.texts:  # a mistake may depend on the other program's padding

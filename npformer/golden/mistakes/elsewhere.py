@@ -21,6 +21,31 @@ def elsewhere(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
     return tuple(each._replace(changes=lambda port, each=each: _ways(each, port)) for each in mistakes)
 
 
+def narrower(mistake: Mistake, way: str, before: Port, wrong: Port) -> Mistake:
+    """Returns a mistake that an earlier stage shows, made in only one of the places on the way to a later stage.
+
+    A rule for "*.attention_norm" changes the norm of attention to the source too. before, wrong: the port without and
+    with the mistake.
+    """
+    begin, end = len(before.rules), len(wrong.rules)
+
+    def ways(port: Port) -> Ways:
+        kinds = dict.fromkeys(map(in_all_layers, port.known))
+        here = {in_all_layers(name) for name in port.span}
+        for place in here:
+            rules = [
+                (kind, rule)
+                for pattern, rule in wrong.rules[begin:end]
+                for kind in kinds
+                if matches(kind.replace("*", "0"), pattern) and (kind == place or kind not in here)
+            ]
+            if any(kind == place for kind, _ in rules):
+                changed = (*port.rules[:begin], *rules, *port.rules[end:])
+                yield _said(way, f"only in {place.removeprefix('layers.*.')}"), replace(port, rules=changed)
+
+    return mistake._replace(changes=ways)
+
+
 def _ways(mistake: Mistake, port: Port) -> Ways:
     if not is_single(port):
         yield from _in_one_place(mistake, port)
