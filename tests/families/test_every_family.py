@@ -12,11 +12,9 @@ from tests.support.check_family import CHECKS
 #: mT5 is T5 with gates, under another name; the parts of Gemma's first version are in Gemma 2.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
-#: Checks that take seconds, of families with parts that others have: their own tests diagnose ports of them.
-SLOW = {
-    *((name, "a_port_of_unusual_sizes_is_diagnosed") for name in ("gpt_neox", "opt", "phi3", "bloom")),
-    *((name, "the_commands_take_it") for name in ("opt", "phi3", "bloom")),
-}
+#: Checks that take seconds: quick for families without common parts, and slow for the others.
+LONG = ("a_port_of_unusual_sizes_is_diagnosed", "the_commands_take_it")
+WITH_OWN_PARTS = ("bert", "modernbert", "deberta-v2", "gpt2", "gemma2", "t5")
 
 pytestmark = pytest.mark.numbers
 
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.numbers
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        pytest.param(name, check, marks=pytest.mark.slow if (name, check) in SLOW else ())
+        pytest.param(name, check, marks=[pytest.mark.slow] * (check in LONG and name not in WITH_OWN_PARTS))
         for name in DISTINCT
         for check in CHECKS
     ],
