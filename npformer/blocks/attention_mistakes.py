@@ -217,11 +217,6 @@ def _turned(x: np.ndarray, halves: bool) -> np.ndarray:
     return np.concatenate(turned, axis=-1) if halves else np.stack(turned, axis=-1).reshape(x.shape)
 
 
-def _of_transposed_weights(y: np.ndarray, at: Any) -> np.ndarray:
-    product: np.ndarray = _transposed(at("attention.weights")) @ at.heads("value")
-    return product
-
-
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
