@@ -1,9 +1,9 @@
-"""Compares an answer with the right one, number by number, within an error budget.
+"""Compares an answer with the right one, value by value, within an error budget.
 
-A right solution may add in another order or work in float64 inside, so its last bits differ. How far they may differ
-depends on the function. The right answer is computed in float64, again in float32, and again with each number of the
-arguments moved by one float32 rounding. The budget is FACTOR times the largest change that this causes, plus FACTOR
-roundings of the largest number of the answer. tests/learn/test_exercises.py measures right solutions against it.
+A right solution may add in another order or work in float64 inside, so its last bits differ, by an amount that depends
+on the function. The right answer is therefore computed in float64, again in float32, and again with each number of the
+arguments moved by one float32 rounding. The budget is FACTOR times the largest resulting change, plus FACTOR roundings
+of the answer's largest number. tests/learn/test_exercises.py measures right solutions against it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TINY = float(np.finfo(np.float32).tiny)  # float32 rounds smaller numbers to 0
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a call: an answer, or the exception that it raised, by its type and its message."""
+    """The result of a call: an answer, or the type and message of the exception that it raised."""
 
     answer: Any = None
     raised: str = ""
@@ -33,26 +33,26 @@ class Outcome:
 
 
 def raised(error: BaseException) -> Outcome:
-    """The result of a call that raised an exception."""
+    """Returns the result of a call that raised an exception."""
     return Outcome(raised=type(error).__name__, message=str(error))
 
 
 class Match(Enum):
-    """How the answer of a program compares with a learner's."""
+    """The match between a program's answer and a learner's."""
 
-    NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: an exception of the same type with another message
+    NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: the same type of exception with another message
 
 
 @dataclass(frozen=True)
 class Truth:
-    """An answer in float64 with its error budget, by the paths of its arrays."""
+    """An answer in float64 and its error budget, each by the paths of arrays."""
 
     outcome: Outcome
     budgets: Mapping[str, float]
 
 
 class Case(NamedTuple):
-    """The arguments of a case, also in float64, with the learner's answer and the right one."""
+    """A case: its arguments, also in float64, the learner's answer and the right one."""
 
     args: tuple[Any, ...]
     wide: tuple[Any, ...]
@@ -66,14 +66,14 @@ class Case(NamedTuple):
         return cls(args, in_float64(args), outcome, true, wrong)
 
     def wrong_values(self) -> list[str]:
-        """The paths of the values that the learner has wrong."""
+        """Returns the paths of the learner's wrong values."""
         answer, budgets = dict(leaves(self.outcome.answer)), self.true.budgets
         exact = leaves(self.true.outcome.answer)
         return [path for path, value in exact if path not in answer or not near(answer[path], value, budgets[path])]
 
 
 def call(function: Function, args: tuple[Any, ...]) -> Outcome:
-    """Calls a function that is known to end, such as one with a known mistake."""
+    """Calls a function that certainly ends, such as one with a known mistake."""
     try:
         with np.errstate(all="ignore"):
             return Outcome(function(*args))
@@ -82,7 +82,7 @@ def call(function: Function, args: tuple[Any, ...]) -> Outcome:
 
 
 def truth(function: Function, args: tuple[Any, ...]) -> Truth:
-    """The answer of a function in float64, and its error budget."""
+    """Returns a function's answer in float64, and its error budget."""
     exact = call(function, in_float64(args))
     if exact.raised:
         return Truth(exact, {})
@@ -105,13 +105,13 @@ def _budget(value: Any, draws: list[Any]) -> float:
 
 
 def same(answer: Any, true: Truth) -> bool:
-    """Whether an answer has the structure, the shapes and, within the budget, the numbers of another."""
+    """Returns whether two answers have the same structure, shapes and, within the budget, numbers."""
     theirs, exact = dict(leaves(answer)), dict(leaves(true.outcome.answer))
     return theirs.keys() == exact.keys() and all(near(theirs[path], exact[path], true.budgets[path]) for path in exact)
 
 
 def near(value: Any, exact: Any, budget: float) -> bool:
-    """Whether two arrays have the same shape and, within the budget, the same numbers."""
+    """Returns whether two arrays have the same shape and, within the budget, the same numbers."""
     if not is_numeric(value):
         return value is None and exact is None
     if np.shape(value) != np.shape(exact):
@@ -127,7 +127,7 @@ def near(value: Any, exact: Any, budget: float) -> bool:
 
 
 def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outcome: Outcome) -> Match:
-    """Whether a program with known mistakes gives exactly this answer, or an exception of this type.
+    """Compares the answer of a program with known mistakes with a learner's answer or exception.
 
     wide: the arguments in float64
     """
@@ -143,7 +143,7 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """The paths of the values that a program with a known mistake gives too."""
+    """Returns the paths of values that a program with a known mistake shares."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     return {
         path
@@ -153,7 +153,7 @@ def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[
 
 
 def _roughly(answer: Any, exact: Any) -> bool:
-    """Whether two answers have the same structure and are near to each other, in a measure far above the budget."""
+    """Returns whether two answers have the same structure and roughly the same numbers, far outside the budget."""
     first, second = dict(leaves(answer)), dict(leaves(exact))
     if first.keys() != second.keys() or any(np.shape(first[path]) != np.shape(second[path]) for path in second):
         return False
@@ -166,7 +166,7 @@ def _roughly(answer: Any, exact: Any) -> bool:
 
 
 def _largest(array: Any) -> float:
-    """The largest finite absolute value."""
+    """Returns the largest finite absolute value."""
     values = np.abs(np.asarray(array, np.float64))
     return float(values[np.isfinite(values)].max(initial=0))
 
@@ -175,7 +175,7 @@ def _largest(array: Any) -> float:
 
 
 def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays and numbers of an answer with their paths, such as `1.query.weight`."""
+    """Yields the arrays and numbers of an answer with their paths, such as `1.query.weight`."""
     if isinstance(answer, Mapping):
         for name, each in answer.items():
             yield from leaves(each, f"{path}.{name}" if path else str(name))
@@ -187,7 +187,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """The answer, where one array may stand for a list of its rows, such as a cache (2, H, S, K) for a pair."""
+    """Returns the answer in the right structure: one array may replace a list, such as a cache for a pair."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)
@@ -197,12 +197,12 @@ def in_form_of(answer: Any, right: Any) -> Any:
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether a value is an array or a number."""
+    """Returns whether a value is an array or a number."""
     return isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "bfiu"
 
 
 def mapped(change: Any, value: Any) -> Any:
-    """A nested structure with each of its arrays changed."""
+    """Returns a nested structure with each of its arrays changed."""
     if isinstance(value, Mapping):
         return {name: mapped(change, each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -211,17 +211,17 @@ def mapped(change: Any, value: Any) -> Any:
 
 
 def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with arrays of their own."""
+    """Returns the arguments with copied arrays."""
     return mapped(np.copy, args)
 
 
 def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments in float64."""
+    """Returns the arguments in float64."""
     return mapped(lambda array: array.astype(np.float64) if array.dtype.kind == "f" else array, args)
 
 
 def moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """The arguments with each float32 number moved by -1, 0 or 1 roundings."""
+    """Returns the arguments with each float32 number moved by -1, 0 or 1 roundings."""
     random = np.random.default_rng(seed)
 
     def change(array: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Names the cause of a wrong answer: a program with known mistakes that gives the learner's numbers in every case.
 
-The table of the exercise has its mistakes one by one. Learners also make them in one branch of a function, write out a
-function that they should call and make its mistakes, and make two at once. `CANDIDATES` makes a program of each.
-`constants.py` makes those with a number that no table has, and `changed.py` changes the right answer.
+The table of each exercise lists single mistakes. Learners also make a mistake in only one branch of a function, write
+out a function that they should call and make its mistakes, or make two mistakes at once. `CANDIDATES` makes a program
+of each. `constants.py` makes programs with an unlisted number, and `changed.py` changes the right answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from npformer.learn.shown import value_name
 
 
 def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
-    """The name and sentence of the first program that gives the learner's answers; "" and "" without one.
+    """Returns the name and sentence of the first program that gives the learner's answers; "" and "" if none does.
 
-    seconds: processor time for programs that the table does not list one by one
+    seconds: processor time for programs other than the table's single mistakes
     """
     cases = sorted(cases, key=lambda case: not case.wrong)  # a wrong answer rules out most programs
     ends = time.process_time() + seconds
@@ -44,9 +44,9 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
-    """Whether a program gives the learner's answers in all cases it determines, among them a wrong one with numbers.
+    """Returns whether a program gives the learner's answers in all cases it determines, including a wrong one.
 
-    by_message: or with the same message of an exception, which shows less: many mistakes confuse the same sizes
+    by_message: an equal exception message suffices, which shows less: many mistakes confuse the same sizes
     """
     shown = False
     for case in cases:
@@ -61,12 +61,12 @@ def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
 
 
 def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """The mistakes of the table."""
+    """Yields the mistakes of the table."""
     yield from exercise.slips
 
 
 def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """A mistake that is made only if an optional argument is given, or only if it is not."""
+    """Yields mistakes made only with an optional argument, or only without it."""
     name = exercise.optional
     if not name:
         return
@@ -81,14 +81,14 @@ def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """The right answer with a mistake in a function that it calls, which the learner may have written out."""
+    """Yields right answers with a mistake in a function that they call, which the learner may have written out."""
     for part in _parts(exercise.name):
         for slip in EXERCISES[part].slips:
             yield Slip(slip.name, f"At the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """The exercises that an exercise calls, directly or through another exercise."""
+    """Returns the exercises that an exercise calls, directly or through another exercise."""
     function = vars(right)[name]
     if function.__module__ != right.__name__:
         return ()
@@ -97,7 +97,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function reads, in its comprehensions too."""
+    """Returns the names that a function reads, including its comprehensions."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -105,7 +105,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _with(part: str, wrong: Function) -> dict[str, Any]:
-    """The functions of `right.py` over again, where one is exchanged."""
+    """Returns copies of the functions of `right.py`, with one of them replaced."""
     signature, names = inspect.signature(vars(right)[part]), dict(vars(right))
     for name, each in vars(right).items():
         if isinstance(each, FunctionType) and each.__module__ == right.__name__:
@@ -115,7 +115,7 @@ def _with(part: str, wrong: Function) -> dict[str, Any]:
 
 
 def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Two mistakes at once, if they are different options of one function."""
+    """Yields two mistakes at once, if they are different options of one function."""
     options = [(each, each.wrong) for each in exercise.slips if isinstance(each.wrong, partial)]
     for (a, wrong), (b, also) in combinations(options, 2):
         if wrong.func is also.func and not wrong.keywords.keys() & also.keywords.keys():
@@ -137,7 +137,7 @@ CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
 
 
 def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
-    """A mistake of the table that gives some of the wrong values, and changes no value that the learner has right."""
+    """Yields mistakes of the table that give some of the wrong values and change no right value."""
     if not exercise.values or any(case.outcome.raised for case in cases):
         return "", ""
     wrong = [case.wrong_values() for case in cases]
@@ -160,7 +160,7 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
 
 
 def _only_0(cases: Sequence[Case], path: str) -> bool:
-    """Whether the right value is 0 up to rounding in every case: the learner's is then rounding of other values."""
+    """Returns whether the right value is 0 up to rounding in every case: the learner's value is then only rounding."""
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
         for case in cases
@@ -170,7 +170,7 @@ def _only_0(cases: Sequence[Case], path: str) -> bool:
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
-    """Whether a program gives a wrong value in some case; a gradient that is 0 in all programs shows nothing."""
+    """Returns whether a program has a wrong value in some case; a gradient that is always 0 shows nothing."""
     for case in cases:
         right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):

@@ -1,6 +1,6 @@
-"""Right answers with one change, which any function can have: a factor, a wrong sign, rows and columns exchanged.
+"""Right answers with one change that any function can have: a factor, a wrong sign, or rows and columns exchanged.
 
-The change is made in the values that the learner has wrong.
+The change applies to the learner's wrong values.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from npformer.learn.exercise import Exercise, Slip
 from npformer.learn.shown import value_name
 
 Change = Callable[[Any, tuple[Any, ...]], Any]
-#: A power of a size -> how the numbers differ.
+#: A power of a size -> the words for it.
 POWERS = {-1: "divided by", 1: "multiplied by", -0.5: "divided by the square root of", 0.5: "multiplied by the root of"}
-CLOSE = 1e-5  # relative; a program decides with the budget
+CLOSE = 1e-5  # relative; the budget decides in the end
 
 
 def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """The right answer with the values that the learner has wrong multiplied by a number, or transposed."""
+    """Yields the right answer with the learner's wrong values multiplied by a number, or transposed."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
     if not wrong or not paths:
@@ -55,13 +55,13 @@ def _times(exercise: Exercise, label: str, power: float) -> Change:
 
 
 def _fits(exercise: Exercise, label: str, power: float, known: Sequence[tuple[Case, float]]) -> bool:
-    """Whether a power of a size is the factor in every case."""
+    """Returns whether a power of a size is the factor in every case."""
     powers = [(_sizes(exercise, case.args).get(label, 0.0) or np.nan) ** power for case, _ in known]
     return all(abs(factor / each - 1) < CLOSE for each, (_, factor) in zip(powers, known, strict=True))
 
 
 def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
-    """The sizes of arrays among the arguments, and the arguments that are positive numbers, by expressions for them."""
+    """Returns the sizes of array arguments and the positive numbers among the arguments, by their expressions."""
     sizes: dict[str, float] = {}
     for name, value in zip(inspect.signature(exercise.right).parameters, args, strict=False):
         if isinstance(value, np.ndarray):
@@ -72,7 +72,7 @@ def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
 
 
 def _factor(case: Case, paths: Sequence[str]) -> float | None:
-    """The number by which the right values come nearest to the learner's; None for other shapes."""
+    """Returns the factor that brings the right values nearest to the learner's; None for other shapes."""
     exact, answer = dict(leaves(case.true.outcome.answer)), dict(leaves(case.outcome.answer))
     pairs = [(np.asarray(exact[path]), np.asarray(answer.get(path))) for path in paths if path in exact]
     if not pairs or any(a.shape != b.shape or a.dtype.kind != "f" or b.dtype.kind != "f" for a, b in pairs):
@@ -90,7 +90,7 @@ def _transposed(value: Any) -> Any:
 
 
 def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str]:
-    """The names of values, with one name for a group of which everything is wrong that is not 0."""
+    """Returns the names of values, with a single name for a group if all its nonzero values are wrong."""
     if not exercise.values:
         yield "All numbers"
         return
@@ -105,7 +105,7 @@ def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str
 
 
 def _at(paths: Sequence[str], change: Callable[[Any], Any], value: Any, path: str = "") -> Any:
-    """A nested answer with the values at these paths changed."""
+    """Returns a nested answer with the values at these paths changed."""
     if isinstance(value, Mapping):
         return {name: _at(paths, change, each, f"{path}.{name}".lstrip(".")) for name, each in value.items()}
     if isinstance(value, list | tuple):

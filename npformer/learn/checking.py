@@ -22,10 +22,10 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
 
     Parameters
     ----------
-    folder : folder that `npformer learn start` has written, or the path of a file
+    folder : folder written by `npformer learn start`, or the path of a file
     chapter : int, optional
         The last chapter to check; all unless given.
-    limit : float, seconds that a function may take
+    limit : float, time limit of a function in seconds
 
     Returns
     -------
@@ -64,7 +64,7 @@ def learners_file(folder: str | os.PathLike[str]) -> Path:
 
 
 class _Check:
-    """The verdicts so far."""
+    """A check in progress, with the verdicts so far."""
 
     def __init__(self, file: Path, chapters: Sequence[int], limit: float) -> None:
         self.file, self.chapters, self.limit = file, list(chapters), limit
@@ -74,7 +74,7 @@ class _Check:
         self.printed = ""
 
     def report(self) -> Report:
-        """Starts processes until one comes to its own end. Each of them knows the verdicts of those before it."""
+        """Starts processes until one completes. Each process continues from the verdicts of the previous ones."""
         over = False
         while not over:
             known = {name: each.state for name, each in self.verdicts.items()} | dict.fromkeys(self.runs, "")
@@ -95,7 +95,7 @@ class _Check:
                 self.verdicts[began] = Verdict(**told["verdict"])
 
     def _stopped(self, ended: Ended) -> bool:
-        """Takes note of what ended a process before its own end; returns whether the check is over."""
+        """Records why a process ended early; returns whether the check is over."""
         name = ended.began
         if not name:
             raise NpformerError(f"{self.file}: cannot be checked: exit code {ended.code}: {ended.printed[-500:]}")
@@ -117,7 +117,7 @@ class _Check:
 
 
 def _stopped_run(ended: Ended) -> Run:
-    """All functions are right, so the whole model is slow, or ends the process."""
+    """Reports a whole model that is too slow or ends the process, although all its functions are right."""
     if ended.in_time:
         return Run("whole model", False, f"The whole model ended the process with exit code {ended.code}.")
     slow = f"Your whole model takes more than {RUN_LIMIT:g} seconds here, so it was stopped"

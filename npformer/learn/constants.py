@@ -1,7 +1,7 @@
-"""Mistakes with a number that nobody can list, such as another constant in a formula.
+"""Mistakes with a number that cannot be listed in advance, such as another constant in a formula.
 
-The number is solved for from the learner's answers. The mistake is then a program like any other: it has to give every
-number of the learner's answers, so that one number does not fit them by chance.
+The learner's answers determine the number. The mistake is then a program like any other: it must give every number in
+the learner's answers, so that a constant cannot fit by chance.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from npformer.learn.answers import Case, call, leaves
 from npformer.learn.exercise import Exercise, Function, Slip
 
 STEPS = 30
-NEAR = 1e-10  # relative; a float32 answer determines a number to about 1e-7
+NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
 def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """The constants of the exercise, with the numbers that fit the learner's answers best."""
+    """Yields the exercise's constants with the numbers that best fit the learner's answers."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:
@@ -29,9 +29,9 @@ def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _solved(program: Callable[[float], Function], start: float, cases: list[Case]) -> float | None:
-    """The number with which a program comes nearest to the answers, by Gauss and Newton from a start with its sign.
+    """Returns the number that brings a program nearest to the answers, by Gauss-Newton from a start of the same sign.
 
-    The steps are those of its logarithm: constants such as eps are of any size.
+    Steps are taken in the logarithm, because constants such as eps vary in scale.
     """
 
     def errors(log: float) -> np.ndarray | None:
@@ -55,7 +55,7 @@ def _solved(program: Callable[[float], Function], start: float, cases: list[Case
 
 
 def _differences(answer: Any, case: Case) -> np.ndarray | None:
-    """All numbers of an answer minus the learner's; None for another structure."""
+    """Returns an answer's numbers minus the learner's; None if their structures differ."""
     ours, theirs = dict(leaves(answer)), dict(leaves(case.outcome.answer))
     if ours.keys() != theirs.keys() or any(np.shape(ours[path]) != np.shape(theirs[path]) for path in ours):
         return None

@@ -1,7 +1,7 @@
-"""The diagnosis of ports (`golden.diagnose`) for a learner's function: it knows mistakes that the exercises lack.
+"""The diagnosis of ports (`golden.diagnose`) for a learner's function: it knows more mistakes than the exercises.
 
-The function is given the stages of a tiny model, as if a port computed one stage from npformer's. Its answers on two
-texts go to the diagnosis, which names a mistake if that gives the same numbers within the error budget of the stage.
+The function gets the stages of a tiny model, as if a port computed one stage from npformer's. Its answers on two texts
+go to the diagnosis, which names a mistake if that gives the same numbers within the error budget of the stage.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEXTS = ([5, 17, 0, 9, 17, 2, 11], [23, 3, 8, 1])
 
 
 class Question(NamedTuple):
-    """A stage that a function computes, and the stages that it computes it from.
+    """A stage that a function computes, and the stages it is computed from.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ TABLES = ("token", "position")
 
 
 def _rows_of(weights: Mapping[str, Any], function: Function, ids: np.ndarray) -> Any:
-    """The logits after each token, one whole prefix after another."""
+    """Returns the logits after each token, from one run for each prefix."""
     return np.stack([function(ids[:end], HEADS, weights)[0] for end in range(1, len(ids) + 1)])
 
 
@@ -107,18 +107,18 @@ QUESTIONS = {
 }
 
 
-#: Sentences for learners, where that of the diagnosis is about a stage of a port.
+#: Sentences for learners that replace the diagnosis's own, which are about ports.
 SENTENCES = {
     "scaled by a constant": "All numbers of the answer differ from the right ones by the same factor or summand."
 }
 
 
 class _OutOfTime(Exception):
-    """The time for diagnoses is used up."""
+    """Raised when the time for diagnoses is used up."""
 
 
 class Doctor:
-    """Names the mistakes of functions. Its models are made when they are first needed.
+    """Names the mistakes of functions. Its models are made on first use.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Doctor:
         self.left = seconds
 
     def answers(self, name: str, function: Function) -> list[np.ndarray] | None:
-        """The function's arrays of its stage, one for each text; None if it cannot be asked."""
+        """Returns the function's arrays of its stage, one for each text; None if it cannot be called."""
         if name not in QUESTIONS:
             return None
         asked, found = QUESTIONS[name], []
@@ -146,7 +146,7 @@ class Doctor:
         return found
 
     def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
-        """The name of the mistake that gives these arrays, and a sentence about it; "" and "" if none does."""
+        """Returns the name of the mistake that gives these arrays, and a sentence about it; "" and "" if none does."""
         from npformer.golden.diagnose import diagnose  # most checks need no diagnosis
 
         asked = QUESTIONS[name]
@@ -160,7 +160,7 @@ class Doctor:
 
         try:
             found = diagnose(golden, {**given, asked.stage: arrays}, model, progress=until_then)
-        except (NpformerError, _OutOfTime):  # arrays of another shape
+        except (NpformerError, _OutOfTime):  # arrays of the wrong shape
             return "", ""
         finally:
             self.left = ends - time.process_time()
@@ -172,7 +172,7 @@ class Doctor:
         return known, SENTENCES.get(known, f"{name[0].upper()}{name[1:]}: {explanation}.")
 
     def patient(self, causal: bool) -> tuple[Model, Golden]:
-        """The decoder, or the encoder, with its golden values."""
+        """Returns the decoder or the encoder, with its golden values."""
         return self._decoder if causal else self._encoder
 
     @cached_property
@@ -204,7 +204,7 @@ def _layers(seed: int) -> dict[str, Any]:
 
 
 def _scaled(tree: dict[str, Any]) -> Any:
-    """The weights with matrices so small that the softmax does not saturate: a mistake must show."""
+    """Returns the weights with small matrices, so that softmax does not saturate and hide mistakes."""
     flat = flatten(tree)
     matrices = [name for name, array in flat.items() if array.ndim == 2 and "embeddings" not in name]
     return unflatten(flat | {name: (flat[name] / math.sqrt(len(flat[name]))).astype(np.float32) for name in matrices})

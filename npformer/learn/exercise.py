@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 class Undetermined(Exception):
-    """Programs with a mistake differ in this case, so the case shows nothing about it."""
+    """Raised for a case that depends on details of a mistake, and so cannot show it."""
 
 
 class Slip(NamedTuple):
@@ -24,7 +24,7 @@ class Slip(NamedTuple):
     Parameters
     ----------
     name : str
-    sentence : str, the mistake and what is right instead
+    sentence : str, the mistake and its correction
     wrong : function with the mistake, which takes the arguments of the exercise, or raises `Undetermined`
     """
 
@@ -39,9 +39,9 @@ class Constant(NamedTuple):
     Parameters
     ----------
     name : str
-    sentence : str, the mistake with its {number}, and what is right instead
+    sentence : str, the mistake with its {number}, and its correction
     wrong : function of the number that returns the function with the mistake
-    starts : numbers to search from, each for numbers of its sign
+    starts : starts of the search, one for each sign
     """
 
     name: str
@@ -58,12 +58,12 @@ class Exercise:
     ----------
     name : str
     right : the function as it should be, in terms of npformer's own
-    cases : function without arguments that returns the arguments of each call, the smallest numbers first
-    hints : up to three, each says more than the one before
-    solution : names of npformer's own functions that compute the same, in `module:name` form
+    cases : function without parameters that returns the arguments of each call, simplest numbers first
+    hints : up to three, each more detailed than the one before
+    solution : names of npformer's corresponding functions, in `module:name` form
     slips : mistakes with their names
     values : names of the values it returns, if there are several
-    optional : name of an argument that may be None: a mistake may be in one of the two branches only
+    optional : name of an argument that may be None; a mistake may be in only one of the two branches
     constants : mistakes with numbers
     """
 
@@ -80,12 +80,12 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Chapter:
-    """Exercises that are learned together.
+    """A chapter of exercises.
 
     Parameters
     ----------
     title : str
-    exercises : in the order in which they are written
+    exercises : in order
     """
 
     title: str
@@ -93,7 +93,7 @@ class Chapter:
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
-    """Random float32 numbers with one decimal, which are easy to read."""
+    """Draws float32 numbers with one decimal, which are easy to read."""
     return np.random.default_rng(seed).normal(size=shape).round(1).astype(np.float32)
 
 

@@ -31,7 +31,7 @@ from npformer.learn.causes import cause
 from npformer.learn.exercise import Exercise, Function
 from npformer.learn.shown import difference, shown_answer, shown_case, value_name
 
-SECONDS = 0.75  # processor time for the search for a cause, once the mistakes of the exercise's table are tried
+SECONDS = 0.75  # processor time to search for a cause beyond the exercise's table of mistakes
 PASSED, UNWRITTEN, WRONG = "passed", "not yet written", "wrong"
 
 
@@ -70,14 +70,14 @@ class _Call:
     args: tuple[Any, ...]
     outcome: Outcome
     error: BaseException | None = None
-    written: str = ""  # the name of an argument that it has changed
+    written: str = ""  # name of an argument that the call changed
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict without its cause, and the cases in which a known mistake has to give the learner's answers.
+    """A verdict without its cause, and the cases in which a cause must give the learner's answers.
 
-    Only the verdict runs the learner's code, so a time limit for that code does not cover the search for the cause.
+    Only the verdict runs the learner's code, so that code's time limit does not cover the search for the cause.
     """
 
     exercise: Exercise
@@ -85,7 +85,7 @@ class Judged:
     cases: tuple[Case, ...] = ()
 
     def with_cause(self) -> Verdict:
-        """The verdict with the known mistake that gives the learner's answers, if there is one."""
+        """Returns the verdict with the known mistake that gives the learner's answers, if any."""
         if not self.cases:
             return self.verdict
         name, sentence = cause(self.exercise, self.cases, SECONDS)
@@ -113,7 +113,7 @@ def judge(exercise: Exercise, function: Any, signature: inspect.Signature, file:
 
 def _signature_problem(name: str, function: Any, expected: inspect.Signature) -> str:
     if not callable(function):
-        return f"{name} is not a function any more."
+        return f"{name} is no longer a function."
     try:
         given = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -146,7 +146,7 @@ def _in_form(made: _Call, true: Truth) -> _Call:
 
 
 def _frozen(answer: Any) -> Any:
-    """The answer with copies of its arrays, which a later call could otherwise change."""
+    """Returns the answer with copies of its arrays, which a later call could change."""
     try:
         return copied((answer,))[0]
     except Exception:
@@ -172,7 +172,7 @@ def _written(before: tuple[Any, ...], after: tuple[Any, ...], names: list[str]) 
 def _judged(
     exercise: Exercise, function: Function, made: _Call, true: Truth, names: list[str], file: str
 ) -> Verdict | None:
-    """The first problem of a call; None without one."""
+    """Returns the first problem of a call; None without one."""
     wrong, values = Verdict(exercise.name, WRONG), exercise.values
     if made.error is not None:
         return _exception(wrong, made, names, file)
@@ -181,7 +181,7 @@ def _judged(
         problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
         if "." in made.written:
             name, _, place = made.written.partition(".")
-            problem = f"It changes its argument {name}, at {place}. Change a copy, of the list too if it is in one."
+            problem = f"It changes its argument {name}, at {place}. Change a copy, and a copy of its list."
         if same(made.outcome.answer, true):
             numbers = shown_case(names, made.args)
         return replace(
@@ -203,7 +203,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """How often a function is called again: two draws of one of few words are often the same."""
+    """Returns how often to call a function again: two draws from a few words are often equal."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """The last line of a file that an exception passed through, and the beginning of a sentence; 0 and "" if none."""
+    """Returns the last line of a file that an exception passed through, and a sentence's start; 0 and "" if none."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""
@@ -230,7 +230,7 @@ def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verd
 
 
 def _form(answer: Any, right: Any, values: Sequence[str] = (), path: str = "") -> str:
-    """A sentence if an answer has another type, structure or shape than the right one."""
+    """Returns a sentence if an answer's type, structure or shape differs from the right one."""
     where = f" for {value_name(values, path)}" if path else ""
     if answer is None:
         return f"It returns None{where}. Is a return missing?"
@@ -264,7 +264,7 @@ def _kind(value: Any) -> str:
 
 
 def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """The sentence about wrong numbers: NaN and infinity are named."""
+    """Returns the sentence about wrong numbers, which mentions NaN and infinity."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         numbers, right = np.asarray(value), np.asarray(exact[path])
@@ -277,7 +277,7 @@ def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
 
 
 def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
-    """A verdict if right numbers have the wrong dtype."""
+    """Returns a verdict if right numbers have the wrong dtype."""
     wrong, exacts = Verdict(name, WRONG, "dtype"), dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         exact = exacts[path]
@@ -299,7 +299,7 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
 
 
 def _cases(verdict: Verdict, calls: list[_Call], truths: list[Truth]) -> tuple[Case, ...]:
-    """The cases that can show the cause of a verdict."""
+    """Returns the cases that can show the cause of a verdict."""
     if verdict.kind in ("random", "argument") or any(each.written for each in calls):
         return ()
     return tuple(Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True))

@@ -1,7 +1,7 @@
 """Records the stages of a learner's model while it runs, by wrapping the functions of its module.
 
-A linear layer or norm is recognised by its weight, an array of the model; attention belongs to the layer whose weights
-were used last. Steps that the learner writes inside another function are not seen.
+A linear layer or norm is recognised by its weight, an array of the model; attention belongs to the layer with the most
+recently used weights. Steps that the learner writes inside another function are not seen.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from npformer.checkpoint.tree import flatten
 from npformer.taps import listen
 
-#: The end of a group of weights -> the stage that is its input.
+#: Last part of a group of weights -> the stage that it reads.
 BEFORE = {"embeddings.norm": "embeddings.sum", "attention_norm": "attention_residual", "ffn_norm": "ffn_residual"}
 RENAMED = {"head.output": "logits"}
 HEADS = ("query_heads", "key_heads", "value_heads")
 
 
 class Listener:
-    """The stages of a forward pass of the learner's model.
+    """Collects the stages of a forward pass of the learner's model.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Listener:
 
     @contextmanager
     def listening(self, module: ModuleType) -> Iterator[None]:
-        """Wraps the functions of a module inside the block."""
+        """Wraps the functions of a module while the block runs."""
         wrapped = {
             "linear": self._of_weights,
             "layer_norm": self._of_weights,
@@ -96,7 +96,7 @@ class Listener:
         return answer
 
     def _tapped(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Stages of npformer's attention, if the learner's is not yet written."""
+        """Records stages of npformer's attention if the learner's is not yet written."""
         if name in ("scores", "weights"):
             self._keep(f"{self.layer}attention.{name}", array)
         return array

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     """Draws the learner's classifier and npformer's, with the same weights, as two texts of one page.
 
-    Functions that are not yet written are npformer's. Wrong functions are the learner's.
+    Functions that are not yet written are replaced by npformer's; wrong ones are not.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     Traceback (most recent call last):
     npformer.common.errors.NpformerError: learn look: no function of your model is written yet
     """
-    from npformer.view.page_view import PageView  # which the other commands of the course do not need
+    from npformer.view.page_view import PageView  # only this command needs it
 
     verdicts = check(folder, chapter=4).verdicts
     if all(each.state == UNWRITTEN for each in verdicts):
@@ -76,13 +76,13 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
         for name in right:
             if name in stages:
                 array = stages[name]
-                tap(name, array if array.ndim == 2 else array[None])  # of one text: rows, or an axis of texts in front
+                tap(name, array if array.ndim == 2 else array[None])  # of one text: rows, or with an axis of texts
         tap("probabilities", softmax(stages["logits"])[None])
     return PageView((_views(yours, f"yours: {text}"), _views(right, f"npformer: {text}")), (None, None))
 
 
 def learners_stages(file: Path, unwritten: list[str], text: str) -> dict[str, np.ndarray]:
-    """The stages of the learner's model for a text, computed in a process of its own."""
+    """Returns the stages of the learner's model for a text, computed in a separate process."""
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:
         path = Path(work) / "stages.safetensors"
         known = dict.fromkeys(unwritten, UNWRITTEN)
@@ -94,7 +94,7 @@ def learners_stages(file: Path, unwritten: list[str], text: str) -> dict[str, np
 
 
 def _views(of_trace: Trace, title: str) -> tuple[View, ...]:
-    """The views of a trace, with this name for its text."""
+    """Returns the views of a trace, with this name for its text."""
     from npformer.view.page_view import page
     from npformer.view.stage_view import StageView
 

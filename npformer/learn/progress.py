@@ -1,4 +1,4 @@
-"""A learner's progress, in a file of their folder: the functions that have passed, and the hints that were shown."""
+"""A learner's progress, stored in their folder: the functions that passed, and the number of hints shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "progress.json"
 
 
 def checked(folder: Path, passed: Sequence[str]) -> dict[str, int]:
-    """Stores the names of the functions that pass, and returns the number of hints that were shown for each."""
+    """Stores the names of passing functions; returns the number of hints shown for each."""
     state = read(folder)
     if state["passed"] != list(passed):
         _write(folder, {**state, "passed": list(passed)})
@@ -22,7 +22,7 @@ def checked(folder: Path, passed: Sequence[str]) -> dict[str, int]:
 
 
 def hinted(folder: Path, name: str, most: int) -> int:
-    """Counts one more hint for a function, and returns the number that were shown, at most `most`."""
+    """Counts one more hint for a function; returns the number of hints shown, at most `most`."""
     state = read(folder)
     shown = min(most, int(state["hints"].get(name, 0)) + 1)
     _write(folder, {**state, "hints": {**state["hints"], name: shown}})
@@ -30,7 +30,7 @@ def hinted(folder: Path, name: str, most: int) -> int:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The learner's progress; empty before the first check."""
+    """Returns the learner's progress; empty before the first check."""
     path = folder / FILE
     state: dict[str, Any] = read_json(path) if path.exists() else {}
     passed, hints = state.get("passed", []), state.get("hints", {})

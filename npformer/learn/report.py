@@ -1,4 +1,4 @@
-"""The report of a check: as a table of one chapter at a time, and as a dict for programs."""
+"""The report of a check, as a table for each chapter and as a dict for programs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Report:
     Parameters
     ----------
     file : str, the learner's file
-    verdicts : the verdict on each function of the chapters that were checked
+    verdicts : verdicts on each function of the checked chapters
     runs : runs of the whole model
-    problem : str, why the file could not be loaded; "" if it was
-    printed : str, the end of what the file printed
-    hints : name of a function -> number of hints that were shown
+    problem : str, the reason why the file could not be loaded; "" if it was
+    printed : str, the end of the file's output
+    hints : name of a function -> number of hints shown
     """
 
     file: str
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every function that was checked passed, and the whole model works."""
+        """Whether every checked function passed, and the whole model works."""
         return not self.problem and self.passed == len(self.verdicts) and all(run.ok is not False for run in self.runs)
 
     @property
@@ -49,7 +49,7 @@ class Report:
         return len(self.passed_names)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report in the form of `npformer learn check --json`."""
+        """Returns the report in the form of `npformer learn check --json`."""
         chapter_of = {each.name: i for i, chapter in enumerate(CHAPTERS, 1) for each in chapter.exercises}
         return {
             "file": self.file,
@@ -107,7 +107,7 @@ class Report:
 
 
 def next_help(name: str, hints: int) -> str:
-    """The command that helps with a function after this number of hints."""
+    """Returns a sentence with the command to run next, after this number of hints."""
     if hints < len(EXERCISES[name].hints):
         return f"`npformer learn hint {name}` gives a hint."
     return f"`npformer learn solution {name}` shows npformer's own function."

@@ -1,7 +1,7 @@
 """The right answer of every exercise, computed by npformer's own functions.
 
-The names and arguments are those of the learner's file. Each works in the dtype of its arguments: the checker computes
-in float64.
+The names and arguments are those of the learner's file. Each function works in the dtype of its arguments, because the
+checker computes in float64.
 """
 
 from __future__ import annotations

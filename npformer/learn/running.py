@@ -1,4 +1,4 @@
-"""Starts the process in which a learner's file runs, and collects what it has found."""
+"""Starts the process that runs a learner's file, and collects its results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT = 5.0  # seconds for a function; a right one takes milliseconds, in plain loops a tenth of a second
+LIMIT = 5.0  # seconds for a function; a right one takes milliseconds, or a tenth of a second in plain loops
 RUN_LIMIT = 20.0  # seconds for the whole model, which takes less than a second
-WHOLE = 900.0  # seconds for one process, if its own limits fail
-TAIL = 4000  # characters kept of what the file prints
-#: Arrays of the exercises are so small that a second thread of BLAS only waits: half of the processor time went to it.
+WHOLE = 900.0  # seconds for one process, in case its own limits fail
+TAIL = 4000  # characters kept of the file's output
+#: The arrays of the exercises are so small that a second BLAS thread only waits, which doubles the processor time.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -26,10 +26,10 @@ class Ended:
 
     Parameters
     ----------
-    told : what it has found, in order
+    told : its results, in order
     code : int, its exit code
-    printed : str, the end of what the learner's file printed
-    line : int, the line of the file at the end of the time; 0 if the process ended otherwise
+    printed : str, the end of the output of the learner's file
+    line : int, the line of the file that ran when the time was up; 0 if the process ended otherwise
     in_time : bool, whether no time limit ended it
     """
 
@@ -41,7 +41,7 @@ class Ended:
 
     @property
     def complete(self) -> bool:
-        """Whether the process came to its own end."""
+        """Whether the process completed."""
         return any("end" in each or "problem" in each for each in self.told)
 
     @property
@@ -63,12 +63,12 @@ def run_worker(file: Path, **request: Any) -> Ended:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, "" if there is none."""
+    """Returns the text of a file; "" without one."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    root = str(Path(__file__).parents[2])  # the same npformer, wherever the learner's folder is
+    root = str(Path(__file__).parents[2])  # finds the same npformer, wherever the learner's folder is
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Small numbers as text, in lines of 80 columns: the arguments of a case, the learner's answer and the right one."""
+"""Formats small values in 80 columns: the arguments of a case, the learner's answer and the right one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 from npformer.learn.answers import Truth, is_numeric, leaves, near
 
-NUMBERS = 24  # maximum number of an array's values that are shown
-ARRAYS = 4  # maximum number of a dict's arrays that are shown
-DIGITS = 4  # behind the point, or more where the answer and the right one would look alike
+NUMBERS = 24  # maximum number of an array's values to show
+ARRAYS = 4  # maximum number of a dict's arrays to show
+DIGITS = 4  # decimals, or more if the answer and the right one would look alike
 WIDTH = 74  # the report indents by 6
 
 
 def shown_case(names: list[str], args: tuple[Any, ...]) -> str:
-    """The arguments of a case."""
+    """Formats the arguments of a case."""
     return _table([row for name, value in zip(names, args, strict=False) for row in _argument(name, value)])
 
 
 def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """The arguments of a case, the learner's answer and the right one: of several values the first that is wrong."""
+    """Formats a case with the learner's answer and the right one; of several values, only the first wrong one."""
     rows = [row for name, value in zip(names, args, strict=False) for row in _argument(name, value)]
     right, name = true.outcome.answer, ""
     exact, parts = dict(leaves(right)), dict(leaves(answer))
@@ -32,14 +32,14 @@ def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Tru
 
 
 def _first_wrong(parts: Mapping[str, Any], exact: Mapping[str, Any], true: Truth) -> str:
-    """The path of a value of another shape, else of the first wrong one."""
+    """Returns the path of a value with the wrong shape, or else of the first wrong value."""
     misshapen = [path for path in exact if path not in parts or np.shape(parts[path]) != np.shape(exact[path])]
     wrong = [path for path in exact if path not in parts or not near(parts[path], exact[path], true.budgets[path])]
     return next(iter([*misshapen, *wrong, *exact]))
 
 
 def value_name(values: Sequence[str], path: str) -> str:
-    """A value that is returned, by its path: "1.query" becomes "gradients.query", "1.0" becomes "cache[0]"."""
+    """Names a returned value by its path: "1.query" becomes "gradients.query", "1.0" becomes "cache[0]"."""
     if not values:
         return path
     first, *rest = path.split(".")
@@ -47,7 +47,7 @@ def value_name(values: Sequence[str], path: str) -> str:
 
 
 def _digits(answer: Any, right: Any) -> int:
-    """As many digits as tell two answers apart."""
+    """Returns the number of digits that distinguishes two answers."""
     if not is_numeric(answer) or np.shape(answer) != np.shape(right) or np.array_equal(answer, right):
         return DIGITS
     digits = range(DIGITS, 9)
@@ -65,7 +65,7 @@ def _row(name: str, value: Any, width: int, digits: int) -> str:
 
 
 def _argument(name: str, value: Any) -> list[tuple[str, Any]]:
-    """An argument in a row; a small dict in a row for each of its arrays."""
+    """Formats an argument in one row, or a small dict in one row for each of its arrays."""
     arrays = list(leaves(value)) if isinstance(value, Mapping) else []
     if 0 < len(arrays) <= ARRAYS and all(np.size(each) <= NUMBERS for _, each in arrays):
         return [(f"{name}.{path}", each) for path, each in arrays]
@@ -73,7 +73,7 @@ def _argument(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
-    """A value in a few lines: numbers of small arrays, shapes of large ones."""
+    """Formats a value in a few lines: numbers of small arrays, shapes of large ones."""
     if isinstance(value, np.ndarray):
         if value.size > NUMBERS:
             return f"an array of shape {value.shape}"
@@ -92,7 +92,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
 
 
 def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Where a large answer differs most from the right one; "" for a small one, which is shown whole."""
+    """Describes where a large answer differs most from the right one; "" for a small one, which is shown whole."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         right = np.asarray(exact[path])

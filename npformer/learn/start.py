@@ -49,12 +49,12 @@ def start(folder: str | os.PathLike[str]) -> Path:
 
 
 def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
-    """The hints for a function: one at the first call, one more at each call after it.
+    """Returns the hints for a function: one at the first call, and one more at each later call.
 
     Parameters
     ----------
     name : str, the function
-    folder : the learner's folder, which remembers the hints that were shown
+    folder : the learner's folder, which stores the number of hints shown
 
     Returns
     -------
@@ -77,7 +77,7 @@ def hint(name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
 
 
 def solution(name: str) -> str:
-    """The source of npformer's own functions that compute the same, with its addresses.
+    """Returns the source of npformer's corresponding functions, with links.
 
     Parameters
     ----------

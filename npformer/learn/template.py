@@ -1,4 +1,4 @@
-"""The learner's file as it is at the start: its text, and the signatures of its functions."""
+"""The learner's file at the start: its text, and the signatures of its functions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TEMPLATE = Path(__file__).with_name("my_transformer.txt")
 
 
 def template() -> str:
-    """The file that `learn start` writes: every function with its docstring, none with an answer."""
+    """Returns the file that `learn start` writes: every function has a docstring but no body."""
     return read_text(TEMPLATE)
 
 
 def signatures() -> dict[str, inspect.Signature]:
-    """The signature of every function in the file."""
+    """Returns the signature of every function in the file."""
     names: dict[str, Any] = {}
-    exec(compile(template(), FILE, "exec"), names)  # the package's own file
+    exec(compile(template(), FILE, "exec"), names)  # the code is the package's own
     return {name: inspect.signature(each) for name, each in names.items() if inspect.isfunction(each)}

@@ -1,6 +1,6 @@
-"""The learner's whole model at work: it answers a text, learns from a few texts, and writes.
+"""Runs the learner's whole model: it classifies a text, learns from a few texts, and writes.
 
-Each run takes the learner's module, and begins once the functions it needs are right.
+Each run takes the learner's module, and starts once the functions that it needs are right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
 PROMPT = "It is a truth universally acknowledged"
 WORDS = 24
 STEPS, RATE = 30, 0.5
-NEAR = 1e-3  # of probabilities: float32 rounding in six layers changes them by less than 1e-5
+NEAR = 1e-3  # tolerance of probabilities; float32 rounding in six layers changes them by less than 1e-5
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Run:
 
 
 def classify(module: Any) -> Run:
-    """The learner's answer to TEXT with the weights of the bundled classifier, and npformer's."""
+    """Compares the learner's answer to TEXT, with the bundled classifier's weights, with npformer's."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
     shares = softmax(np.asarray(module.classify(text.ids, model.config.n_heads, model.weights), np.float64))
@@ -60,7 +60,7 @@ def classify(module: Any) -> Run:
 
 
 def learn(module: Any) -> Run:
-    """Gradient descent with the learner's gradients: the label of a text is whether word 3 is in it."""
+    """Runs gradient descent with the learner's gradients, to classify texts by whether they contain word 3."""
     texts = [np.array(ids) for ids in ([1, 3, 2], [0, 2, 4], [3, 0], [4, 1, 1], [2, 2, 3, 0], [1, 4, 0, 2])]
     weights, losses = tiny_weights(7, labels=2), []
     for _ in range(STEPS):
@@ -76,14 +76,14 @@ def learn(module: Any) -> Run:
 
 
 def _descended(weights: Any, grads: Any, rate: float) -> Any:
-    """weights - rate * grads."""
+    """Returns weights - rate * grads."""
     if isinstance(weights, dict):
         return {name: _descended(each, grads[name], rate) for name, each in weights.items()}
     return (weights - rate * np.asarray(grads)).astype(weights.dtype)
 
 
 def write(module: Any) -> Run:
-    """A text of the learner's model with the weights of the GPT, which a checkout has."""
+    """Writes a text with the learner's model and the weights of the GPT in a checkout."""
     try:
         model = _writer()
     except NpformerError:
@@ -100,12 +100,12 @@ def write(module: Any) -> Run:
 
 
 def _writer() -> Model:
-    """The GPT of the checkout that npformer was installed from, or that is the working directory."""
+    """Returns the folder of the GPT, in the checkout that npformer was installed from or in the working directory."""
     folder = installed_from() / "weights" / WRITER
     return load(folder if folder.is_dir() else WRITER)
 
 
-#: The number of the chapter whose functions complete a run -> the run.
+#: Number of the chapter that completes a run's functions -> the run.
 RUNS: dict[int, Callable[[Any], Run]] = {4: classify, 5: learn, 6: write}
-#: The run -> the number of the chapters that it needs.
+#: Run -> the number of chapters that it needs.
 NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 5), 6: (1, 2, 3, 6)}

@@ -1,8 +1,8 @@
-"""The process in which a learner's file runs: `python -m npformer.learn.worker REQUEST`.
+"""The process that runs a learner's file: `python -m npformer.learn.worker REQUEST`.
 
-The file is executed, so its code can do all that the learner's own programs can. It has a process of its own, which
-ends when a function exceeds its time limit. `faulthandler` then writes the line that is being executed, even inside
-NumPy. Each verdict is appended to a file as a line of JSON, so that the verdicts before such an end are kept.
+The file is executed, so its code can do everything that the learner's own programs can. It runs in a process of its
+own, which ends when a function exceeds its time limit. `faulthandler` then writes the line being executed, even inside
+NumPy. Each verdict is appended to a file as a line of JSON, so earlier verdicts survive such an end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tell = Callable[..., None]
 Within = Callable[[str, float], AbstractContextManager[None]]
 
 LOADING, LOOKING = "loading", "looking"
-PRINTED = 2**24  # bytes; a loop that prints would fill the disk
+PRINTED = 2**24  # bytes; otherwise a loop that prints would fill the disk
 
 
 class Request(NamedTuple):
@@ -67,7 +67,7 @@ class Request(NamedTuple):
 
 
 def main() -> None:
-    """Judges the functions that are asked for, one after another."""
+    """Judges the requested functions, one after another."""
     request = Request(**json.loads(sys.argv[1]))
     _limit_output()
     warnings.simplefilter("ignore")
@@ -100,11 +100,11 @@ def main() -> None:
             _run(request, module, _judged(request, module, tell, within), tell, within)
             tell(end=True)
     sys.stdout.flush()
-    os._exit(0)  # without waiting for threads that the file has started
+    os._exit(0)  # without waiting for threads that the file started
 
 
 def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
-    """Runs the whole model where all functions that it needs are right."""
+    """Runs the whole model, as far as the functions that it needs are right."""
     for chapter, run in whole.RUNS.items():
         needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
         right_all = chapter in request.chapters and all(states.get(name) == PASSED for name in needed)
@@ -114,9 +114,9 @@ def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tel
 
 
 def _look(request: Request, module: ModuleType) -> None:
-    """Writes the stages of the learner's classifier. Functions that are not written are npformer's.
+    """Writes the stages of the learner's classifier, with npformer's functions for those not yet written.
 
-    These call the learner's functions, which are the ones that are listened to.
+    npformer's functions then call the learner's, and the listener hears only the learner's.
     """
     for name in request.known:
         setattr(module, name, getattr(right, name))
@@ -134,7 +134,7 @@ def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
-    """The state of every function. A function that is not right is replaced for the others that call it."""
+    """Returns the state of every function. Functions that are not right are replaced for their callers."""
     expected, states, doctor = signatures(), dict(request.known), Doctor()
     for number, chapter in enumerate(CHAPTERS, 1):
         for exercise in chapter.exercises:
@@ -163,7 +163,7 @@ def _judged_function(exercise: Exercise, module: ModuleType, expected: Signature
 
 
 def loaded(file: str) -> tuple[ModuleType | None, str]:
-    """The learner's file as a module, or a sentence about why it cannot be loaded."""
+    """Loads the learner's file; returns the module, or a sentence that says why it cannot be loaded."""
     path = Path(file)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -178,7 +178,7 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
         return None, f"Line {error.lineno}, `{line}`, is not Python: {error.msg}."
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the file may raise anything
+    except BaseException as error:  # the file may raise any exception
         _, place = raised_at(error, file)
         return None, f"{place or 'The file raises'} {type(error).__name__}: {error}"
     if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:

@@ -147,7 +147,7 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "layer_norm",
             eps_of_my_own,
-            "eps is 3e-06, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            "eps is 3e-06, regardless of the argument. Use the argument, which is 1e-12 by default.",
             id="small constant",
         ),
         pytest.param(
@@ -177,7 +177,7 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "softmax",
             sum_without_its_axis,
-            "The sum lacks keepdims=True, so that it stands along the columns. Each row should be divided by its own sum.",
+            "The sum lacks keepdims=True, so it broadcasts along the columns. Each row should be divided by its own sum.",
             id="keepdims",
         ),
         pytest.param(
@@ -195,7 +195,7 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "layer_norm_backward",
             last_term_divided,
-            "Only the last term, n E[g n], is divided by the root. The whole difference should be: put it in brackets.",
+            "Only the last term, n E[g n], is divided by the root. Divide the whole difference: put it in brackets.",
             id="brackets",
         ),
         pytest.param(

@@ -90,7 +90,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert re.fullmatch(r"Line \d+, `raise SystemExit\(3\)`, raises SystemExit: 3", found["cross_entropy"])
     assert found["linear_backward"] == "Expected 3 values, got a tuple of 2."
     assert found["softmax_backward"] == "Two calls with the same arguments give different answers."
-    assert found["gelu_tanh"] == "gelu_tanh is not a function any more."
+    assert found["gelu_tanh"] == "gelu_tanh is no longer a function."
     assert found["sample"] == "Two calls with the same arguments give different answers."
     assert found["layer_norm_backward"] == "Wrong dtype: expected float32, got float16, which has three digits."
     assert len(found) == 13

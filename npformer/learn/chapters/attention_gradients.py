@@ -36,7 +36,7 @@ def _backward(
     dv: Any = lambda grad, w: w.mT @ grad,
     dw: Any = lambda grad, v: grad @ v.mT,
 ) -> tuple[Array, Array, Array]:
-    """The gradients with one of the steps exchanged. forward and scale are powers of K, -0.5 for 1 / sqrt(K)."""
+    """The gradients with one step replaced. forward and scale are powers of K, -0.5 for 1 / sqrt(K)."""
     width = q.shape[-1]
     w = softmax(q @ k.mT * width**forward)
     ds = dscores(dw(grad, v), w) * width**scale
@@ -91,12 +91,12 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "softmax's sum left out",
-            "dS is W * dW. The sum of dW * W over each row should be subtracted from dW first: use softmax_backward.",
+            "dS is W * dW. Subtract the sum of dW * W over each row from dW first: use softmax_backward.",
             partial(_backward, dscores=lambda dw, w: w * dw),
         ),
         Slip(
             "softmax's backward left out",
-            "dW is taken for dS. It should go through softmax_backward first.",
+            "dW is used as dS. Pass it through softmax_backward first.",
             partial(_backward, dscores=lambda dw, w: dw),
         ),
         Slip(
@@ -121,7 +121,7 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "softmax left out",
-            "The scores are taken for the weights everywhere. W is softmax(S).",
+            "The scores are used as the weights everywhere. W is softmax(S).",
             lambda g, q, k, v: _of_weights(g, q, k, v, lambda s, w: (s, s)),
         ),
         Slip(
@@ -200,14 +200,14 @@ def _each(grads: tuple[Array, Array, Array], dq: float = 1.0, dk: float = 1.0) -
 
 
 def _of_scores(grad: Array, q: Array, k: Array, v: Array, gradients: Any) -> tuple[Array, Array, Array]:
-    """dq and dk by another formula of dS / sqrt(K)."""
+    """dq and dk with another formula for dS / sqrt(K)."""
     w = softmax(q @ k.mT / math.sqrt(q.shape[-1]))
     ds = softmax_backward(grad @ v.mT, w) / math.sqrt(q.shape[-1])
     return (*gradients(ds), w.mT @ grad)
 
 
 def _of_weights(grad: Array, q: Array, k: Array, v: Array, read: Any) -> tuple[Array, Array, Array]:
-    """The gradients with other arrays for W in softmax_backward and in dv, of the scores and the weights."""
+    """The gradients with other arrays, functions of scores and weights, for W in softmax_backward and in dv."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     of_softmax, of_v = read(scores, softmax(scores))
     ds = softmax_backward(grad @ v.mT, of_softmax) / math.sqrt(q.shape[-1])

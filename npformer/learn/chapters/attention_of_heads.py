@@ -26,14 +26,14 @@ def _attention_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 4), drawn(2, 2, 3, 4), drawn(3, 2, 3, 4), MASK),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4)),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4), np.tri(3, 5, 2, dtype=bool)),
-        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # k with its axes in any order fits
+        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # k fits with its axes in any order
     ]
 
 
 def attend(
     q: Array, k: Array, v: Array, mask: Array | None, scale: float = 1.0, axis: int = -1, low: float = -np.inf
 ) -> Array:
-    """Attention with scores that are divided by sqrt(K) and multiplied by scale, and a softmax over this axis."""
+    """Attention with scores divided by sqrt(K) and multiplied by scale, and softmax over this axis."""
     scores = q @ k.mT * (scale / math.sqrt(q.shape[-1]))
     return softmax(scores if mask is None else np.where(mask, scores, low), axis) @ v
 
@@ -69,7 +69,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "scores divided by K",
-            "The scores are divided by K, the width of a head. Divided by its square root they would be right.",
+            "The scores are divided by K, the width of a head. Divide by its square root.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, 1 / math.sqrt(q.shape[-1])),
         ),
         Slip(
@@ -117,7 +117,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "softmax left out",
-            "The scores are multiplied by v without a softmax, and those of hidden keys are 0.",
+            "The scores are multiplied by v without a softmax, with 0 for hidden keys.",
             lambda q, k, v, mask=None: (_scores(q, k) if mask is None else _scores(q, k) * mask) @ v,
         ),
         Slip(
@@ -137,7 +137,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "k and v exchanged",
-            "Queries are compared with v, and k is added up. Compare q with k, and multiply the weights by v.",
+            "Queries are compared with v, and k is summed. Compare q with k, and multiply the weights by v.",
             lambda q, k, v, mask=None: attend(q, v, k, mask),
         ),
         Slip(
@@ -218,7 +218,7 @@ ATTENTION = Exercise(
     constants=(
         Constant(
             "scores divided by a constant",
-            "The scores are divided by {number}, whatever the width is. Divide by sqrt(K), the root of a head's width.",
+            "The scores are divided by {number} for any width. Divide by sqrt(K), the root of a head's width.",
             lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, scale=math.sqrt(q.shape[-1]) / number),
         ),
         Constant(
@@ -251,12 +251,12 @@ CAUSAL_MASK = Exercise(
     (
         Slip(
             "own token hidden",
-            "A query does not see its own token. Key j is visible if it is not later than the query, so j = i is.",
+            "A query does not see its own token. Key j is visible if j <= i, its own token included.",
             lambda n, m: np.tri(n, m, m - n - 1, dtype=bool),
         ),
         Slip(
             "one token too late",
-            "A query sees the token after its own. Key j is visible if it is not later than the query.",
+            "A query sees the token after its own. Key j is visible only if it is not later than the query.",
             lambda n, m: np.tri(n, m, m - n + 1, dtype=bool),
         ),
         Slip(

@@ -38,18 +38,16 @@ POOL = Exercise(
     ),
     ("npformer.output_heads:pool",),
     (
-        Slip("last row", "The last row is read. The first one should be.", lambda x, w, b: pool(x[::-1], w, b)),
-        Slip(
-            "second row", "The second row is read. The first one, x[0], should be.", lambda x, w, b: pool(x[1:], w, b)
-        ),
+        Slip("last row", "The last row is read. Read the first one.", lambda x, w, b: pool(x[::-1], w, b)),
+        Slip("second row", "The second row is read. Read the first one, x[0].", lambda x, w, b: pool(x[1:], w, b)),
         Slip(
             "mean of the rows",
-            "The mean of all rows is read. The first row should be.",
+            "The mean of all rows is read. Read the first row.",
             lambda x, w, b: pool(x.mean(0, keepdims=True), w, b),
         ),
         Slip(
             "maximum of the rows",
-            "The largest number of each column is read. The first row should be.",
+            "The largest number of each column is read. Read the first row.",
             lambda x, w, b: pool(x.max(0, keepdims=True), w, b),
         ),
         Slip("relu left out", "relu is not applied.", lambda x, w, b: linear(x[0], w, b)),
@@ -69,7 +67,7 @@ POOL = Exercise(
         Slip("bias left out", "The bias is not added.", lambda x, w, b: relu(x[0] @ w)),
         Slip(
             "every row",
-            "Every row is returned. Only the first one should be read.",
+            "Every row is returned. Read only the first one.",
             lambda x, w, b: relu(linear(x, w, b)),
         ),
         Slip(
@@ -85,7 +83,7 @@ POOL = Exercise(
 
 
 def tiny_classifier() -> dict[str, Any]:
-    """A model of 3 layers with a width of 6, in the structure of DistilBERT's weights."""
+    """A model with 3 layers and width 6, in the structure of DistilBERT's weights."""
     return {
         "embeddings": {
             "token": {"weight": drawn(1, 6, 6)},
@@ -111,7 +109,7 @@ def _classify(
     head: Any = linear,
     after: Any = lambda z, norm: z,
 ) -> Array:
-    """The classifier with one of its steps exchanged."""
+    """The classifier with one of its steps replaced."""
     tables = w["embeddings"]
     x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start)
     x = layer_norm(x, **tables["norm"], eps=eps) if normalize else x
@@ -137,7 +135,7 @@ def _norm_of_tokens(ids: Array, h: int, w: Any) -> Array:
 
 
 def _flat_embeddings(w: Any) -> Any:
-    """The model with embeddings so near to each other that eps shows."""
+    """The model with embeddings so close together that eps matters."""
     tables = dict(w["embeddings"])
     for name in ("token", "position"):
         tables[name] = {"weight": (tables[name]["weight"] / 300).astype(np.float32)}
@@ -212,12 +210,12 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "last row pooled",
-            "The last row is pooled. The first one should be.",
+            "The last row is pooled. Pool the first one.",
             partial(_classify, read=lambda x, weight, bias: pool(x[::-1], weight, bias)),
         ),
         Slip(
             "mean pooled",
-            "The mean of all rows is pooled. The first row should be.",
+            "The mean of all rows is pooled. Pool the first row.",
             lambda ids, h, w: _classify(
                 ids, h, w, read=lambda x, weight, bias: pool(x.mean(0, keepdims=True), weight, bias)
             ),

@@ -17,7 +17,7 @@ Array = np.ndarray
 
 
 def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
-    """A model of 2 layers with a width of 6, in the structure of GPT-2's weights. narrow divides its embeddings."""
+    """A model with 2 layers and width 6, in the structure of GPT-2's weights, with embeddings divided by narrow."""
     return {
         "embeddings": {
             "token": {"weight": (drawn(1, 6, 6) / narrow).astype(np.float32)},
@@ -30,7 +30,7 @@ def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
 
 
 def _step_cases() -> list[tuple[Any, ...]]:
-    caches = [drawn_cache(seed, 3, 5, 2) for seed in (70, 80)]  # 5 tokens, 3 heads, 2 layers: sizes that differ
+    caches = [drawn_cache(seed, 3, 5, 2) for seed in (70, 80)]  # 5 tokens, 3 heads, 2 layers: all sizes differ
     return [
         (np.array([5, 1, 0]), 3, tiny_decoder()),
         (np.array([2]), 3, tiny_decoder(), caches),
@@ -40,7 +40,7 @@ def _step_cases() -> list[tuple[Any, ...]]:
 
 
 def _faint(weights: Any) -> Any:
-    """The model with last rows so small that eps of the last norm shows."""
+    """The model with last rows so small that eps of the last norm matters."""
     layers = []
     for layer in weights["layers"]:
         faint = {name: {key: array * 0 for key, array in each.items()} for name, each in layer["attention"].items()}
@@ -65,7 +65,7 @@ def _step(
     after: Any = lambda logits: logits,
     keep: Any = lambda new, caches: new,
 ) -> tuple[Any, Any]:
-    """`right.decoder_step` with one of its steps exchanged."""
+    """`right.decoder_step` with one of its steps replaced."""
     cached = 0 if caches is None else earlier(caches)
     tables, new = w["embeddings"], []
     x = right.embeddings(ids, tables["token"]["weight"], tables["position"]["weight"], start(cached, len(ids)))
@@ -113,13 +113,13 @@ DECODER_STEP = Exercise(
         ),
         Slip(
             "positions one late after a cache",
-            "After a cache of S tokens the next position is S + 1 here. It should be S, because positions are "
+            "After a cache of S tokens, the next position here is S + 1. It should be S, because positions are "
             "counted from 0.",
             partial(_step, start=lambda earlier, n: earlier + (earlier > 0)),
         ),
         Slip(
             "positions one early",
-            "After a cache of S tokens the next position is S - 1 here. It should be S.",
+            "After a cache of S tokens, the next position here is S - 1. It should be S.",
             partial(_step, start=lambda earlier, n: max(0, earlier - 1)),
         ),
         Slip(

@@ -60,7 +60,7 @@ def _exchanged_on_reading(cache: Any, k: Array, v: Array) -> tuple[Array, Array]
 
 
 def _on_another_axis(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
-    """An exception, on axis 2 the same one: no other axis can take tokens of another number."""
+    """Raises an exception: no other axis accepts a different number of tokens."""
     return (k, v) if cache is None else (np.concatenate([cache[0], k], 0), np.concatenate([cache[1], v], 0))
 
 
@@ -97,7 +97,7 @@ def _layer(
     second_of: Any = lambda x, y: y,
     added: Any = lambda x, y: y,
 ) -> tuple[Array, Any]:
-    """`right.decoder_layer` with one of its steps exchanged."""
+    """`right.decoder_layer` with one of its steps replaced."""
     eps = always or eps or default
     n = layer_norm(x, **attention_norm, eps=eps) if first else x
     of_heads = ((name, x if name in from_x else n) for name in ("query", "key", "value"))
@@ -143,7 +143,7 @@ def _first_tokens(n_queries: int, n_keys: int) -> Array:
 
 
 def _all_earlier(n_queries: int, n_keys: int) -> Array:
-    """A causal mask without a cache; with one, every key."""
+    """Returns a causal mask without a cache, and one that shows every key with a cache."""
     return causal_mask(n_queries, n_keys) if n_queries == n_keys else np.ones((n_queries, n_keys), bool)
 
 
@@ -160,7 +160,7 @@ DECODER_LAYER = Exercise(
     right.decoder_layer,
     _layer_cases,
     (
-        "The norms come first: y = x + attention of layer_norm(x). multi_head_attention knows no cache, so write "
+        "The norms come first: y = x + attention of layer_norm(x). multi_head_attention has no cache, so write "
         "its steps here.",
         "Make and split q, k and v of the new rows. With a cache, put its keys before k and its values before v, "
         "with np.concatenate along the axis of tokens, 1.",
@@ -201,8 +201,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache after the new tokens",
-            "The cached keys and values stand behind the new ones. They should stand in front, because they are "
-            "earlier.",
+            "The cached keys and values follow the new ones. They should precede them, because they are earlier.",
             partial(_layer, append=_prepended),
         ),
         Slip(
@@ -217,7 +216,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "keys and values exchanged when read",
-            "cache[0] is taken for the values and cache[1] for the keys. The pair is (keys, values).",
+            "cache[0] is used as the values and cache[1] as the keys. The pair is (keys, values).",
             partial(_layer, append=_exchanged_on_reading),
         ),
         Slip(
@@ -238,7 +237,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "mask takes the queries for the first tokens",
-            "The mask takes the queries for the first tokens of the text. They are its last tokens.",
+            "The mask treats the queries as the first tokens of the text. They are its last tokens.",
             partial(_layer, mask=_first_tokens),
         ),
         Slip(
@@ -323,12 +322,12 @@ DECODER_LAYER = Exercise(
         Slip("query and key exchanged", "The layers query and key are exchanged.", _swapped),
         Slip(
             "eps is always 1e-12",
-            "eps is 1e-12, whatever the argument is. Use the argument, which is 1e-5 by default.",
+            "eps is 1e-12, regardless of the argument. Use the argument, which is 1e-5 by default.",
             partial(_layer, always=1e-12),
         ),
         Slip(
             "eps is always 1e-5",
-            "eps is 1e-5, whatever the argument is. Use the argument.",
+            "eps is 1e-5, regardless of the argument. Use the argument.",
             partial(_layer, always=1e-5),
         ),
         Slip(
@@ -345,7 +344,7 @@ DECODER_LAYER = Exercise(
     constants=(
         Constant(
             "another eps",
-            "eps is {number}, whatever the argument is. Use the argument, which is 1e-5 by default.",
+            "eps is {number}, regardless of the argument. Use the argument, which is 1e-5 by default.",
             lambda number: partial(_layer, always=number),
             (1e-6, 1e-3),
         ),

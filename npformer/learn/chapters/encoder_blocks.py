@@ -53,7 +53,7 @@ def _multi_head(
     project: Any = lambda heads, value, output: linear(heads, **output),
     add_x: float = 0.0,
 ) -> Array:
-    """`right.multi_head_attention` with one of its steps exchanged."""
+    """`right.multi_head_attention` with one of its steps replaced."""
     n_heads = count(x, n_heads)
     q, k, v = (split(inputs(x, **layer), n_heads) for layer in layers(query, key, value))
     heads = right.scaled_dot_product_attention(q * scale(k), k, v, mask if masked else None)
@@ -65,7 +65,7 @@ def _unbiased(x: Array, weight: Array, bias: Array) -> Array:
 
 
 def _bare(layer: Linear) -> dict[str, Array]:
-    """The layer with a bias of 0."""
+    """The layer with a bias of zeros."""
     return {"weight": layer["weight"], "bias": 0 * layer["bias"]}
 
 
@@ -123,7 +123,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "query's layer for the keys",
-            "The keys are made by the layer query. The layer key should make them.",
+            "The layer query makes the keys. The layer key should make them.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, v)),
         ),
         Slip(

@@ -24,13 +24,17 @@ Linear = Mapping[str, Array]
 def _layer_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 0], [0, 2]]), 1, *layer_weights(1, 2, 3).values()),
-        (drawn(1, 4, 6), 2, *layer_weights(10, 6, 7).values()),  # no size is another's root or product with 2 heads
+        (
+            drawn(1, 4, 6),
+            2,
+            *layer_weights(10, 6, 7).values(),
+        ),  # no size is another's root or twice another
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
 
 
 def _narrow(weights: Any) -> Any:
-    """Weights so small that the rows of a layer are, and eps shows."""
+    """Weights so small that the rows of a layer are small too, and eps matters."""
     if isinstance(weights, dict):
         return {name: _narrow(each) for name, each in weights.items()}
     return (weights / 300).astype(np.float32)
@@ -57,7 +61,7 @@ def _layer(
     added: Any = lambda x, total, y: y,
     reads: Any = lambda x, y: y,
 ) -> Array:
-    """`right.encoder_layer` with one of its steps exchanged."""
+    """`right.encoder_layer` with one of its steps replaced."""
     norms = which(attention_norm, ffn_norm)
     total = add_x * x + right.multi_head_attention(x, h, **attention)
     y = first(total, **norms[0], eps=eps)
@@ -245,7 +249,7 @@ ENCODER = Exercise(
         ),
         Slip(
             "only the first layer",
-            "Only the first layer is applied. Perhaps return stands inside the loop.",
+            "Only the first layer is applied. Perhaps return is inside the loop.",
             lambda x, h, layers: _stacked(x, h, layers[:1]),
         ),
         Slip(

@@ -128,7 +128,7 @@ def _layer_norm_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 2, 6], [0, 4, 8]]), array([1, 1, 2]), array([0, 1, 0.5])),
         (drawn(1, 4, 4), array([0.5, 1, 2, -1]), drawn(2, 4), 0.25),
-        (drawn(3, 3, 4) / 500, array([1, 2, 3, 4]), drawn(4, 4)),  # of a variance near common values of eps
+        (drawn(3, 3, 4) / 500, array([1, 2, 3, 4]), drawn(4, 4)),  # makes variances close to common values of eps
         (drawn(5, 2, 3, 4), array([1, 2, 3, 4]), drawn(6, 4)),
         (drawn(7, 4), array([1, 2, 3, 4]), drawn(8, 4)),
     ]
@@ -181,7 +181,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "eps is always 1e-5",
-            "eps is 1e-5, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            "eps is 1e-5, regardless of the argument. Use the argument, which is 1e-12 by default.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, 1e-5) * weight + bias,
         ),
         Slip(
@@ -251,24 +251,24 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "mean without keepdims",
-            "The mean lacks keepdims=True, so that it stands along the columns. Subtract from each row its own mean.",
+            "The mean lacks keepdims=True, so it broadcasts along the columns. Subtract from each row its own mean.",
             lambda x, weight, bias, eps=1e-12: (
                 _divided(x - x.mean(-1), ((x - x.mean(-1)) ** 2).mean(-1, keepdims=True), eps) * weight + bias
             ),
         ),
         Slip(
             "mean without keepdims",
-            "The mean lacks keepdims=True where it is subtracted from x, so that it stands along the columns.",
+            "The mean lacks keepdims=True where it is subtracted from x, so it broadcasts along the columns.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1), x.var(-1, keepdims=True), eps) * weight + bias,
         ),
         Slip(
             "variance without keepdims",
-            "The variance lacks keepdims=True, so that it stands along the columns. Each row has its own.",
+            "The variance lacks keepdims=True, so it broadcasts along the columns. Each row has its own.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1, keepdims=True), x.var(-1), eps) * weight + bias,
         ),
         Slip(
             "mean and variance without keepdims",
-            "Mean and variance lack keepdims=True, so that they stand along the columns. Each row has its own.",
+            "Mean and variance lack keepdims=True, so they broadcast along the columns. Each row has its own.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1), x.var(-1), eps) * weight + bias,
         ),
         Slip(
@@ -313,7 +313,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "mean divided alone",
-            "Only the mean is divided by the root. x - E[x] should be: put it in brackets.",
+            "Only the mean is divided by the root. Divide x - E[x]: put it in brackets.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True) / np.sqrt(x.var(-1, keepdims=True) + eps)) * weight + bias
             ),
@@ -322,7 +322,7 @@ LAYER_NORM = Exercise(
     constants=(
         Constant(
             "another eps",
-            "eps is {number}, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            "eps is {number}, regardless of the argument. Use the argument, which is 1e-12 by default.",
             lambda number: lambda x, weight, bias, eps=1e-12: _over_deviation(x, number) * weight + bias,
             (1e-6, 1e-2),
         ),

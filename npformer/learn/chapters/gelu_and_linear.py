@@ -18,7 +18,7 @@ Array = np.ndarray
 
 
 def _phi(x: Array) -> Array:
-    """The normal distribution, x Phi(x) / x with its limit at 0."""
+    """The normal distribution function: x Phi(x) / x, with its limit at 0."""
     return np.where(x == 0, 0.5, gelu(x) / np.where(x == 0, 1, x))
 
 
@@ -85,7 +85,7 @@ GELU = Exercise(
         ),
         Slip(
             "erf(x) / sqrt(2) for erf(x / sqrt(2))",
-            "erf is taken of x, and divided by sqrt(2). x should be divided by sqrt(2), inside erf.",
+            "erf is taken of x, and divided by sqrt(2). Divide x by sqrt(2), inside erf.",
             lambda x: x * (1 + _erf(x) / 2**0.5) / 2,
         ),
         Slip(
@@ -95,7 +95,7 @@ GELU = Exercise(
         ),
         Slip(
             "brackets",
-            "Only erf is halved. 1 + erf(x / sqrt(2)) should be: put it in brackets.",
+            "Only erf is halved. Halve 1 + erf(x / sqrt(2)): put it in brackets.",
             lambda x: x * (1 + _erf(x / 2**0.5) / 2),
         ),
         Slip(

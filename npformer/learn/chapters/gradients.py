@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 def _loss(logits: Array, target: int, *, log_softmax: Any = log_softmax, factor: float = -1.0) -> Any:
-    """`right.cross_entropy` with one of its steps exchanged."""
+    """`right.cross_entropy` with one of its steps replaced."""
     return factor * log_softmax(logits)[target]
 
 
@@ -142,7 +142,7 @@ LINEAR_BACKWARD = Exercise(
     right.linear_backward,
     _linear_cases,
     (
-        "The shapes decide: dx (L, in) can only be grad (L, out) times something (out, in).",
+        "The shapes decide: dx (L, in) can only be grad (L, out) times an array (out, in).",
         "dweight[i, j] is the sum over the rows of x[:, i] * grad[:, j], which is a product with x transposed.",
         "dx = grad @ weight.T, dweight = x.T @ grad, and dbias is grad.sum(axis=0).",
     ),
@@ -260,13 +260,13 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "y left out of the sum",
-            "The sum of grad is subtracted. The sum of grad * y should be.",
+            "The sum of grad is subtracted. Subtract the sum of grad * y.",
             lambda g, y: _less(g, y, g.sum(-1, keepdims=True)),
         ),
         Slip("y left out in front", "dx is not multiplied by y.", lambda g, y: g - (g * y).sum(-1, keepdims=True)),
         Slip(
             "mean for the sum",
-            "The mean of grad * y is subtracted. Its sum should be.",
+            "The mean of grad * y is subtracted. Subtract its sum.",
             lambda g, y: _less(g, y, (g * y).mean(-1, keepdims=True)),
         ),
         Slip(
@@ -281,7 +281,7 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "sum without keepdims",
-            "The sum lacks keepdims=True, so that it stands along the columns. Subtract from each row its own sum.",
+            "The sum lacks keepdims=True, so it broadcasts along the columns. Subtract from each row its own sum.",
             lambda g, y: _less(g, y, (g * y).sum(-1)),
         ),
         Slip(

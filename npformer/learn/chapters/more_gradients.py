@@ -1,4 +1,4 @@
-"""Chapter 5, the backward of layer norm. `attention_gradients.py` has that of attention."""
+"""Chapter 5, the backward of layer norm. `attention_gradients.py` has the backward of attention."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _norm(
     dbias: Any = lambda grad: grad.sum(0),
     g: Any = lambda grad, w: grad * w,
 ) -> tuple[Array, Array, Array]:
-    """The gradients with one of the steps exchanged."""
+    """The gradients with one of the steps replaced."""
     centred = x - _mean(x)
     deviation = np.sqrt(variance(centred) + eps)
     n = centred / deviation
@@ -87,19 +87,19 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "brackets",
-            "Only the last term, n E[g n], is divided by the root. The whole difference should be: put it in brackets.",
+            "Only the last term, n E[g n], is divided by the root. Divide the whole difference: put it in brackets.",
             partial(_norm, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n) / s),
         ),
         Slip(
             "sums for means",
-            "The sums of g and g n are subtracted. Their means should be.",
+            "The sums of g and g n are subtracted. Subtract their means.",
             lambda *a: _norm(
                 *a, dx=lambda g, n, s: (g - g.sum(-1, keepdims=True) - n * (g * n).sum(-1, keepdims=True)) / s
             ),
         ),
         Slip(
             "means without keepdims",
-            "The means of g and g n lack keepdims=True, so that they stand along the columns. Each row has its own.",
+            "The means of g and g n lack keepdims=True, so they broadcast along the columns. Each row has its own.",
             partial(_norm, dx=lambda g, n, s: (g - g.mean(-1) - n * (g * n).mean(-1)) / s),
         ),
         Slip(
@@ -154,7 +154,7 @@ LAYER_NORM_BACKWARD = Exercise(
         Slip("eps ignored", "The argument eps is not used.", lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 0.0)),
         Slip(
             "eps is always 1e-5",
-            "eps is 1e-5, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            "eps is 1e-5, regardless of the argument. Use the argument, which is 1e-12 by default.",
             lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 1e-5),
         ),
         Slip(
@@ -218,7 +218,7 @@ LAYER_NORM_BACKWARD = Exercise(
     constants=(
         Constant(
             "another eps",
-            "eps is {number}, whatever the argument is. Use the argument, which is 1e-12 by default.",
+            "eps is {number}, regardless of the argument. Use the argument, which is 1e-12 by default.",
             lambda number: lambda grad, x, w, eps=1e-12: _norm(grad, x, w, number),
             (1e-6, 1e-2),
         ),
@@ -227,7 +227,7 @@ LAYER_NORM_BACKWARD = Exercise(
 
 
 def ordered(grads: tuple[Array, Array, Array], *order: int) -> tuple[Array, ...]:
-    """The gradients in another order."""
+    """Returns the gradients in another order."""
     return tuple(grads[i] for i in order)
 
 

@@ -94,7 +94,7 @@ GELU_TANH = Exercise(
         ),
         Slip(
             "brackets",
-            "Only tanh is halved. 1 + tanh should be: put it in brackets.",
+            "Only tanh is halved. Halve 1 + tanh: put it in brackets.",
             lambda x: x * (1 + np.tanh(ROOT * (x + 0.044715 * x**3)) / 2),
         ),
         Slip(
@@ -136,36 +136,36 @@ def _sample_cases() -> list[tuple[Any, ...]]:
 
 
 def _near_sums(logits: Array, temperature: float) -> list[float]:
-    """Numbers a little above and below sums of the first probabilities."""
+    """Returns numbers slightly above and below the sums of the first probabilities."""
     sums = softmax(logits.astype(np.float64) / temperature).cumsum()[1:6:2]
     return [float(each + step) for each in sums for step in (-1e-4, 1e-4)]
 
 
 def _distinct(seed: int) -> Array:
-    """Logits without ties, which have no order."""
+    """Returns logits without ties, which would have no order."""
     return (np.random.default_rng(seed).permutation(7) / 2.5).astype(np.float32)
 
 
 def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
-    """Whether each word is among the most likely ones that add up to top_p. one: the number of words more."""
+    """Returns whether each word is among the most likely ones that add up to top_p. one: number of extra words."""
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(p[order].cumsum(), top_p * p.sum() - 1e-9)) + 1 + one
     kept = np.zeros(len(p), bool)
     if count < 1:
-        raise Undetermined  # nothing is left to draw
+        raise Undetermined  # no word is left to draw
     kept[order[:count]] = True
     return kept
 
 
 def _without_last(p: Array, top_p: float) -> Array:
-    """Whether each word is in the set but not its last one."""
+    """Returns whether each word is in the set, but not the last one of it."""
     if top_p == 1:
-        raise Undetermined  # rounding decides whether the sum of all is larger
+        raise Undetermined  # rounding decides whether the sum of all words is larger
     return _kept(p, top_p, one=-1)
 
 
 def _kept_ranks(p: Array, top_p: float) -> Array:
-    """The ranks of those words, as if they were the words."""
+    """Returns the set by rank, as if ranks were the words' ids."""
     kept = _kept(p, top_p)
     if not p[: kept.sum()].any():
         raise Undetermined
@@ -185,25 +185,25 @@ def _drawn(
     side: Any = "right",
     word: Any = lambda order, at: order[at],
 ) -> int:
-    """`right.sample` with one of its steps exchanged."""
+    """`right.sample` with one of its steps replaced."""
     p = softmax(scale(logits, temperature))
     p = np.where(keep(p, top_p), p, 0)
     p = p / p.sum() if again else p
     order = np.argsort(-p, kind="stable") if by_rank else np.arange(len(p))
     at = int(np.searchsorted(p[order].cumsum(), u, side=side))
     if at == len(p):
-        raise Undetermined  # u is above the sum
+        raise Undetermined  # u exceeds the sum
     return int(word(order, at))
 
 
 def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -> int:
-    """The most likely words are chosen before the temperature applies."""
+    """Draws with the most likely words chosen before the temperature applies."""
     kept = _kept(softmax(logits), top_p)
     return _drawn(np.where(kept, logits, -np.inf), temperature, 1.0, u, keep=lambda p, top: p > 0)
 
 
 def _least_likely(p: Array, top_p: float) -> Array:
-    """Whether each word is among the least likely ones that add up to top_p."""
+    """Returns whether each word is among the least likely ones that add up to top_p."""
     order = np.argsort(p, kind="stable")
     kept = np.zeros(len(p), bool)
     kept[order[: int(np.searchsorted(p[order].cumsum(), top_p - 1e-9)) + 1]] = True
@@ -247,7 +247,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "top_p ignored",
-            "All words can be drawn. Only the most likely words that add up to top_p should be.",
+            "All words can be drawn. Draw only from the most likely words that add up to top_p.",
             partial(_drawn, keep=lambda p, top: p > 0),
         ),
         Slip(
@@ -273,7 +273,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "in the order of probability",
-            "The words are added up from the most likely on. They should be added up in the order of their ids.",
+            "Probabilities are summed from the most likely word on. Sum them in the order of the ids.",
             lambda *a: _drawn(*a, by_rank=True),
         ),
         Slip(

@@ -25,12 +25,12 @@ def _softmax_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 3),),
         (array([[1000, 1001], [-1000, -999], [0, 1]]),),
         (array([0.5, 0.25, 4]),),
-        (drawn(2, 3, 3),),  # square: without keepdims a sum of the rows fits the columns
+        (drawn(2, 3, 3),),  # square: without keepdims, a sum of the rows would fit the columns
     ]
 
 
 def _over(x: Array, total: Any, largest: Any = None) -> Array:
-    """e^x over a total of it, from x minus the largest."""
+    """Returns e^x divided by its total, computed from x minus its maximum."""
     y = np.exp(x - (x.max(-1, keepdims=True) if largest is None else largest))
     return y / total(y)
 
@@ -40,7 +40,7 @@ SOFTMAX = Exercise(
     right.softmax,
     _softmax_cases,
     (
-        "Numbers of a row add up to 1: the sum is over the last axis, -1, with keepdims=True.",
+        "The numbers of a row add up to 1: the sum is over the last axis, -1, with keepdims=True.",
         "exp(1000) overflows. Subtracting the same number from a whole row does not change the result, so subtract its "
         "maximum.",
         "Take the maximum over the last axis with keepdims=True and subtract it, take exp, and divide by the sum.",
@@ -60,7 +60,7 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "over the whole array",
-            "All numbers together add up to 1. Each row adds up to 1: sum over the last axis.",
+            "All numbers together add up to 1. Each row should add up to 1: sum over the last axis.",
             lambda x: softmax(x, None),  # type: ignore[arg-type]
         ),
         Slip(
@@ -86,19 +86,19 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "sum without keepdims",
-            "The sum lacks keepdims=True, so that it stands along the columns. Each row should be divided by its own "
+            "The sum lacks keepdims=True, so it broadcasts along the columns. Each row should be divided by its own "
             "sum.",
             lambda x: _over(x, lambda y: y.sum(-1)),
         ),
         Slip(
             "maximum without keepdims",
-            "The maximum lacks keepdims=True, so that it stands along the columns. Subtract from each row its own "
+            "The maximum lacks keepdims=True, so it broadcasts along the columns. Subtract from each row its own "
             "maximum.",
             lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(-1)),
         ),
         Slip(
             "maximum and sum without keepdims",
-            "The maximum and the sum lack keepdims=True, so that they stand along the columns. Each row has its own.",
+            "The maximum and the sum lack keepdims=True, so they broadcast along the columns. Each row has its own.",
             lambda x: _over(x, lambda y: y.sum(-1), x.max(-1)),
         ),
         Slip(
@@ -236,7 +236,7 @@ COMBINE_HEADS = Exercise(
         ),
         Slip(
             "interleaved",
-            "The first columns of all heads stand side by side. The columns of one head should.",
+            "The first columns of all heads stand side by side. Put the columns of one head side by side.",
             lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1),
         ),
         Slip("heads in reverse order", "The heads are in reverse order.", lambda x: right.combine_heads(x[::-1])),

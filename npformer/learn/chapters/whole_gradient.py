@@ -57,7 +57,7 @@ def _gradients(
     output_of: Any = lambda x, total, y: y,
     loss: Any = lambda logits, target: right.cross_entropy(logits[0], target),
 ) -> tuple[Any, dict[str, Any]]:
-    """`right.loss_and_gradients` with one of the steps exchanged."""
+    """`right.loss_and_gradients` with one of its steps replaced."""
     x = right.embeddings(ids, w["token"]["weight"], w["position"]["weight"])
     q, k, v = (split_heads(linear(x, **w[name]), h) for name in ("query", "key", "value"))
     total = added * x + combine_heads(right.scaled_dot_product_attention(q, k, v))
@@ -99,7 +99,7 @@ def _by_id(position: Array, dx: Array, ids: Array) -> Array:
 
 
 def _changed(name: str, change: Any) -> Any:
-    """The right gradients with those of one group changed."""
+    """The right gradients, with the gradients of one group changed."""
 
     def wrong(ids: Array, target: int, h: int, w: Any) -> tuple[Any, dict[str, Any]]:
         loss, grads = right.loss_and_gradients(ids, target, h, w)
