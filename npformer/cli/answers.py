@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shown(task: Task, text: str, answer: Any) -> str:
-    """The answer to a text, or to a blank line (None), in the task's layout."""
+    """Formats the answer to a text, or to a blank line (None), in the task's layout."""
     found = [] if answer is None else task.findings(text, answer)
     if task.form.layout == "whole":  # multi-line texts
         return "\n---\n".join(map(printable, found))
@@ -26,13 +26,13 @@ def shown(task: Task, text: str, answer: Any) -> str:
 
 
 def as_written(task: Any, text: str) -> Iterator[str]:
-    """Yields the text after a prompt as it is generated; beams and several texts only when complete."""
+    """Yields the text after a prompt as it is generated; beams and several texts appear only when complete."""
     settings = task.resolved(task.options)
     if settings.num_beams > 1 or settings.num_return_sequences > 1:
         yield shown(task, text, task(text))
         return
     pieces = task.tokens(text)
-    first = next(pieces, "")  # the prompt may be refused: find out before it is shown
+    first = next(pieces, "")  # a refusal of the prompt must come before it is shown
     yield printable(text) if task.options.return_full_text else ""
     yield printable(first)
     yield from map(printable, pieces)

@@ -1,6 +1,6 @@
 """Command-line options as data: options shared by several commands, and a function that adds them to a parser.
 
-`npformer --help` imports this, so heavy imports wait until a command runs.
+`npformer --help` imports this module, so heavy imports wait until a command runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class OneOf(NamedTuple):
-    """Options that exclude each other."""
+    """Mutually exclusive options."""
 
     options: tuple[Option, ...]
     required: bool = False
 
 
 def add_options(parser: ArgumentParser | _ArgumentGroup, options: Sequence[Option | OneOf]) -> None:
-    """Adds the options to a parser, in their order."""
+    """Adds the options to a parser, in this order."""
     for each in options:
         if isinstance(each, Option):
             parser.add_argument(*each.flags, **each.how)
@@ -46,14 +46,14 @@ LOADING = (REVISION, OFFLINE, THREADS, ALLOW, KEEP)
 
 
 def limits(args: Namespace) -> Limits:
-    """Returns the limits, raised as --allow says."""
+    """Returns the limits, as raised by --allow."""
     from npformer.common.limits import Limits
 
     return Limits.parse(args.allow)
 
 
 def loading(args: Namespace) -> dict[str, Any]:
-    """Returns the arguments of `load` set by the options LOADING."""
+    """Returns the arguments of `load` that the options LOADING set."""
     names = ("revision", "offline", "threads", "keep")
     return {name: getattr(args, name) for name in names} | {"limits": limits(args)}
 

@@ -1,4 +1,4 @@
-"""`npformer generate --chat` on a terminal: a line for each message, and its answer as it is generated."""
+"""`npformer generate --chat` on a terminal: each line is a message, answered as the text is generated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def converse(task: Task) -> int:
     """Answers messages until Ctrl-D; Ctrl-C ends an answer. Returns the exit code."""
-    with suppress(ImportError):  # edits the line that is typed, where Python has it
+    with suppress(ImportError):  # line editing, where Python has it
         import readline  # noqa: F401
     conversation = Conversation(task)  # type: ignore[arg-type]
     shown()
@@ -33,7 +33,7 @@ def converse(task: Task) -> int:
 
 
 def _message() -> str | None:
-    """The next message; None at the end."""
+    """Reads the next message; None at the end."""
     while True:
         try:
             text = input("> ")

@@ -16,7 +16,7 @@ from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 
 SHELLS = ("bash", "zsh", "fish")
-MODELS = ("model", "models", "name", "source")  # arguments that take a bundled model
+MODELS = ("model", "models", "name", "source")  # arguments whose values are bundled models
 
 
 def script(shell: str) -> str:
@@ -38,7 +38,7 @@ def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
 
 
 def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[str], Any]) -> argparse.ArgumentParser:
-    """Returns a parser of all commands, with the options of the command typed.
+    """Returns a parser of all commands, with the options of the typed command.
 
     commands: the summary of each by its name; find: returns a command by its name.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from npformer.tasks.task import Task
 
 SECOND = ("pair_column", "context_column")
-#: Options for texts and for printed answers, which --input replaces by the dataset's options.
+#: Options for texts and printed answers; --input replaces them by the options for datasets.
 OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context_file")
 
 

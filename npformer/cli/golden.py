@@ -151,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Shows only one action's options in the help if the arguments begin with an action."""
+    """Limits the help to one action's options if the arguments begin with an action."""
     action = arguments[0] if arguments else ""
     if action not in ACTIONS:
         return
@@ -163,7 +163,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # the actions that take its options
+        group.title = None  # the actions that take the options
 
 
 def run(args: argparse.Namespace) -> int:

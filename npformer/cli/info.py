@@ -23,7 +23,7 @@ EPILOG = """examples:
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
-MARGIN = 24  # longest name with its value on the same line
+MARGIN = 24  # longest name that has its value on the same line
 CARD = 2**16  # bytes read of a model card
 
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(name: str, value: str, width: int) -> str:
-    """Returns a name and its value; a long value is wrapped, or put below a long name."""
+    """Formats a name and its value; a long value is wrapped, or put below a long name."""
     value = value.replace("\n", "\\n")  # a label or file name may have control characters
     line = f"{name:{width}}  {value}"
     if not sys.stdout.isatty():
@@ -66,11 +66,11 @@ def _row(name: str, value: str, width: int) -> str:
 
 
 def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Returns each file's SHA-256 and the source of its expected checksum, and whether a file is damaged."""
+    """Returns each file's SHA-256 with the source of its expected checksum, and whether any file is damaged."""
     from npformer.checkpoint.loading import bundled, find_folder
     from npformer.checkpoint.verify import verify
 
-    models = bundled()  # a bundled model asked for by name is checked on the way, and an error is the whole result
+    models = bundled()  # a bundled model given by name is checked when it is loaded; an error is then the result
     if args.name is None:
         folders = list(models.values())
     else:
@@ -142,7 +142,7 @@ def _card(folder: Path) -> dict[str, str]:
 
 
 def _model(args: argparse.Namespace) -> dict[str, Any]:
-    """Describes a model by its config.json; its weights are neither read nor downloaded.
+    """Describes a model from its config.json, without reading or downloading its weights.
 
     Raises NpformerError for an unsupported model, with the missing part, as loading it does.
     """

@@ -39,7 +39,7 @@ examples:
   npformer learn solution layer_norm"""
 
 ACTIONS = ("start", "check", "hint", "solution", "look")
-PAUSE = 0.3  # seconds between two looks at the file
+PAUSE = 0.3  # seconds between checks of the file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def _start(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     file = learners_file(args.folder)
-    seen = file.stat().st_mtime_ns  # before the check, during which the file may change
+    seen = file.stat().st_mtime_ns  # read before the check, because the file may change during it
     code = _checked(args)
     while args.watch:
         time.sleep(PAUSE)

@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    """Runs the subcommand named first, or prints the version, the help or a completion script."""
-    if "_ARGCOMPLETE" in os.environ:  # Tab was pressed in a shell
+    """Runs the subcommand in the first argument, or prints the version, the help or a completion script."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from npformer.cli.completion import answer
 
         answer(COMMANDS, find)
@@ -133,7 +133,7 @@ def find(name: str) -> Command:
     if task := TASK_COMMANDS.get(name):
 
         def answer(args: Namespace) -> int:
-            from npformer.cli.run_task import answer_all  # which loads more than a parser needs
+            from npformer.cli.run_task import answer_all  # loads more than a parser needs
 
             return answer_all(task.task, task.command, args)
 
@@ -163,7 +163,7 @@ def _subcommand(name: str, arguments: list[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
     except SystemExit as end:  # --help, or a wrong argument that argparse has reported
         return int(end.code or 0)
-    with nullcontext() if name == "serve" else waiting(f"npformer {name}"):  # the service shows its log, and forks
+    with nullcontext() if name == "serve" else waiting(f"npformer {name}"):  # the service shows its own log, and forks
         return interruptible(lambda: command.run(args) or 0)
 
 

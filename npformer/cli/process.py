@@ -1,6 +1,6 @@
 """The command's process: exit codes, Ctrl-C, and closed or full standard streams.
 
-Nothing large is imported here, not even `typing`: until `set_up` has run, Ctrl-C ends in a traceback.
+Nothing large is imported here, not even `typing`, because Ctrl-C ends in a traceback until `set_up` has run.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 BAD_INPUT, USAGE, DIVERGES = 1, 2, 3  # exit codes; 0 is success
-SIGNALLED = 128  # plus the signal's number: the exit code that a shell reports for a program ended by a signal
+SIGNALLED = 128  # a shell's exit code for a program ended by a signal is this plus the signal's number
 INTERRUPTED = SIGNALLED + signal.SIGINT
 
-_interrupted = False  # Ctrl-C has been pressed: later failures are its consequence
+_interrupted = False  # whether Ctrl-C was pressed, which explains later failures
 _code: int | None = None  # the exit code of a command that has ended
 
 
 def set_up() -> None:
     """Makes Ctrl-C end the process silently, and opens the standard streams that are closed."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job, which ignores it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
-    if not atexit._ncallbacks():  # hooks run in reverse order, and ours would skip these
+    if not atexit._ncallbacks():  # hooks run in reverse order, and this one would skip earlier hooks
         atexit.register(_end)
     _open_streams()
 
@@ -78,7 +78,7 @@ def interruptible(work: Callable[[], int]) -> int:
         signal.signal(signal.SIGINT, _interrupt)
         return work()
     except Exception:
-        if _interrupted:  # an extension module being imported turns KeyboardInterrupt into its own error
+        if _interrupted:  # extension modules turn a KeyboardInterrupt during import into their own error
             raise KeyboardInterrupt from None
         raise
     finally:

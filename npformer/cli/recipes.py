@@ -16,7 +16,7 @@ from npformer.tasks.declaration import whole
 from npformer.training import Recipe, Trainer
 from npformer.training.trainer import SCHEDULES
 
-TRAINING = "training"  # folder of the checkpoints, in the result's folder
+TRAINING = "training"  # folder of checkpoints inside the result's folder
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def output(args: argparse.Namespace) -> Path:
         left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""
         raise NpformerError(f"{folder}: already contains a model; give another folder{left}")
     if (folder / TRAINING).exists():
-        with in_use(folder / TRAINING):  # fails early; the training locks it again
+        with in_use(folder / TRAINING):  # fails early if it is in use; the training locks it again
             pass
     return folder
 

@@ -48,13 +48,11 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
     one = interactive(args) or len(args.texts) == 1
     if command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
         return _write(task, args)
-    keeps_lines = (
-        task.form.layout == "alone"
-    )  # line i of the output belongs to line i of the input, blank lines included
+    keeps_lines = task.form.layout == "alone"  # keeps line i of the output aligned with line i of the input
     answers = _answered(task, args, as_input, keeps_lines)
     if not interactive(args):
         answers = with_bar(answers, count(args))
-    if command.reads == "query":  # the best first
+    if command.reads == "query":  # best first
         answers = iter(sorted(answers, key=lambda each: -np.inf if each[1] is None else each[1]["score"], reverse=True))
     if args.output is not None:
         return _write_array(task, answers, Path(args.output))
@@ -100,7 +98,7 @@ def _described(task: Task, line: Line, answer: Any) -> dict[str, Any]:
 
 
 def _as_input(command: Command, args: Namespace) -> Callable[[str], str | Pair]:
-    """Returns the function that makes the task's input of a text."""
+    """Returns the function that turns a text into the task's input."""
     if command.reads == "query" and args.query is None:
         raise NpformerError("QUERY: missing; give a query and files of texts, or a dataset with --input")
     if command.reads == "query":
@@ -192,7 +190,7 @@ def _without_answer(line: Line) -> Answered:
 
 
 def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
-    """Writes a .npy file row by row in constant memory, and its header at the end."""
+    """Writes a .npy file row by row in constant memory, with its header last."""
     code = rows = 0
     empty = task.collect([])[:0]
     with written_whole(path) as partial, open(partial, "wb") as file:
@@ -209,6 +207,6 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
 
 
 def _write_header(file: BinaryIO, rows: int, like: np.ndarray) -> None:
-    """Writes the header of a .npy file, of equal length for any number of rows."""
+    """Writes the header of a .npy file, with the same length for any number of rows."""
     described = {"descr": like.dtype.str, "fortran_order": False, "shape": (rows, like.shape[1])}
     np.lib.format.write_array_header_1_0(file, described)

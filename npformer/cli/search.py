@@ -42,7 +42,7 @@ The bundled model is trained on sentiment, so it finds lines of the same mood. A
 sentence-embedding model, as above, finds lines of the same meaning."""
 
 SUFFIX = ".vectors.safetensors"
-DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt for searched texts
+DOCUMENTS = ("document", "passage", "corpus")  # possible names of the prompt for searched texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
-    """The vectors of a file's lines (N, D), NaN for blank lines: the stored ones, or new ones, which are stored."""
+    """Returns the vectors of a file's lines (N, D), NaN for blank lines; reads stored vectors, or stores new ones."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
     place = Path(file + SUFFIX)
@@ -101,7 +101,7 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """The stored vectors (N, D) of a file; None if they belong to other texts, or are damaged, with a message."""
+    """Returns the stored vectors (N, D) of a file; None if they belong to other texts, or with a message if damaged."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():
@@ -136,7 +136,7 @@ def _computed(task: Any, read: list[Line]) -> np.ndarray:
 
 
 def _digest(task: Any) -> str:
-    """The sha256 of everything a line's vector depends on: weights, config, tokenizer, folder settings, options."""
+    """Returns the sha256 of everything that vectors depend on: weights, config, tokenizer, settings, options."""
     model = task.model
     parts = {
         "weights": checksum(stored(dict(model.weights), model.config), {}),

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """The key from a file, else from the environment, else None."""
+    """Returns the key from a file, else from the environment, else None."""
     if path is None:
         return os.environ.get(KEY)
     try:

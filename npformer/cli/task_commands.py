@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
 
 PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
-#: Input of a command -> its arguments.
+#: The kind of a command's input -> its arguments.
 READS: dict[str, tuple[Option | OneOf, ...]] = {
     "text": text_options(),
     "prompt": text_options("prompt"),
@@ -63,7 +63,7 @@ class TaskCommand(NamedTuple):
         add_options(parser, (first, second, *model, *more, *self.command.options, JSON, *self.command.long))
         add_options(parser, dataset_options(self.command.array))
         if reads == "query":
-            parser.set_defaults(texts=[])  # read only from files
+            parser.set_defaults(texts=[])  # texts come only from files
 
 
 TASK_COMMANDS = {task.command.name: TaskCommand(name, task.command) for name, task in TASKS.items() if task.command}

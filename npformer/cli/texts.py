@@ -22,7 +22,7 @@ from npformer.text.inputs import Pair
 
 @dataclass
 class Line:
-    """A text and its place, or the reason why it could not be read."""
+    """A text and its place, with the reason if it could not be read."""
 
     where: str
     text: str = ""
@@ -30,7 +30,7 @@ class Line:
 
 
 def paired(text: str, pair: str | None) -> str | Pair:
-    """Returns the text, with --pair a Pair of texts. Raises NpformerError for text that is not UTF-8."""
+    """Returns the text, or with --pair a Pair of texts. Raises NpformerError for text that is not UTF-8."""
     given = {"TEXT": text} if pair is None else {"TEXT": text, "--pair": pair}
     read = [_decoded(where, argument.encode(errors="surrogateescape")) for where, argument in given.items()]
     for line in read:
@@ -61,7 +61,7 @@ def count(args: Namespace) -> int | None:
 
 
 def interactive(args: Namespace) -> bool:
-    """Whether texts are typed on a terminal, where each needs its answer at once."""
+    """Returns whether texts are typed on a terminal, where each needs its answer at once."""
     return ("-" in args.file or not (args.texts or args.file)) and sys.stdin.isatty()
 
 
@@ -137,4 +137,4 @@ def _count_lines(name: str) -> int:
         with open(name, "rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
     except OSError:
-        return 0  # reading the file later reports the reason
+        return 0  # reading the file later reports the error

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     model = load(args.model, **loading(args))
     recorded = trace(model, paired(args.text, args.pair))
-    names = shown_stages(recorded, args.layer, args.stage)  # a wrong one is an error before anything is written
+    names = shown_stages(recorded, args.layer, args.stage)  # refuses a wrong stage before anything is written
     if args.output is not None:
         if Path(args.output).suffix != ".safetensors":
             raise NpformerError(f"{args.output}: expected a file name that ends in .safetensors")

@@ -18,7 +18,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.dataset.work import Place, RemoteTask, answer_elsewhere, describe, machine
 from npformer.tasks.task import Task
 
-AHEAD = 2  # parts in flight per worker thread, so that no thread waits
+AHEAD = 2  # parts submitted ahead per worker thread, so that no thread waits
 LOCAL = "local:"
 PATIENCE = "15s"  # timeout of a scheduler
 
@@ -51,7 +51,7 @@ def connected(scheduler: str) -> Iterator[Any]:
 
 
 def _close_quietly() -> None:
-    """Runs on a worker before it closes: a heartbeat in flight is not an error that a user should see."""
+    """Runs on a worker before it closes: hides errors of a pending heartbeat, which a user should not see."""
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
@@ -68,7 +68,7 @@ def answers(
 
     work = RemoteTask.of(task)
     check_workers(client, work)
-    run = uuid.uuid4().hex  # part of task names, because Dask identifies tasks by name
+    run = uuid.uuid4().hex  # makes task names unique, because Dask identifies tasks by name
     places: dict[Any, tuple[Place, Any]] = {}
     finished = as_completed()
     try:
@@ -106,7 +106,7 @@ def answers(
 
 
 def check_workers(client: Any, work: RemoteTask) -> None:
-    """Creates the task on every worker. Raises NpformerError for the first that fails; warns about differing bits."""
+    """Creates the task on every worker. Raises NpformerError for the first failure; warns about differing bits."""
     client.wait_for_workers(1, timeout=PATIENCE)
     here = machine()
     other: dict[str, list[str]] = {}

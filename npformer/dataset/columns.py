@@ -30,7 +30,7 @@ def schema_of(task: Task) -> Any:
 
 
 def _type(kind: Any, dtype: Any) -> Any:
-    """pyarrow's type for one of `Task.columns`."""
+    """Returns pyarrow's type for one of `Task.columns`."""
     if isinstance(kind, dict):
         return pa.struct([(name, _type(each, dtype)) for name, each in kind.items()])
     if isinstance(kind, list | tuple):
@@ -53,7 +53,7 @@ def results(task: Task, answers: Sequence[Any]) -> Any:
 
 
 def _missing(kind: Any) -> Any:
-    """The value of a row without an answer: null, or NaN in a vector, as in .npy files.
+    """Returns the value for a row without an answer: null, or NaN in a vector, as in .npy files.
 
     Before version 26 pyarrow cannot read a vector that is null from Parquet.
     """

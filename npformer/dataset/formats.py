@@ -28,7 +28,7 @@ KNOWN = "csv, tsv and jsonl (also .gz and .zst), parquet, arrow and feather"
 
 
 class Format(NamedTuple):
-    """A format, and the compression of the whole file, or ""."""
+    """A format, and the compression of the whole file ("" without one)."""
 
     kind: str
     compression: str = ""
@@ -55,7 +55,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def checksum(path: Path) -> str:
-    """The sha256 of a file, or "" if it does not exist."""
+    """Returns the sha256 of a file, or "" if it does not exist."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -64,7 +64,7 @@ def checksum(path: Path) -> str:
 
 
 def as_list(array: Any) -> list[Any]:
-    """The values of an array or a column; invalid UTF-8 stays bytes."""
+    """Returns the values of an array or a column; invalid UTF-8 stays bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if _in_nanoseconds(array.type):

@@ -54,7 +54,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Seen:
-    """The kind of the values of a column or field, and the requirements on their type."""
+    """Collects the values of a column or field: their kind, and the requirements on their type."""
 
     def __init__(self, name: str = "", depth: int = 0) -> None:
         self.name, self.depth, self.kind = name, depth, ""
@@ -116,7 +116,7 @@ class Seen:
         return NpformerError(f"{where}: column {shown(self.name)}: {message}")
 
     def type(self) -> Any:
-        """The type that represents all values."""
+        """Returns the type that represents all values."""
         if self.kind == "a number":
             return pa.float64() if self._is_float() else pa.uint64() if self.most >= 2**63 else pa.int64()
         if self.kind == "a list":
@@ -127,5 +127,5 @@ class Seen:
         return TYPES[self.kind]
 
     def schema(self) -> Any:
-        """The columns, if the collected values are rows."""
+        """Returns the columns, if the collected values are rows."""
         return pa.schema([(name, each.type()) for name, each in self.fields.items()])

@@ -1,8 +1,8 @@
 """The manifest of a run: the settings that determine its output, and the finished parts, one JSON object per line.
 
-Lines are only appended, so that a run of many parts does not rewrite the manifest for each. An incomplete line from an
-interrupted run is dropped. At the end the manifest is rewritten in the order of the parts: equal outputs have manifests
-with equal bytes.
+Lines are only appended, so that a run with many parts does not rewrite the manifest for each. An incomplete line from
+an interrupted run is dropped. At the end, the manifest is rewritten in the order of the parts, so that equal outputs
+have manifests with equal bytes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _encoded(line: dict[str, Any]) -> bytes:
 
 
 def _fixed(header: dict[str, Any]) -> dict[str, Any]:
-    """The part of a header that must not change. An unreadable file may change, so that it can be repaired."""
+    """Returns the part of a header that must not change. An unreadable file may change, so that it can be repaired."""
     files = {each["name"]: each for each in header["input"]}
     return {name: value for name, value in header.items() if name not in LOOSE} | {"input": files}
 

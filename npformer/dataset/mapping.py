@@ -22,9 +22,9 @@ from npformer.dataset.sources import Dataset, File, check_text_column, parts, su
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.tasks.task import Task
 
-PART = 8192  # rows: an interrupted run loses seconds to minutes of work, and there are not too many files
+PART = 8192  # rows: an interruption loses seconds to minutes of work, and the number of files stays moderate
 
-#: Place, columns of the input, their texts -> results and the probe of the worker, in any order.
+#: (place, columns of the input, texts) of parts -> results with the worker's probe, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
 
 
@@ -122,12 +122,12 @@ def map(
 
 
 def _empty(schema: Any, task: Task, prefix: str) -> Any:
-    """The output's columns, without rows."""
+    """Returns the output's columns, without rows."""
     return together(schema.empty_table(), schema_of(task).empty_table(), prefix)
 
 
 def _versions() -> dict[str, str]:
-    """The packages that may change the output. The machine's probe covers NumPy and its BLAS."""
+    """Returns the versions of packages that may change the output; the machine's probe covers NumPy and its BLAS."""
     import tokenizers
 
     return {"npformer": __version__, "pyarrow": pa.__version__, "tokenizers": tokenizers.__version__}
@@ -175,7 +175,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """The parts of a file; if no file has rows, one empty part provides the columns."""
+        """Returns the numbers of a file's parts; if no file has rows, one empty part provides the columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:

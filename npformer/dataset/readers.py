@@ -26,13 +26,13 @@ from npformer.dataset.sizes import BYTES, grouped
 
 BLOCK = 2**20  # characters of text per batch
 LONGEST = 2**26  # maximum characters of a line, and of a cell of csv
-ROWS = 2**12  # maximum rows of a Parquet batch
+ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # bytes of such a batch, unless it is a single row
 TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet with bytes that are kept unchanged
 
 
 def form_of(path: Path) -> Format:
-    """The format of a file. Raises NpformerError for an unknown suffix."""
+    """Returns the format of a file. Raises NpformerError for an unknown suffix."""
     form = format_of(path)
     if form is None:
         raise NpformerError(f"{path}: unknown suffix; supported formats: {KNOWN}")
@@ -77,7 +77,7 @@ def _lines(text: Any, where: Path) -> Iterator[tuple[int, str]]:
 
 
 def conform(batches: list[Any], schema: Any) -> Any:
-    """Combines record batches to a table with a schema, reducing dictionaries to the values that occur."""
+    """Combines record batches into a table with a schema, reducing dictionaries to the values that occur."""
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
@@ -95,7 +95,7 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def carried(schema: Any) -> Any:
-    """The schema with supported types, without metadata, which may describe other columns."""
+    """Returns the schema with supported types, without metadata, which may describe other columns."""
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
         raise ValueError(f"duplicate column {min(twice)!r}")
@@ -103,18 +103,18 @@ def carried(schema: Any) -> Any:
 
 
 def plain(schema: Any) -> Any:
-    """The schema without dictionaries."""
+    """Returns the schema without dictionaries."""
     return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
 
 
 def _carried(kind: Any) -> Any:
-    """The type with dictionaries only for texts, ordered by rows."""
+    """Returns the type with dictionaries only for texts, ordered by rows."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
     return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _plain(kind)
 
 
 def _plain(kind: Any) -> Any:
-    """The type without dictionaries and views, which some formats lack."""
+    """Returns the type without dictionaries and views, which some formats lack."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind)) or _inside(kind, _plain)
@@ -160,7 +160,7 @@ def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
 
 
 def _longest(array: Any) -> int:
-    """The bytes of the longest text in the dictionary of an array of texts, lists or objects with one field."""
+    """Returns the bytes of the longest text in the dictionaries of an array."""
     if pa.types.is_dictionary(array.type):
         return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
     if pa.types.is_struct(array.type):

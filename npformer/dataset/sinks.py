@@ -28,7 +28,7 @@ from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explain
 from npformer.dataset.readers import plain
 from npformer.dataset.sizes import grouped
 
-GROUP = 2**24  # bytes per row group of a Parquet file: small ones make it large and slow
+GROUP = 2**24  # bytes per row group of a Parquet file; smaller groups make it larger and slower
 ROWS = 256  # rows written at a time as text
 
 
@@ -144,7 +144,7 @@ class Parts:
 
 
 def _values(tables: Iterable[Any], field: Any) -> Any:
-    """The union of a column's dictionaries, since a file in Arrow's format has one dictionary per column."""
+    """Returns the union of a column's dictionaries: a file in Arrow's format has one dictionary per column."""
     values = pa.array([], field.type.value_type)
     for table in tables:
         for chunk in table[field.name].chunks:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-PART_BYTES = 2**24  # maximum for the rows of a part with more than one row
+PART_BYTES = 2**24  # maximum for a part with more than one row
 DEPTH = 48  # maximum nesting of lists and objects in a column: Parquet reads 49 levels of lists, Arrow 63
 MISSING = 8  # bytes counted per column for answers and missing columns
 
@@ -49,7 +49,7 @@ class Cuts:
                 self._end_part()
 
     def finish(self) -> tuple[int, ...]:
-        """The number of rows in each part."""
+        """Returns the number of rows in each part."""
         self._end_part()
         return tuple(self._parts)
 
@@ -74,19 +74,19 @@ def grouped(items: Iterable[tuple[int, Any]], size: int) -> Iterator[list[Any]]:
 
 
 def row_sizes(batch: Any) -> np.ndarray:
-    """The bytes of each row of a record batch, (N,)."""
+    """Returns the bytes of each row in a record batch, (N,)."""
     return sum(map(_sizes, batch.columns), np.full(batch.num_rows, MISSING * batch.num_columns))
 
 
 def depth(kind: Any) -> int:
-    """The nesting depth of lists and objects in a type."""
+    """Returns the nesting depth of lists and objects in a type."""
     return 1 + max((depth(kind.field(i).type) for i in range(kind.num_fields)), default=0) if kind.num_fields else 0
 
 
 def _sizes(array: Any) -> np.ndarray:
     kind = array.type
     if pa.types.is_dictionary(kind):
-        values = np.append(_sizes(array.dictionary), 0)  # the last one is for nulls
+        values = np.append(_sizes(array.dictionary), 0)  # the last value is for nulls
         return values[pc.fill_null(array.indices.cast(pa.int64()), len(values) - 1).to_numpy()]
     if pa.types.is_struct(kind):
         return sum((_sizes(array.field(i)) for i in range(kind.num_fields)), np.zeros(len(array), np.int64))

@@ -31,7 +31,7 @@ SLICE = 2**12  # rows measured at a time
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset: its identity, the rows of its parts and its columns; or the error in reading it."""
+    """A file of a dataset: its identity, the rows in each part and its columns, or the error in reading it."""
 
     path: Path
     bytes: int = 0
@@ -71,7 +71,7 @@ def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Datas
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
     files: list[File] = []
-    seen = Seen()  # for all files of jsonl
+    seen = Seen()  # shared by all files of jsonl
     left = limit
     for path in _paths(Path(given)):
         if left == 0:
@@ -188,7 +188,7 @@ def _measure(path: Path, cuts: Cuts) -> Any:
 
 
 def _common(files: list[File]) -> Any:
-    """The schema of all files; the last file of jsonl has the schema of all files of jsonl."""
+    """Returns the schema of all files; the last jsonl file has the schema of all jsonl files."""
     jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
     first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
     fields = {each.name: each for each in first.schema}

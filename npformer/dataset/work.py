@@ -1,4 +1,4 @@
-"""The work of a worker, this process or one of Dask's: answers the rows of one part, and identifies itself.
+"""The work of a worker, which is this process or one of Dask's: answers the rows of a part, and identifies itself.
 
 `RemoteTask` describes a task so that a process on another machine can recreate it; `identity` has everything that its
 answers depend on, down to the bits of the weights.
@@ -36,11 +36,11 @@ from npformer.tasks.text_to_text import TextToText
 from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 
-Place = tuple[int, int]  # index of a part's file, and of the part in it
+Place = tuple[int, int]  # index of a part's file, and index of the part in it
 
 
 def identity(task: Task) -> dict[str, Any]:
-    """Everything that a task's answers depend on: options, config, weights and tokenizer.
+    """Returns everything that a task's answers depend on: options, config, weights and tokenizer.
 
     The sha256 of the weights is that of the file that `npformer convert` writes in the model's dtype.
     """
@@ -64,7 +64,7 @@ def identity(task: Task) -> dict[str, Any]:
 
 
 def _tokenizer(task: Task) -> str:
-    """The sha256 of the tokenizer, or of a translation model's tokenizer files."""
+    """Returns the sha256 of the tokenizer, or of a translation model's tokenizer files."""
     tokenizer, folder = task.model.tokenizer, task.model.folder
     digest = hashlib.sha256()
     if hasattr(tokenizer, "to_str"):
@@ -115,7 +115,7 @@ def _digest(described: Any) -> str:
 
 
 def _name(folder: Path) -> tuple[str, str | None]:
-    """The name of a model on other machines: bundled, on the hub with its commit, or a folder's path."""
+    """Returns the name of a model on other machines: bundled, on the hub with its commit, or a folder's path."""
     name = next((name for name, path in bundled().items() if path.resolve() == folder.resolve()), None)
     if name is not None:
         return name, None
@@ -175,11 +175,11 @@ def _made(work: RemoteTask) -> Task:
         return _tasks[key]
 
 
-# --- whose bits ------------------------------------------------------------------------------------------------------
+# --- the bits of this machine ----------------------------------------------------------------------------------------
 
 
 def machine() -> dict[str, str]:
-    """Everything besides the task that the last bits of answers depend on."""
+    """Returns everything besides the task that affects the last bits of answers."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]
@@ -190,7 +190,7 @@ _probed: list[str] = []
 
 
 def probe() -> str:
-    """A digest of an encoder layer's output on fixed numbers: if it differs, so do the last bits of answers."""
+    """Returns a digest of an encoder layer's output on fixed numbers: if it differs, so do the last bits of answers."""
     if not _probed:
         random = np.random.default_rng(0)
         d, f = 384, 1536

@@ -1,6 +1,6 @@
 """Tasks: text in, answer out, one file for each task. `pipeline` makes a task by name; `catalogue.py` lists all tasks.
 
-Names, arguments and results are those of transformers.pipeline; each task's class states the differences.
+Names, arguments and results follow transformers.pipeline; each task's class states the differences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Pair", "pipeline"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `pipeline` or `Pair` when it is first used: the declarations of tasks are read without models."""
+    """Imports `pipeline` or `Pair` on first use, so that declarations of tasks can be read without models."""
     import npformer
 
     if name in __all__:

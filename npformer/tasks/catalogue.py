@@ -84,7 +84,7 @@ whole datasets, with pip install "npformer[data]":
                 option(
                     "--template TEXT", 'a sentence with {} for the label ("This example is {}.")', "hypothesis_template"
                 ),
-                option("--multi-label", "score each label on its own, since several may fit", "multi_label"),
+                option("--multi-label", "score each label on its own, because several may fit", "multi_label"),
             ),
         ),
     ),

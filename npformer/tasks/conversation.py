@@ -15,7 +15,7 @@ from npformer.tasks.text_generation import TextGeneration, Writer
 
 
 class Conversation:
-    """A chat with a model. The keys and values of earlier turns are kept; the answers' bits do not depend on that.
+    """A chat with a model. The keys and values of earlier turns are kept, without any effect on the answers' bits.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ class Conversation:
                 self._read = np.concatenate([prompt.ids, writer.ids])[: self._state.length]
 
     def _continued(self, ids: np.ndarray) -> Text:
-        """A prompt of these tokens, with the keys and values of the first ones that the last turn has read too."""
-        most = min(len(self._read), len(ids) - 1)  # the last row is computed, for the logits
+        """Returns a prompt of these tokens, with the cached keys and values of tokens that the last turn also read."""
+        most = min(len(self._read), len(ids) - 1)  # the last row must be computed, for the logits
         same = self._read[:most] == ids[:most]
         self.n_kept = most if same.all() else int(same.argmin())
         if self._state is None or not self.n_kept:

@@ -1,4 +1,4 @@
-"""The declaration of a task: its names, its models, its command with options, and its route.
+"""The declaration of a task: its names, its models, its command and its route.
 
 A declaration is data, read by the pipeline, the command line, datasets and the service. Nothing large is imported here,
 because `npformer --help` and Tab completion read all declarations.
@@ -63,7 +63,7 @@ LONG_TEXTS = option("--long", "how to handle long texts (truncate; window with -
 
 
 def long_or_error(what: str) -> Option:
-    """The option --long of a task without windows."""
+    """Makes the option --long of a task without windows."""
     how: dict[str, Any] = {"choices": ("error", "truncate"), "default": "error"}
     return option("--long", f"how to handle {what}", "long", **how)
 
@@ -82,7 +82,7 @@ class Command(NamedTuple):
     options: tuple[Option, ...] = ()
     long: tuple[Option, ...] = (LONG_TEXTS, STRIDE)
     reads: Literal["text", "pair", "question", "query", "prompt"] = "text"
-    array: bool = False  # whether --output writes the answers as one array, FILE.npy
+    array: bool = False  # whether --output writes all answers as one array, FILE.npy
 
 
 class Form(NamedTuple):
@@ -94,15 +94,15 @@ class Form(NamedTuple):
     """
 
     fields: Mapping[str, Any] = MappingProxyType({})  # name of a value of an answer -> its type
-    several: str = ""  # the name of a list of answers, for tasks with lists
-    line: str = ""  # format of an answer's line, with its fields
-    layout: Literal["below", "beside", "alone", "whole"] = "below"  # the place of its lines, relative to the text
+    several: str = ""  # name of the list of answers, for tasks that return lists
+    line: str = ""  # format of an answer's line, with the names of fields
+    layout: Literal["below", "beside", "alone", "whole"] = "below"  # place of the answer's lines relative to the text
 
 
 class Declaration(NamedTuple):
     """A task: its class, its models, its command and its route."""
 
-    place: str  # module in this folder, and class
+    place: str  # module in this folder, and the class in it
     head: str  # its models' head; "base": any encoder
     models: str  # description of these models
     example: str = ""  # a model to try
@@ -115,7 +115,7 @@ class Declaration(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """The kind of model that the task needs."""
+        """Describes the kind of model that the task needs."""
         return f"{self.models}, for example {self.example}" if self.example else self.models
 
     @property
@@ -124,7 +124,7 @@ class Declaration(NamedTuple):
         return self.command.summary.capitalize() if self.command else ""
 
     def fits(self, config: Config) -> bool:
-        """Whether a model with this config supports the task."""
+        """Returns whether a model with this config supports the task."""
         has_head = not config.decoder if self.head == "base" else config.head == self.head
         labels = [label for label in config.labels if label.lower().startswith(self.label)]
         return has_head and (bool(labels) or not self.label) and self.n_labels in (0, len(labels))

@@ -102,8 +102,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder alone, because `answer` runs the head only at the masks; with a listener, the whole
-        model."""
+        """Returns the encoder alone, because `answer` runs the head only at masks; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -126,7 +125,7 @@ class FillMask(Task):
                 [self._filled(ids, place, *each, alone=len(places) == 1) for each in next(words)] for place in places
             ]
             if not masks:
-                answers.append(NpformerError(f"no {self.mask} in what the model read of the text"))
+                answers.append(NpformerError(f"no {self.mask} in the part of the text that the model read"))
             else:
                 answers.append(masks[0] if len(masks) == 1 else masks)
         return answers
@@ -178,7 +177,7 @@ class FillMask(Task):
 
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
-    """The masked-lm head's logits (T, V) at rows of the last layer (T, D). of: the name of a row, for errors."""
+    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). of: a row's name, for errors."""
     with model.cores():
         logits = parts_of(model.config).head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)

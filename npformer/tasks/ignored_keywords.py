@@ -18,7 +18,7 @@ class Habit(NamedTuple):
     """A keyword that is accepted and ignored."""
 
     accepts: Callable[[Any], bool]
-    reason: str  # why other values are refused
+    reason: str  # reason to refuse other values
 
 
 def _is_count(value: Any) -> bool:
@@ -26,7 +26,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _among(*known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str | int | None) and value in known  # `in` on an array gives an array
+    return lambda value: isinstance(value, str | int | None) and value in known  # `in` does not work on arrays
 
 
 def _is_empty(value: Any) -> bool:
@@ -92,7 +92,7 @@ SENTENCE_TRANSFORMERS = {
 #: Keywords of both libraries.
 IGNORED = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
-#: Which text of a pair is truncated (`Task.cut`) -> Transformers' name for it.
+#: The text of a pair that is truncated (`Task.cut`) -> Transformers' name for it.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 
@@ -119,7 +119,7 @@ def translated(given: Mapping[str, Any], cut: str) -> dict[str, Any]:
 
 
 def loading(given: Mapping[str, Any], model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a pipeline's keywords into the task's options and arguments of `load`, under our names.
+    """Splits a pipeline's keywords into the task's options and arguments of `load`, under npformer's names.
 
     `tokenizer` and `config` may be the model's name, or the loaded model's own objects.
     """

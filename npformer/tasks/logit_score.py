@@ -1,8 +1,8 @@
 """Rerankers that are causal language models: the score is the logit of one token, or the difference of two.
 
-sentence-transformers' LogitScore, as in folders of Qwen3-Reranker: the model reads a query and a text in its chat
-template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with one label of
-the two columns of the output, so that no other logit is computed: x w_yes - x w_no = x (w_yes - w_no).
+This is sentence-transformers' LogitScore, as in folders of Qwen3-Reranker: the model reads a query and a text in its
+chat template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with one label
+from the two columns of the output, which avoids all other logits: x w_yes - x w_no = x (w_yes - w_no).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LogitScore(NamedTuple):
     true_id: int
     false_id: int | None
     structured: bool
-    variables: dict[str, Any]  # of the chat template
+    variables: dict[str, Any]  # variables of the chat template
 
 
 def is_logit_score(folder: Path) -> bool:
@@ -65,7 +65,7 @@ def read_logit_score(folder: Path) -> LogitScore:
 
 
 def ranker(model: Model, score: LogitScore) -> Model:
-    """The model with one label, whose logit is the score: (D, V) -> (D, 1) of its output."""
+    """Returns the model with a single label, the score: its output becomes (D, 1) instead of (D, V)."""
     if model.config.head != "causal-lm":
         raise NpformerError(f"{model.folder}: {KIND} needs a causal-lm model, got a {model.config.head} model")
     ids = [score.true_id] if score.false_id is None else [score.true_id, score.false_id]
@@ -83,12 +83,14 @@ def ranker(model: Model, score: LogitScore) -> Model:
         return made
     from tokenizers import processors
 
-    made.tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # the template has all special tokens
+    made.tokenizer.post_processor = processors.ByteLevel(
+        trim_offsets=False
+    )  # the template already has all special tokens
     return made
 
 
 class RankingTemplate:
-    """The chat template of a reranker's folder, and the restoration of its end in truncated texts."""
+    """The chat template of a reranker's folder; it also restores the template's end in truncated texts."""
 
     def __init__(self, model: Model, score: LogitScore) -> None:
         if model.folder is None:
@@ -99,7 +101,7 @@ class RankingTemplate:
         )
 
     def text(self, prompt: str, query: str, document: str) -> str:
-        """The text of a pair; a prompt becomes the system message."""
+        """Renders a pair; a prompt becomes the system message."""
         return self._template(prompt)(system=prompt, query=query, document=document)
 
     def _template(self, prompt: str) -> PairTemplate:
@@ -115,7 +117,7 @@ class RankingTemplate:
         ids[len(ids) - len(kept) :] = kept
 
     def _end_ids(self, prompt: str) -> list[int]:
-        """The tokens that end every text: the common end for two fillers that share no token."""
+        """Returns the tokens that end every text: the common end of two texts that share no other token."""
         first, second = (self.tokenizer.encode(self.text(prompt, each, each)).ids for each in ("0", "1 2 3 4"))
         count = 0
         while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
@@ -124,7 +126,7 @@ class RankingTemplate:
 
 
 def of_folder(model: Model) -> LogitScore | None:
-    """The settings of a model's folder with a LogitScore module, or None."""
+    """Returns the settings of a model's folder with a LogitScore module; None for any other folder."""
     if model.folder is None or not is_logit_score(home(model.folder)):
         return None
     return read_logit_score(home(model.folder))

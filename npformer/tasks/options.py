@@ -1,7 +1,7 @@
 """`Options`: the options of every task. Each task adds its own, in its file.
 
-Values are checked when the options are made, before any text is read. `typed_pipeline.pyi`, which type checkers and
-editors read, has them as the keywords of `pipeline`.
+Values are checked when the options are made, before any text is read. `typed_pipeline.pyi`, for type checkers and
+editors, declares them as keywords of `pipeline`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Options:
     stride : int, optional
         Tokens shared by neighbouring windows; by default a quarter of a window.
     max_length : int, optional
-        Most tokens in a text or a window; by default as many as the model takes.
+        Maximum tokens in a text or a window; by default the model's maximum.
     progress : bool
         Show a progress bar on stderr for many texts.
     """
@@ -38,7 +38,7 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        """Checks `long`, and by their types the switches and whole numbers of any task: at least 1, strides 0."""
+        """Checks `long`, and switches and whole numbers by their types; numbers are at least 1, strides at least 0."""
         if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
         one_of("long", self.long, LONG)
@@ -50,7 +50,7 @@ class Options:
                 whole(each.name, value, 0 if each.name.endswith("stride") else 1)
 
     def changed(self, task: str, given: Mapping[str, Any]) -> Self:
-        """Returns these options with the given ones changed. Raises NpformerError for an unknown name."""
+        """Returns the options with some of them changed. Raises NpformerError for an unknown name."""
         known = [each.name for each in fields(self)]
         for name in given:
             if name not in known:

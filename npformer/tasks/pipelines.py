@@ -20,7 +20,7 @@ from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
 from npformer.tasks.task_settings import TRANSLATION, languages_of, pairs_of
 
-if TYPE_CHECKING:  # tasks are imported when a pipeline needs them, so that `import npformer` stays fast
+if TYPE_CHECKING:  # tasks are imported on first use, so that `import npformer` stays fast
     from npformer.tasks.task import Task
 
 TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders other than translation
@@ -109,7 +109,7 @@ def pipeline(
 
 
 def _known(task: str) -> str:
-    """Returns the name in TASKS of a task given by any of its names."""
+    """Returns a task's name in TASKS, given any of its names."""
     if not isinstance(task, str):
         raise NpformerError(f"task: expected a task's name, got {shown(task)}; pass a model as model=")
     name = "translation" if TRANSLATION.fullmatch(task) else ALIASES.get(task, task)
@@ -143,7 +143,7 @@ def _default(task: str | None, name: str | None) -> str:
 
 
 def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
-    """The tasks of a model, its own first; every encoder gives vectors, whatever its head.
+    """Returns the tasks of a model, its own first; every encoder gives vectors, whatever its head.
 
     described: the content of its config.json, which may have settings for summarization.
     """
@@ -156,7 +156,7 @@ def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list
 
 
 def _task_of(config: Config, described: Mapping[str, Any]) -> str:
-    """The task of a model, by its head; an encoder-decoder with settings for it in config.json summarizes."""
+    """Returns the task of a model's head, or summarization if config.json has settings for it."""
     if config.head not in TASK_OF:
         raise NpformerError(f"task: no task for a {config.head} model; use npformer.load")
     task = TASK_OF[config.head]
@@ -164,19 +164,19 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
         return task
     specific = described.get("task_specific_params")
     known = list(specific) if isinstance(specific, dict) else []
-    summarizes = known and all(name.startswith("summarization") for name in known)  # T5's also translates
+    summarizes = known and all(name.startswith("summarization") for name in known)  # T5 also translates
     return "summarization" if summarizes else writes
 
 
 def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
-    """The content of a folder's config.json; empty without one."""
+    """Returns the content of a folder's config.json; empty without one."""
     if folder is None or not (folder / CONFIG).exists():
         return {}
     return dict(text_config(read_json(folder / CONFIG, limits, "config")))
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
-    """Infers the task from a model's folder: by its sentence-transformers class, else by its head."""
+    """Infers the task from a model's folder, by its sentence-transformers class or else by its head."""
     from npformer.checkpoint.modules import MODULES, home
     from npformer.tasks.logit_score import is_logit_score
     from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse, was_cross_encoder
@@ -196,7 +196,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:
-    """Whether a folder's config.json names the model's head; true for every nn.Transformer, Marian and BART."""
+    """Returns whether a folder's config.json names the model's head; true for every nn.Transformer, Marian and BART."""
     described = _described(folder, limits)
     return bool(described.get("architectures")) or not has_base(str(described.get("model_type")))
 

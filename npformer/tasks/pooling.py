@@ -13,7 +13,7 @@ from npformer.functions import linear
 
 
 def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
-    """The mean of the rows with weights 1, 2, ..., L, from row `start` on, (L, D) -> (D,).
+    """Returns the mean of rows from `start` on, weighted by their numbers 1, 2, ..., L: (L, D) -> (D,).
 
     Muennighoff, 2022, "SGPT: GPT Sentence Embeddings for Semantic Search", section 4.1.1.
     """
@@ -22,7 +22,7 @@ def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
     return mean
 
 
-#: Pooling of the tokens' vectors, (L, D) -> (D,), from row `start` on; the rows before are the prompt's.
+#: Poolings of tokens' vectors, (L, D) -> (D,), from row `start` on, after the prompt's rows.
 #: Reimers and Gurevych, 2019, section 3.
 POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "cls": lambda x, start: x[start],
@@ -55,7 +55,7 @@ def dense(
 
 
 def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np.ndarray:
-    """max over tokens of log(1 + relu(logits)), (L, V) -> (V,): how much each word of the vocabulary matters.
+    """max over tokens of log(1 + relu(logits)), (L, V) -> (V,): the weight of each word in the vocabulary.
 
     strategy "sum" sums over the tokens instead of taking the maximum. With `twice` the logarithm is applied again,
     log(1 + log(1 + relu(logits))).
@@ -64,8 +64,8 @@ def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np
     "SPLADE v2: Sparse Lexical and Expansion Model for Information Retrieval", section 3.1 (max). Geng et al., 2024,
     "Towards Competitive Search Relevance For Inference-Free Learned Sparse Retrievers" (twice).
     """
-    if strategy == "max":  # the function below is monotonic, so computing it for the largest logit is enough
+    if strategy == "max":  # the function below is monotonic, so the largest logit is enough
         logits = logits.max(axis=0, keepdims=True)
     weights: np.ndarray = np.log1p(np.maximum(logits, 0))
     weights = np.log1p(weights) if twice else weights
-    return weights.sum(axis=0, dtype=np.float64).astype(logits.dtype)  # many terms, all of one sign
+    return weights.sum(axis=0, dtype=np.float64).astype(logits.dtype)  # many terms of one sign

@@ -30,7 +30,7 @@ class PromptOptions(Options):
 
 
 class PromptedTask(Task):
-    """A task on a sentence-transformers folder: its `recipe` has the prompts."""
+    """A task with the prompts of a sentence-transformers folder, in its `recipe`."""
 
     options_type = PromptOptions
     recipe: EmbeddingRecipe
@@ -44,7 +44,7 @@ class PromptedTask(Task):
         return settled
 
     def prompt(self, options: Any) -> str:
-        """Returns the prompt for each text: the given one, else the folder's default, else ""."""
+        """Returns the prompt for each text: the given prompt, else the folder's default, else ""."""
         if options.prompt is not None:
             return str(options.prompt)
         name = options.prompt_name if options.prompt_name is not None else self.recipe.default_prompt_name

@@ -53,7 +53,7 @@ class QuestionAnswering(Task):
     max_seq_len, doc_stride : int, optional
         Tokens in a window (384), and tokens shared by neighbouring windows (128).
     max_answer_len : int
-        Most tokens in an answer.
+        Maximum tokens in an answer.
     handle_impossible_answer : bool
         Allow the answer "", for a question without an answer in the context.
     align_to_words : bool
@@ -154,7 +154,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """softmax over the context's tokens and the first token, [CLS], which means no answer; 0 elsewhere, (L,)."""
+    """Returns softmax over the context's tokens and [CLS], which means no answer; 0 elsewhere, (L,)."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)

@@ -43,18 +43,18 @@ class Answers(list[Any]):
 
 
 class Array(Answering, np.ndarray):
-    """An array result. For several texts, `n_tokens` and `truncated` are arrays with one entry per text."""
+    """A result that is an array. For several texts, `n_tokens` and `truncated` are arrays with one entry per text."""
 
     lines = ARRAY
-    n_tokens: Any = None  # a slice of an array has None
+    n_tokens: Any = None  # None in a slice of an array
     truncated: Any = None
 
 
 class Written(dict[str, Any]):
-    """A generated text, or the messages of a conversation with it.
+    """A generated text, or a conversation's messages with the generated one.
 
-    n_tokens: of the text. ended: its "end" token, a "stop" string, or its "length". likely: with the setting logprobs,
-    tokens and their log probabilities, (L, 1 + logprobs) each: the text's own, then the most likely in its place.
+    n_tokens: number of tokens of the text. ended: its "end" token, a "stop" string, or its "length". likely: with the
+    setting logprobs, tokens and log probabilities, (L, 1 + logprobs) each: the text's own token, then the most likely.
     """
 
     def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:

@@ -37,7 +37,7 @@ class EmbeddingOptions(PromptOptions):
 class SentenceEmbedding(Encoding):
     """Returns a vector (D,) for a text, an array (N, D) for a list of N texts; `encode` is the same.
 
-    A text read in windows has the mean of the windows' pooled vectors, weighted by their numbers of tokens.
+    For a text read in windows, the vector is the mean of the windows' pooled vectors, weighted by their lengths.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class SentenceEmbedding(Encoding):
         if self.recipe.splade is not None:
             raise NpformerError(f"{model.folder}: its vectors are sparse; use pipeline('sparse-embedding')")
         pooled, steps = model.config.d_model * len(self.recipe.poolings), self.recipe.steps
-        self.width = steps[-1].width if steps else pooled  # of an untruncated vector
+        self.width = steps[-1].width if steps else pooled  # before truncation
         super().__init__(without_head(model), **{"truncate_dim": self.recipe.truncate_dim, **options})
         self.encoder = Encoder(self.model, self.recipe.max_length)
         self.steps: list[Function] = []
@@ -123,7 +123,7 @@ class SentenceEmbedding(Encoding):
         return [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > 6 else ''}"]
 
     def _pooled(self, request: Request, start: int) -> Any:
-        """The pooled vector (D,) of the rows from `start` on, or an NpformerError without such rows."""
+        """Returns the pooled vector (D,) of rows from `start` on, or an NpformerError if there are none."""
         windows = [output["last_hidden_state"] for output in request.outputs[0]]
         if start >= len(windows[0]):
             return NpformerError(f"the prompt fills all {len(windows[0])} tokens; shorten it")
@@ -137,7 +137,7 @@ class SentenceEmbedding(Encoding):
         return np.average(pooled, axis=0, weights=[len(x) for x in windows]).astype(self.model.dtype)
 
     def _prompt_tokens(self, options: EmbeddingOptions) -> int:
-        """The number of tokens before the text's own: the prompt with the start tokens; 0 without a prompt."""
+        """Returns the number of tokens before the text: the start tokens and the prompt; 0 without a prompt."""
         prompt = self.cased(self.prompt(options))
         if not prompt:
             return 0

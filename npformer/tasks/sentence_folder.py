@@ -1,4 +1,4 @@
-"""Reads the settings of a sentence-transformers folder, whose modules turn a text into a vector.
+"""Reads the settings of a sentence-transformers folder: modules that turn a text into a vector.
 
 `sentence_embedding.py` and `sparse_embedding.py` apply an `EmbeddingRecipe`.
 """
@@ -20,7 +20,7 @@ from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_modules import KINDS, Step, read_steps
 from npformer.tasks.vector_search import SIMILARITIES
 
-#: The older form of the setting: flag -> the pooling it turns on.
+#: Older form of the setting: flag -> the pooling that it turns on.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -31,9 +31,9 @@ FLAGS = {
 }
 
 DESCRIPTION = "config_sentence_transformers.json"
-#: Fields of config.json for the activation of a `CrossEncoder`: before version 4 of sentence-transformers, and from 4.
+#: Fields of config.json for a `CrossEncoder`'s activation: up to version 3 of sentence-transformers, and from 4 on.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
-PROMPTS = {"query": "", "document": ""}  # names in every folder
+PROMPTS = {"query": "", "document": ""}  # names that every folder has
 #: Files of the encoder's settings, with the names used before version 2.0.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
@@ -50,11 +50,11 @@ class Splade:
 class EmbeddingRecipe:
     """The settings of a sentence-transformers folder."""
 
-    poolings: tuple[str, ...] = ("mean",)  # their vectors are concatenated
+    poolings: tuple[str, ...] = ("mean",)  # vectors of several poolings are concatenated
     include_prompt: bool = True  # whether a prompt's tokens are pooled
     steps: tuple[Step, ...] = ()  # the modules after the pooling
-    splade: Splade | None = None  # instead of poolings
-    max_length: int | None = None  # tokens
+    splade: Splade | None = None  # replaces the poolings
+    max_length: int | None = None  # maximum tokens in a text
     lowercase: bool = False
     prompts: dict[str, str] = field(default_factory=lambda: dict(PROMPTS))
     default_prompt_name: str | None = None
@@ -75,7 +75,7 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     a malformed file.
     """
     if is_cross_encoder(folder):
-        return EmbeddingRecipe()  # its modules belong to another task; sentence-transformers uses its defaults too
+        return EmbeddingRecipe()  # the modules belong to another task; sentence-transformers uses defaults too
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
@@ -140,7 +140,7 @@ def _described(path: Path) -> dict[str, Any]:
 def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
     """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
 
-    The defaults for any other folder. The file counts only with modules.json and the model_type CrossEncoder.
+    Returns the defaults for any other folder: the file counts only with modules.json and the model_type CrossEncoder.
     """
     if folder is None or not is_cross_encoder(home(folder)):
         return EmbeddingRecipe(), None
@@ -149,17 +149,17 @@ def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether a folder was saved as a `CrossEncoder` by version 6 of sentence-transformers."""
+    """Returns whether a folder was saved as a `CrossEncoder` by version 6 of sentence-transformers."""
     return (folder / MODULES).exists() and _optional(folder / DESCRIPTION).get("model_type") == "CrossEncoder"
 
 
 def was_cross_encoder(described: Mapping[str, Any]) -> bool:
-    """Whether a config.json has the field of a `CrossEncoder` saved by an earlier version."""
+    """Returns whether a config.json has the field of a `CrossEncoder` saved by an earlier version."""
     return OLDER in described or NEWER in described
 
 
 def is_sparse(folder: Path) -> bool:
-    """Whether a sentence-transformers folder makes sparse vectors."""
+    """Returns whether a sentence-transformers folder makes sparse vectors."""
     return any(each.kind == "SpladePooling" for each in read_modules(folder))
 
 

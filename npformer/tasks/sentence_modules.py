@@ -26,7 +26,7 @@ from npformer.tasks.pooling import dense, normalize
 
 Function = Callable[[np.ndarray], np.ndarray]
 
-#: torch's module -> our activation; Dropout and Identity change nothing.
+#: torch's module -> npformer's activation; Dropout and Identity change nothing.
 TORCH = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": "none"}
 KINDS = (*WITH_WEIGHTS, "Normalize", "Dropout")
 WIDEST = 2**16
@@ -75,7 +75,7 @@ def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Ste
 def load_steps(
     folder: Path, steps: Sequence[Step], width: int, dtype: Any, limits: Limits
 ) -> tuple[list[Function], dict[str, str]]:
-    """Returns the steps' functions, (B, D) -> (B, E) each, and the sha256 of each module's weights by folder."""
+    """Returns the function of each step, (B, D) -> (B, E), and the sha256 of each module's weights, by folder."""
     functions: list[Function] = []
     sums: dict[str, str] = {}
     for step in steps:
@@ -112,7 +112,7 @@ def _function(step: Step, arrays: dict[str, np.ndarray]) -> Function:
 
 
 def _activation(where: str, described: dict[str, Any]) -> str:
-    """Returns our activation's name for a torch class; Tanh by default, as in sentence-transformers."""
+    """Returns npformer's activation for a torch class; Tanh by default, as in sentence-transformers."""
     stored = described.get("activation_function", "torch.nn.modules.activation.Tanh")
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(TORCH)})", str(stored))
     if known is None:

@@ -1,4 +1,4 @@
-"""The methods of sentence-transformers' classes, for the corresponding tasks.
+"""Adds the methods of sentence-transformers' classes to the corresponding tasks.
 
 `Encoding` has those of SentenceTransformer, `SparseEncoding` of SparseEncoder, `Ranking` of CrossEncoder. Each method
 calls the task itself; `ignored_keywords.py` lists the ignored arguments.
@@ -25,7 +25,7 @@ Prompt = str | None
 class Encoding(PromptedTask):
     """A task that makes vectors of texts, with the methods of SentenceTransformer."""
 
-    width: int  # of a vector that is not truncated
+    width: int  # of an untruncated vector
     default_similarity: ClassVar[str] = "cosine"
 
     def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
@@ -133,7 +133,7 @@ class SparseEncoding(Encoding):
         return vectors[0] if isinstance(answers, dict) else vectors
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
-        """The words of a vector (V,) with their weights, largest first; for vectors (N, V) a list of such lists."""
+        """Returns a vector's words with their weights, largest first; for vectors (N, V), a list of such lists."""
         if top_k is not None:
             whole("top_k", top_k, 1)
         vectors = _vectors(embeddings)
@@ -145,7 +145,7 @@ class SparseEncoding(Encoding):
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
-        """The mean number of nonzero weights in vectors (V,) or (N, V), and the share of zeros."""
+        """Returns the mean number of nonzero weights in vectors (V,) or (N, V), and the share of zeros."""
         vectors = np.atleast_2d(_vectors(embeddings))
         if not len(vectors):
             raise NpformerError("sparsity: expected at least one vector")

@@ -100,7 +100,7 @@ class SparseEmbedding(SparseEncoding):
         for index, request in enumerate(requests):
             pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
             rows = np.concatenate([next(iter(output.values()))[each] for output, each in pairs])
-            if listening():  # the whole model was run
+            if listening():  # then the whole model has run
                 yield index, rows
                 continue
             for start in range(0, len(rows), ROWS):

@@ -29,7 +29,7 @@ from npformer.tasks.results import carrying
 from npformer.text.encoding import Encoded, Encoder, was_cut
 from npformer.text.inputs import Pair, as_text_or_pair
 
-WINDOW = 1024  # inputs read before the first answer: enough for full speed
+WINDOW = 1024  # inputs to read before the first answer, enough for full speed
 ONE = str | bytes | bytearray | Mapping | Pair  # iterable types that count as one input
 TOKENS = 32_768  # tokens with outputs in memory at once
 
@@ -70,12 +70,12 @@ class Task(Answering):
     """
 
     lines = TASK
-    name: ClassVar[str]  # its key in `catalogue.TASKS`
+    name: ClassVar[str]  # key in `catalogue.TASKS`
     options_type: ClassVar[type[Options]] = Options
     other_names: ClassVar[Mapping[str, str]] = {}  # keywords that `settle` translates to options -> their types
-    cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
-    has_windows: ClassVar[bool] = True  # whether long texts can be read in several pieces
-    form: ClassVar[Form] = Form()  # of its answers
+    cut: ClassVar[str] = "longest"  # the text of a long pair that is truncated
+    has_windows: ClassVar[bool] = True  # whether long texts can be read in windows
+    form: ClassVar[Form] = Form()  # form of the answers
 
     def __init__(self, model: Model, **options: Any) -> None:
         head = TASKS[self.name].head
@@ -107,7 +107,7 @@ class Task(Answering):
         return self.collect(list(self._watched(inputs, settled)))
 
     def is_one(self, inputs: Any) -> bool:
-        """Whether this is one input, not several."""
+        """Returns whether this is one input rather than several."""
         several = isinstance(inputs, Iterable) and not isinstance(inputs, ONE)
         return not several or (isinstance(inputs, np.ndarray) and not inputs.ndim)
 
@@ -182,7 +182,7 @@ class Task(Answering):
     # --- the form of answers in datasets and on the command line -------------------------------------------------
 
     def gives_lists(self) -> bool:
-        """Whether an answer, under the task's options, is a list."""
+        """Returns whether an answer is a list, under the task's options."""
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
@@ -204,7 +204,7 @@ class Task(Answering):
     # --- reading texts -------------------------------------------------------------------------------------------
 
     def window_size(self, options: Any) -> tuple[int | None, int | None]:
-        """Returns the tokens in a piece (None: the model's limit) and the tokens shared by neighbouring pieces."""
+        """Returns the size of a window (None: the model's limit) and the overlap of neighbouring windows, in tokens."""
         return options.max_length, options.stride
 
     def limit(self, options: Any) -> int:

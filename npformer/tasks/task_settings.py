@@ -16,17 +16,17 @@ TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as transla
 
 
 class TaskSettings(NamedTuple):
-    """The text before every source, and the settings of generation."""
+    """The text to put before every source, and the settings of generation."""
 
     prefix: str = ""
     settings: Mapping[str, Any] = {}
 
 
 def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSettings:
-    """The settings of a task, or those of translation to a language.
+    """Reads the settings of a task, or of translation to a language.
 
     As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix. T5 has
-    translation_en_to_de and the like, the last part of which is `to`.
+    entries such as translation_en_to_de; `to` is the last part of such a name.
     """
     data = _described(model)
     specific = data.get("task_specific_params") or {}
@@ -40,12 +40,12 @@ def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSet
 
 
 def pairs_of(model: BaseModel) -> dict[str, str]:
-    """The target languages that a model's config.json has settings for -> the names of these settings."""
+    """Returns each target language with settings in a model's config.json -> the name of these settings."""
     return languages_of(_described(model))
 
 
 def languages_of(data: Mapping[str, Any]) -> dict[str, str]:
-    """The target languages that a config.json has settings for -> the names of these settings."""
+    """Returns each target language with settings in a config.json -> the name of these settings."""
     specific = data.get("task_specific_params")
     found = map(TRANSLATION.fullmatch, specific if isinstance(specific, dict) else {})
     return {each[2]: each[0] for each in found if each}

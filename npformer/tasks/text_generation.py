@@ -118,7 +118,7 @@ class TextGeneration(Writing):
         return is_chat(inputs) or super().is_one(inputs)
 
     def defaults(self) -> Any:
-        """The stop strings of the folder's generation_config.json are found here, not by `generate`."""
+        """Returns the default options, including the stop strings of generation_config.json."""
         options, strings = super().defaults(), self.stored.get("stop_strings")
         return options if strings is None else replace(options, stop_strings=strings)
 
@@ -142,11 +142,11 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int = 1) -> Settings:
-        """The generation settings for a prompt of `count` tokens. Raises NpformerError if they are impossible."""
+        """Returns generation settings for a prompt of `count` tokens. Raises NpformerError if they are impossible."""
         return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
-        """The settings for a prompt with this many tokens."""
+        """Returns the unchecked settings for a prompt of `count` tokens."""
         settings = {
             **options.settings,
             **({"stop_strings": ""} if "stop_strings" in self.stored else {}),
@@ -168,7 +168,7 @@ class TextGeneration(Writing):
         yield from self.writing(text, **options)
 
     def writing(self, text: Any, **options: Any) -> Writer:
-        """The same, with the number of tokens so far, and finally the reason for the end."""
+        """Yields the same pieces, each with the number of tokens so far, and finally the reason for the end."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
         [request] = self.prepare([text], 0, settled)
         if isinstance(request, InputError):
@@ -188,7 +188,7 @@ class TextGeneration(Writing):
     # --- from an input to its answer -----------------------------------------------------------------------------
 
     def prepare(self, window: Sequence[Any], first: int, options: TextGenerationOptions) -> list[Request | InputError]:
-        """The tokens of each prompt; conversations are rendered together."""
+        """Encodes each prompt; conversations are rendered together."""
         items = [_asked(item, options) for item in window]
         chats = [item for item in items if is_chat(item)]
         of_chats = iter(self.chat.encoded(chats, options.chat_template_kwargs) if chats else [])
@@ -204,7 +204,7 @@ class TextGeneration(Writing):
         return prepared
 
     def _ids(self, item: Any) -> np.ndarray:
-        """The tokens of a prompt that is a text."""
+        """Returns the tokens of a prompt that is a text."""
         if isinstance(item, Mapping) and "role" in item:
             raise NpformerError("expected a text or a conversation, a list of messages, got a single message")
         text = as_text(item["text"] if isinstance(item, Mapping) and set(item) == {"text"} else item)
@@ -212,10 +212,10 @@ class TextGeneration(Writing):
         return self.encoder.ids(text)
 
     def _fitted(self, ids: np.ndarray, options: TextGenerationOptions, is_chat: bool) -> Encoded:
-        """A prompt of these tokens; with long="truncate" the last ones that fit. A conversation is never truncated."""
+        """Returns a prompt of these tokens; long="truncate" keeps the last that fit, except in a conversation."""
         count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
         refuses = options.long == "error" or is_chat
-        if count + new <= limit + refuses:  # the last token needs no position, but Transformers leaves room for it
+        if count + new <= limit + refuses:  # as in Transformers, the last token takes a position that it does not need
             self.resolved(options, max(1, count))
             return Encoded([Text(ids)], count)
         kept = limit - new
@@ -231,7 +231,7 @@ class TextGeneration(Writing):
         return Encoded([Text(ids[-kept:])], count, truncated=True)
 
     def _wanted(self, options: TextGenerationOptions, n_tokens: int) -> int:
-        """New tokens that must fit: the requested number, else one."""
+        """Returns the number of new tokens that must fit: the requested number, or else one."""
         if "max_new_tokens" in options.settings:
             return int(options.settings["max_new_tokens"])
         length = options.settings.get("max_length", self.stored.get("max_length", 0))
@@ -256,7 +256,7 @@ class TextGeneration(Writing):
 
 
 def _asked(item: Any, options: TextGenerationOptions) -> Any:
-    """The prompt of an item: with `chat` a text is a user's message."""
+    """Returns the prompt of an item; with `chat`, a text is a user's message."""
     if not options.chat or is_chat(item):
         return item
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
@@ -264,14 +264,14 @@ def _asked(item: Any, options: TextGenerationOptions) -> Any:
 
 
 def _ended(prompt: Text, ids: np.ndarray, ends: Sequence[int], stopping: StopStrings | None) -> str:
-    """Why a text ended: an end token ("end"), a stop string ("stop"), or its maximum length ("length")."""
+    """Returns why a text ended: an end token ("end"), a stop string ("stop"), or its maximum length ("length")."""
     if ids[-1] in ends:
         return "end"
     return "stop" if stopping and stopping(np.concatenate([prompt.ids, ids])[None])[0] else "length"
 
 
 def _after(item: Any, text: str) -> Any:
-    """A prompt with the text after it; of a conversation, the messages with the assistant's."""
+    """Returns a prompt with the text after it, or a conversation's messages with the assistant's answer."""
     if not is_chat(item):
         return f"{item['text'] if isinstance(item, Mapping) else item}{text}"
     *before, last = item
@@ -281,9 +281,9 @@ def _after(item: Any, text: str) -> Any:
 
 
 class Writer:
-    """The pieces of a text as they are generated, once. The prompt is read with the first.
+    """Iterates once over the pieces of a text as they are generated. The prompt is read with the first piece.
 
-    stopped: set it to end the text before its next token. stream: once the prompt is read.
+    stopped: set it to end the text before its next token. stream: set once the prompt is read.
     """
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:
@@ -314,10 +314,10 @@ class Writer:
 
     @property
     def likely(self) -> Best | None:
-        """With the setting logprobs, the tokens so far with the most likely ones in their places."""
+        """With the setting logprobs, the tokens so far, each with the most likely ones in its place."""
         return None if self.stream is None else joined(self.stream.likely)
 
     @property
     def ended(self) -> str:
-        """Why it ended, after its last piece."""
+        """The reason why the text ended, known after its last piece."""
         return _ended(self.prompt, np.array(self.ids), self.settings.end_ids, self._stopping)

@@ -1,6 +1,6 @@
 """text-ranking: the relevance of each text to a query, by a cross-encoder, which reads both together.
 
-A reranker that is a causal language model reads both in its chat template (`logit_score.py`).
+Rerankers that are causal language models read both in a chat template (`logit_score.py`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class TextRanking(Ranking):
 def stored_function(model: Model, activation: Any) -> str:
     """Returns the function_to_apply of the activation stored by sentence-transformers; "sigmoid" by default.
 
-    activation: from `cross_encoder_recipe`. It overrides config.json's, from earlier versions.
+    activation: from `cross_encoder_recipe`; it overrides the field that earlier versions store in config.json.
     Raises NpformerError for an activation other than Identity and Sigmoid.
     """
     if model.folder is None:
@@ -152,7 +152,7 @@ def stored_function(model: Model, activation: Any) -> str:
 
 
 def _function(where: str, activation: Any) -> str:
-    """The function_to_apply of a torch module, given as an instance, a class or a full name."""
+    """Returns the function_to_apply of a torch module, given as an instance, a class or a full name."""
     kind = activation if isinstance(activation, type) else type(activation)
     name = activation if isinstance(activation, str) else f"{kind.__module__}.{kind.__name__}"
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(FUNCTIONS)})", name)
@@ -165,6 +165,6 @@ def _function(where: str, activation: Any) -> str:
 
 
 def _is_two_texts(item: Any) -> bool:
-    """Whether an item is a list, tuple or array of two texts, sentence-transformers' form of a query with a text."""
+    """Returns whether an item is a list, tuple or array of two texts, sentence-transformers' form of query and text."""
     two = item.shape == (2,) if isinstance(item, np.ndarray) else isinstance(item, list | tuple) and len(item) == 2
     return two and all(isinstance(each, str) for each in item)

@@ -65,7 +65,7 @@ class TextToText(Writing):
 
     @cached_property
     def pairs(self) -> dict[str, str]:
-        """The target languages with settings of their own, as in T5."""
+        """The target languages with their own settings, as in T5."""
         return pairs_of(self.model) if self.name == "translation" else {}
 
     def values(self, answer: Any) -> dict[str, Any]:

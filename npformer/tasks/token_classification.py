@@ -37,10 +37,10 @@ class TokenOptions(Options):
 class Token(NamedTuple):
     """A token, or a word under a word-level strategy, with its label scores."""
 
-    text: str  # the token's string, or an unknown token's characters in the text
+    text: str  # the token's string, or the characters of an unknown token
     scores: np.ndarray
     place: int
-    start: int  # its characters in the text: start ... end - 1
+    start: int  # position in the text: characters start ... end - 1
     end: int
     goes_on: bool  # whether it continues the previous token's word
 

@@ -17,12 +17,12 @@ from npformer.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
 BLOCK = 2**19  # numbers of the corpus in a block, which fits a core's cache
-QUERIES = 256  # queries compared with a block together
-PENDING = 1024  # pairs of query and vector scored together
+QUERIES = 256  # queries compared with a block at a time
+PENDING = 1024  # pairs of query and vector scored at a time
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """-|a_i - b_j|, with a function from differences (M, D) to lengths (M,)."""
+    """Returns the similarity -|a_i - b_j|, for a function from differences (M, D) to lengths (M,)."""
     return np.stack([-length(b - row) for row in a])
 
 
@@ -36,7 +36,7 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
-    """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), by one of SIMILARITIES."""
+    """Returns the similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), by one of SIMILARITIES."""
     one_of("function", function, SIMILARITIES)
     arrays = [np.atleast_2d(np.asarray(each)) for each in (a, b)]
     shapes = [each.shape for each in arrays]
@@ -113,13 +113,13 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
 
 
 def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: int, similarity: str) -> Hits:
-    """The k nearest rows start to stop for each query, (Q, k); for the cosine, queries have length 1.
+    """Returns the k nearest of rows start to stop for each query, (Q, k); for the cosine, queries have length 1.
 
     A product's last bits depend on the position of a row. So the product only selects the candidates, within its error
     bound, and each candidate is scored on its own.
     """
     best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
-    limits = np.full(len(queries), -np.inf)  # scores below a query's limit are not among the nearest
+    limits = np.full(len(queries), -np.inf)  # vectors with scores below these are not among the nearest
     width, rows, places = corpus.shape[1], [], []
     # A sum of D products has at most D rounding errors: Higham, 2002, section 3.1.
     errors = 2 * (width + 4) * np.finfo(np.float32).eps * np.sqrt((queries * queries).sum(axis=1))
@@ -150,7 +150,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """The k best of `best` and of pairs (query row, corpus index), (P,) each, in this order."""
+    """Returns the k best of `best` and of pairs (query row, corpus index), (P,) each; ties keep this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)
@@ -167,7 +167,7 @@ def _with_scored(
 
 
 def _merged(parts: list[Hits], k: int) -> Hits:
-    """The k best of several parts of the corpus, in corpus order."""
+    """Returns the k best of several parts of the corpus, given in corpus order."""
     indices, scores = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     first = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(indices, first, axis=1), np.take_along_axis(scores, first, axis=1))

@@ -24,7 +24,7 @@ class WritingOptions(Options):
     """Options of `Writing`. `long` is "error" by default, because an answer to half a text looks complete."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    windows: ClassVar[str]  # why a text is not read in windows
+    windows: ClassVar[str]  # why texts are not read in windows
 
     def __post_init__(self) -> None:
         if isinstance(self.long, str) and not self.long:
@@ -38,19 +38,19 @@ class Writing(Task):
     """A generative task. A subclass defines `source`, the text the model reads, and `answer`."""
 
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
-    usual: ClassVar[Mapping[str, Any]] = {}  # defaults, overridden by the model's folder and the caller
+    usual: ClassVar[Mapping[str, Any]] = {}  # defaults that the model's folder and the caller override
     has_windows = False
-    key: ClassVar[str]  # of a text in an answer
-    column: ClassVar[str]  # of a text in a dataset
+    key: ClassVar[str]  # key of the text in an answer
+    column: ClassVar[str]  # column of the text in a dataset
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
-        """The folder's settings for this task only, which `generate` does not read."""
+        """Returns the folder's settings for this task only, which `generate` does not read."""
         return {}
 
     @cached_property
     def stored(self) -> dict[str, Any]:
-        """The settings of the model's folder."""
+        """Returns the settings of the model's folder."""
         found = merged(stored_settings(self.model.folder)[1], self.own_settings)
         return {name: value for name, value in found.items() if value is not None}
 
@@ -106,7 +106,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings, with num_beams and do_sample consistent: several beams do not sample, sampling has one beam."""
+    """Makes num_beams and do_sample consistent: several beams do not sample, and sampling has one beam."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}

@@ -98,10 +98,10 @@ def test_masks(tmp_path):
     assert found == [None, [list(task(TEXTS[1]))], list(task(TEXTS[2])), None]
     errors = pa.parquet.read_table(tmp_path / "out.parquet")["error"].to_pylist()
     assert errors == [
-        "no [MASK] in what the model read of the text",
+        "no [MASK] in the part of the text that the model read",
         None,
         None,
-        "no [MASK] in what the model read of the text",
+        "no [MASK] in the part of the text that the model read",
     ]
 
 

@@ -174,11 +174,11 @@ def test_a_mask_in_any_window_is_filled():
 
 def test_a_text_without_a_mask_is_refused():
     fill = filler()
-    with pytest.raises(NpformerError, match=r"^no \[MASK\] in what the model read of the text"):
+    with pytest.raises(NpformerError, match=r"^no \[MASK\] in the part of the text that the model read"):
         fill("ice cream")
     with pytest.raises(NpformerError, match="input 1: no "):
         fill(["[MASK]", "ice cream"])
-    with pytest.raises(NpformerError, match=r"no \[MASK\] in what the model read"):
+    with pytest.raises(NpformerError, match=r"no \[MASK\] in the part of the text that the model read"):
         fill("ice cream " * 60 + "[MASK]")
 
 
