@@ -1,4 +1,4 @@
-"""Where a long text can be split without changing its tokens, so that it can be tokenized in blocks."""
+"""`Borders`: the places where a long text can be split without changing its tokens, to tokenize it in blocks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 BLOCK = 16_384  # characters tokenized at once, if the tokenizer has borders
 
-#: Normalizers and pre-tokenizers that treat each character, or each word, independently: text after a space does not
-#: change the tokens before it. With any other part a text is tokenized whole.
+#: Normalizers and pre-tokenizers that treat each character, or each word, independently, so that text after a space
+#: does not change the tokens before it. If a tokenizer has any other part, texts are not split.
 NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 
 
-MARKS = frozenset(string.punctuation)  # ASCII's
+MARKS = frozenset(string.punctuation)  # ASCII only
 
 
 class Borders:
     """The borders of a tokenizer: spaces between words, and for BERT also between two punctuation marks or ideographs.
 
-    No normal form joins a space to its neighbours, every pre-tokenizer above starts a new word there, and the model
-    sees one word at a time. Only an added token could cross a border, so added tokens are checked too.
+    At a space, no normal form combines characters, and every supported pre-tokenizer starts a new word. The model of
+    the tokenizer reads one word at a time. Only an added token could cross a border, so added tokens are checked too.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,7 +33,7 @@ class Borders:
                 for part in (tokenizer.normalizer, tokenizer.pre_tokenizer)
             )
             added = tokenizer.get_added_tokens_decoder().values()
-        except Exception:  # parts written in Python, or a user's own tokenizer
+        except Exception:  # parts written in Python, or a tokenizer of the user
             normalizer, splits, added = {"type": "unknown"}, {}, ()
         parts = normalizer.get("normalizers", [normalizer]) if normalizer else []
         self.at_spaces = (
@@ -48,12 +48,12 @@ class Borders:
             and any(each.get("handle_chinese_chars") for each in parts)
         )
 
-        self.at_marks = (  # BERT makes each mark a word, and no normal form combines two ASCII marks
+        self.at_marks = (  # each mark is a word for BERT, and no normal form combines two ASCII marks
             self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
         )
 
     def blocks(self, text: str) -> Iterator[tuple[int, int]]:
-        """Splits a text at borders into `(first, end)` blocks of about BLOCK characters, more if no border is near."""
+        """Splits a text at borders into blocks `(first, end)` of about BLOCK characters, or more if necessary."""
         first = 0
         while first < len(text):
             end = self.before(text, first + BLOCK, first) or self._after(text, first + BLOCK)
@@ -61,7 +61,7 @@ class Borders:
             first = end
 
     def before(self, text: str, end: int, first: int = 0) -> int:
-        """Returns the last border between `first` and `end`, or the end of a shorter text; 0 if no border exists."""
+        """The last border between `first` and `end`, or the end of a shorter text, or 0 if there is no border."""
         if end >= len(text):
             return len(text)
         return next((i for i in range(end, first, -1) if self._is_border(text, i)), 0)
@@ -70,7 +70,7 @@ class Borders:
         return next((i for i in range(start, len(text)) if self._is_border(text, i)), len(text))
 
     def _is_border(self, text: str, i: int) -> bool:
-        """Returns whether the text can be split before character i."""
+        """Whether the text can be split before character i."""
         if text[i] == " ":
             return self.at_spaces and i + 1 < len(text) and text[i - 1].isalnum() and text[i + 1].isalnum()
         if text[i] in MARKS:
@@ -79,12 +79,12 @@ class Borders:
 
 
 def _has_marks(token: Any) -> bool:
-    """Returns whether an added token has two adjacent punctuation marks."""
+    """Whether an added token has two adjacent punctuation marks."""
     return any(a in MARKS and b in MARKS for a, b in pairwise(token.content))
 
 
 def _stays_inside(token: Any) -> bool:
-    """Returns whether an added token never contains a border or absorbs the space at one."""
+    """Whether an added token can neither contain a border nor absorb the space at one."""
     content = token.content
     if not content.isascii() or any(map(str.isspace, content)) or not content:
         return False

@@ -1,7 +1,7 @@
-"""`Chat`: conversations as tokens, by the chat template of a model's folder.
+"""`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
-A text that spells a control token, such as "<|im_end|>", does not become that token: only the template's own are. The
-template is rendered with a mark for each one that a message spells, so its own are known by their places.
+A message that contains the text of a control token, such as "<|im_end|>", does not get that token: only the template
+adds control tokens. To tell them apart, the template is rendered with a mark in place of each such text in a message.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import BaseModel
+from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.text.chat_template import read_template, render, special_tokens
 from npformer.text.inputs import as_text
 
-BLANK = re.compile(r"[\s▁]*")  # tokens for runs of spaces are not control tokens
-TAG = re.compile(r"</?\w+>")  # a template may read <think> in an answer
+BLANK = re.compile(r"[\s▁]*")  # added tokens that are runs of spaces are not control tokens
+TAG = re.compile(r"</?\w+>")  # tags such as <think>, for which a template may look in an answer
 
 Message = Mapping[str, Any]
 
 
 def is_chat(value: Any) -> bool:
-    """Whether a value is a conversation: a list that begins with a message."""
+    """Whether a value is a conversation, which is a list that begins with a message."""
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
 
 
 def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
-    """Checks a conversation, and joins the parts of each content to a text. Raises NpformerError."""
+    """Checks a conversation, and joins the parts of the content of each message to a text."""
     found = []
     for i, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise NpformerError(f'messages[{i}]: expected {{"role": ..., "content": ...}}')
+            raise NpformerError(f'messages[{i}]: expected {{"role": ..., "content": ...}}, got {shown(message)}')
         found.append({**message, "content": _content(f"messages[{i}].content", message.get("content"))})
     return found
 
@@ -45,17 +46,17 @@ def _content(where: str, value: Any) -> str:
     for part in value:
         if not isinstance(part, Mapping) or part.get("type") != "text":
             raise NpformerError(
-                f'{where}: expected a text or parts {{"type": "text", "text": ...}}; models read no others'
+                f'{where}: expected a text or parts {{"type": "text", "text": ...}}; other types are not supported'
             )
     return "".join(as_text(part.get("text"), where) for part in value)
 
 
 class Chat:
-    """A model's chat template and tokenizer.
+    """The chat template and the tokenizer of a model.
 
     Parameters
     ----------
-    model : BaseModel from a folder with a chat template
+    model : BaseModel that was loaded from a folder with a chat template
 
     Raises
     ------
@@ -65,7 +66,7 @@ class Chat:
 
     def __init__(self, model: BaseModel) -> None:
         if model.folder is None:
-            raise NpformerError("a model without a folder has no chat template; give the prompt as a text")
+            raise NpformerError("chat: a model without a folder has no chat template; give the prompt as a text")
         self.where, self.template = read_template(model.folder)
         self.variables = {**special_tokens(model.folder), "tools": None, "documents": None}
         self.tokenizer, self.limits = model.tokenizer, model.limits
@@ -78,10 +79,10 @@ class Chat:
     def encoded(
         self, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any] | None = None
     ) -> list[np.ndarray | NpformerError]:
-        """The tokens of each conversation up to the assistant's answer, (L,), or its error.
+        """The tokens (L,) of each conversation up to the answer of the assistant, or its error.
 
-        A conversation that ends with a message of the assistant is continued within that message. variables: further
-        variables of the template, such as enable_thinking.
+        If the last message is one of the assistant, the tokens end within it, so that generation continues it.
+        variables: further variables for the template, such as enable_thinking.
         """
         try:
             return list(self._all(conversations, variables or {}))
@@ -93,7 +94,7 @@ class Chat:
     def _all(self, conversations: Sequence[Sequence[Message]], more: Mapping[str, Any]) -> list[np.ndarray]:
         marked = [_Marked(as_messages(each), self._control, self._in_answers) for each in conversations]
         texts: dict[int, str] = {}
-        for generates in (True, False):  # whether the template begins the assistant's message
+        for generates in (True, False):  # whether the template adds the beginning of the assistant's message
             some = [i for i, each in enumerate(marked) if each.generates == generates]
             given = [marked[i].messages for i in some]
             variables = {**self.variables, **more, "add_generation_prompt": generates}
@@ -101,9 +102,9 @@ class Chat:
         return [self._ids(*each.restored(texts[i], self._control)) for i, each in enumerate(marked)]
 
     def _ids(self, text: str, own: set[tuple[int, int]]) -> np.ndarray:
-        """The tokens of a rendered text. own: first character and end of each control token of the template."""
+        """The tokens of a rendered text. own: the spans of the control tokens that the template added."""
         self.limits.check("characters", len(text), "characters of a conversation")
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template has added them
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template added special tokens
         ids: list[int] = []
         for i, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if i not in self.control or any(first <= a and b <= end for a, b in own):
@@ -113,7 +114,7 @@ class Chat:
         return np.array(ids, np.int64)
 
     def _spelled(self, text: str) -> list[int]:
-        """The tokens of a control token's text, which becomes ordinary text when it is split."""
+        """The tokens of the text of a control token as ordinary text: it is split until no part is a control token."""
         ids: list[int] = []
         for part in (text[:1], text[1:]):
             found = self.tokenizer.encode(part, add_special_tokens=False).ids
@@ -122,10 +123,10 @@ class Chat:
 
 
 class _Marked:
-    """A conversation with a mark for each control token in a message, and at the end of an answer to continue."""
+    """A conversation with marks in place of control tokens' texts, and at the end of an answer to continue."""
 
     def __init__(self, messages: list[dict[str, Any]], control: re.Pattern[str], in_answers: re.Pattern[str]) -> None:
-        self.name = f"@{secrets.token_hex(8)}"  # that no message can contain
+        self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it
         self.texts: list[str] = []
         self.generates = not messages or messages[-1]["role"] != "assistant"
         self.messages = [
@@ -148,7 +149,7 @@ class _Marked:
         return f"{self.name}{len(self.texts) - 1}@"
 
     def restored(self, rendered: str, control: re.Pattern[str]) -> tuple[str, set[tuple[int, int]]]:
-        """The rendered text without marks, and the places of the template's own control tokens."""
+        """The rendered text with marks replaced by their texts, and the spans of the template's control tokens."""
         if not self.generates:
             rendered = rendered.partition(f"{self.name}end@")[0]
         own, text = set[tuple[int, int]](), ""
@@ -166,5 +167,5 @@ def _blank(text: str) -> bool:
 
 
 def _any_of(texts: Any) -> re.Pattern[str]:
-    """A pattern of any of the texts, the longest first; of nothing if there are none."""
+    """A pattern that matches any of the texts, with the longest first, or nothing without texts."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")

@@ -1,8 +1,8 @@
-"""The chat template of a folder: its rendering, and its use for a query with a text, as in rerankers.
+"""Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
-A template is an untrusted program. It is rendered by jinja2's sandbox in a process of its own, with limits on time and
-memory. For pairs it is rendered once, with placeholders: `PairTemplate` puts the texts in their places. `chat.py`
-renders conversations.
+A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory.
+For pairs it is rendered only once, with placeholders, which `PairTemplate` replaces by the texts. `chat.py` renders
+conversations.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from npformer.text.tokenizer import SETTINGS, read_settings
 
 FILE = "chat_template.jinja"
 ROLES = ("system", "query", "document")
-SECONDS, MEMORY, MOST = 20, 2**30, 2**20  # of rendering; bytes of its memory on Unix; characters of a template
-#: Texts that a template must insert without changes: spaces show a template that trims.
+SECONDS, MEMORY = 20, 2**30  # maximum time for rendering, and maximum bytes of memory on Unix
+MOST = 2**20  # maximum characters of a template, and of the rendered texts
+#: Texts that a template must insert without changes. Their spaces reveal a template that strips texts.
 PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
 
-#: Renders a template for each list of messages, with transformers' settings of jinja2.
+#: A program that renders a template for each conversation, with the settings of jinja2 in Transformers.
 PROGRAM = f"""
 import datetime, json, sys
 try:
@@ -60,28 +61,28 @@ json.dump(texts, sys.stdout)
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """The parts of a rendered template: text, or the role of the text that stands there, by turns."""
+    """A rendered template, as parts that are alternately a text and the role of a text to insert."""
 
     parts: tuple[str, ...]
 
     def __call__(self, **texts: str) -> str:
-        """Puts the texts of the roles in their places."""
+        """Inserts the text of each role."""
         return "".join(texts[part] if i % 2 else part for i, part in enumerate(self.parts))
 
     @property
     def end(self) -> str:
-        """The text after the last role's."""
+        """The text after the last inserted text."""
         return self.parts[-1]
 
 
 def pair_template(
     folder: Path, with_system: bool, variables: Mapping[str, Any], structured: bool = False
 ) -> PairTemplate:
-    """Reads a folder's chat template for the messages of a query and a document, with a system message before them.
+    """The chat template in a folder, rendered for a query and a document, and for a system message with_system.
 
-    variables: further variables of the template, such as add_generation_prompt. structured: whether the content of a
-    message is a list of parts. Raises NpformerError for a folder without a template, a template that fails, and one
-    that changes or drops a text.
+    variables: further variables for the template, such as add_generation_prompt. structured: the content of a message
+    is a list of parts. Raises NpformerError for a folder without a template, and for a template that fails, or changes
+    or drops a text.
     """
     where, template = read_template(folder)
     roles = ROLES if with_system else ROLES[1:]
@@ -92,7 +93,7 @@ def pair_template(
     if any(rendered.count(each) != 1 for each in placed.values()):
         missing = [role for role, each in placed.items() if rendered.count(each) != 1]
         raise NpformerError(
-            f"{where}: expected a template that inserts the texts of {', '.join(roles)} once each and without changes; "
+            f"{where}: expected a template that inserts the texts of {', '.join(roles)} unchanged and exactly once; "
             f"it does not for {', '.join(missing)}"
         )
     parts, rest = [], rendered
@@ -108,7 +109,7 @@ def pair_template(
 def render(
     where: str, template: str, conversations: Sequence[Sequence[Mapping[str, Any]]], variables: Mapping[str, Any]
 ) -> list[str]:
-    """Renders a template for each conversation, in a process with limits. where: for errors."""
+    """Renders a template for each conversation, in a process with limits. where: the template, for error messages."""
     if find_spec("jinja2") is None:
         raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
     try:
@@ -121,7 +122,7 @@ def render(
         )
         texts: list[str] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        raise NpformerError(f"{where}: rendering the template takes more than {SECONDS} seconds") from None
+        raise NpformerError(f"{where}: expected a template that renders within {SECONDS} seconds") from None
     except ValueError:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise NpformerError(f"{where}: the template failed: {reason:.200}") from None
@@ -129,13 +130,13 @@ def render(
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """A template's variables for the folder's special tokens, such as bos_token."""
+    """The variables of a template for the special tokens of a folder, such as bos_token."""
     settings = read_settings(folder)
     return {name: _text(value) for name, value in settings.items() if name.endswith("_token") and _text(value)}
 
 
 def read_template(folder: Path) -> tuple[str, str]:
-    """The place of a folder's chat template, and its text; of several in `tokenizer_config.json` the default one."""
+    """The path of the chat template in a folder, and its text. `tokenizer_config.json` may have one named "default"."""
     path = folder / FILE
     if path.exists():
         template: Any = read_text(path)

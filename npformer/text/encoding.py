@@ -1,8 +1,8 @@
-"""Texts as token ids that fit a model, for tasks, traces, golden files, training and views.
+"""Converts texts to token ids that fit a model, for tasks, traces, golden files, training and views.
 
-`Encoder` turns a text or a `Pair` (`inputs.py`) into an `Encoded`. A text that is too long is truncated, split into
-windows, or refused; `was_cut` words every warning. Truncation gives the same ids as Transformers. `SourceEncoder`
-encodes the source of an encoder-decoder.
+`Encoder` converts a text or a `Pair` (`inputs.py`) to an `Encoded`. A text that is too long is truncated, split into
+windows, or refused. `was_cut` has the wording of every warning about it. Truncation gives the same ids as Transformers.
+`SourceEncoder` encodes the source of an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 IDS = np.ndarray | list | Text  # accepted forms of token ids
 TokenRow = tuple[int, str, bool, int | None, int | None]  # id, token, whether it is special, first character and end
-LEAST_STEP = 8  # windows of a pair advance by at least 1 / LEAST_STEP of their width
+LEAST_STEP = 8  # each window of a pair advances by at least 1 / LEAST_STEP of its width
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
-    """Returns the beginning of every warning about a truncated text."""
+    """The beginning of every warning about a truncated text."""
     return f"{where}: {n_tokens} tokens, cut to {limit}"
 
 
 def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
-    """Gives one warning for all truncated texts. cut: where each one is -> its token count; count: number of texts."""
+    """Gives one warning for all truncated texts. cut: location of a text -> its tokens; count: number of all texts."""
     if cut:
         total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
         warn(f"{was_cut(*next(iter(cut.items())), limit)}{total}")
@@ -56,18 +56,18 @@ def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
 class Encoded:
     """An encoded text or pair: one piece, or several overlapping pieces."""
 
-    texts: list[Text]  # the model's input for each piece
+    texts: list[Text]  # input of the model for each piece
     n_tokens: int  # of the whole text, including special tokens
     truncated: bool = False
     pieces: list[Encoding | Tokens] = field(
         default_factory=list
     )  # tokens of each piece; empty for a translation source
-    starts: list[int] = field(default_factory=lambda: [0])  # index of each piece's first token in the whole text
+    starts: list[int] = field(default_factory=lambda: [0])  # index of the first token of each piece in the whole text
 
     def rows(self) -> list[slice]:
-        """The rows of each piece that together cover the text once: each overlap is split in the middle.
+        """The rows of each piece that together cover the text once. Each overlap is split in the middle.
 
-        Each token thus comes from the piece that gives it more context, [CLS] from the first and [SEP] from the last.
+        Each token thus comes from the piece in which it has more context, [CLS] from the first and [SEP] from the last.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
         after = len(self.pieces[0]) - before - sum(1 - each for each in self.pieces[0].special_tokens_mask)
@@ -80,7 +80,7 @@ class Encoded:
 
 
 class Encoder:
-    """A model's tokenizer and its maximum length."""
+    """The tokenizer of a model and its maximum length."""
 
     def __init__(self, model: BaseModel, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
@@ -88,7 +88,7 @@ class Encoder:
         self.limits = model.limits
         self.has_token_types = model.config.reads_token_types
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
-        self._frames: dict[int, Tokens] = {}  # by number of texts
+        self._frames: dict[int, Tokens] = {}  # number of texts -> result of `_frame`
 
     @cached_property
     def borders(self) -> Borders:
@@ -104,10 +104,10 @@ class Encoder:
     ) -> list[Encoded]:
         """Encodes each text as pieces that fit the model.
 
-        long: how to treat a text that is too long, one of LONG. cut: which text of a pair is truncated, "first",
-        "second" or "longest". limit: maximum tokens of a piece, if below the model's. stride: tokens shared by
-        neighbouring windows, by default a quarter of a window. Raises NpformerError for a text that does not fit, or
-        that exceeds the limit `characters`. If such a text is truncated, n_tokens counts only its beginning.
+        long: how to treat a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
+        or "longest". limit: maximum tokens of a piece, if below that of the model. stride: tokens that neighbouring
+        windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit, or that
+        exceeds the limit `characters`. If a text above that limit is truncated, n_tokens counts only its beginning.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -118,7 +118,7 @@ class Encoder:
     def attempt(
         self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
     ) -> list[Encoded | NpformerError]:
-        """Encodes like `read`, but returns an error for each text that does not fit."""
+        """As `read`, but returns an error for each text that does not fit instead of raising it."""
         encoded: list[Encoded | NpformerError | None] = [
             self._try(self._in_blocks, each, long, cut, limit, stride) for each in given
         ]
@@ -129,14 +129,14 @@ class Encoder:
         return [each for each in encoded if each is not None]
 
     def ids(self, text: str) -> np.ndarray:
-        """Returns the ids of all tokens of one text, with special tokens and without truncation, (L,)."""
+        """The ids (L,) of all tokens of a text, with special tokens and without truncation."""
         return self.tokens(text).numbers
 
     def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
-        """Returns all tokens of one text without truncation; special: with special tokens.
+        """All tokens of a text without truncation. special: with special tokens.
 
-        A text with more characters than the limit is tokenized in blocks if the tokenizer has borders. Raises
-        NpformerError at the first block after which the tokens clearly exceed `most`.
+        A text above the limit `characters` is tokenized in blocks if the tokenizer has borders. Raises NpformerError
+        at the first block after which there are clearly more than `most` tokens.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -148,20 +148,20 @@ class Encoder:
         return with_special_tokens(self._frame([text]), [tokens])
 
     def described(self, text: str, special: bool, most: int) -> list[TokenRow]:
-        """Describes the tokens of a text, as `tokens` finds them."""
+        """The result of `tokens` as rows, one for each token."""
         found = self.tokens(text, special, most)
         rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
         return [(i, piece, bool(mask), *((None, None) if mask else at)) for i, piece, mask, at in rows]
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function; returns its result or its NpformerError."""
+        """Calls a function. Returns its result or its NpformerError."""
         try:
             return function(*args)
         except NpformerError as error:
             return error
 
     def _wholes(self, given: Sequence[str | Pair]) -> list[Any]:
-        """Tokenizes each text in full, with special tokens; returns an error for each text that fails."""
+        """Tokenizes each text in full, with special tokens. Returns an error for each text that fails."""
         if len(given) > 1 and self.threads > 1 and not any(map(self._check_length, given)):
             together = self._try(self.tokenizer.encode_batch, given)
             if not isinstance(together, NpformerError):
@@ -171,15 +171,15 @@ class Encoder:
     def _in_blocks(
         self, given: str | Pair, long: str, cut: str, limit: int | None, stride: int | None
     ) -> Encoded | None:
-        """Encodes a text above the character limit in blocks; None if it is shorter or cannot be split."""
+        """Encodes a text of more than BLOCK characters in blocks. Returns None if it is shorter or cannot be split."""
         if max(map(len, _texts(given))) <= BLOCK or not self.borders.at_spaces or long == "error":
             return None
         return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
 
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
-        """Encodes the beginning of a text to be truncated, in constant memory; None for a text that is short enough.
+        """Encodes the beginning of a long text in constant memory. Returns None for a text that is short enough.
 
-        All tokens are counted block by block, except those beyond the limit `characters`.
+        Counts all tokens block by block, except those beyond the limit `characters`.
         """
         texts = [self._within(text) for text in _texts(given)]
         if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
@@ -194,12 +194,12 @@ class Encoder:
         return self._encoded([piece], sum(counts) + limit - room, truncated=True)
 
     def _within(self, text: str) -> str:
-        """Truncates a text to the character limit, at a border; "" if the second half of that has no border."""
+        """Truncates a text to the limit `characters` at a border, or to "" if there is no border in its second half."""
         most = self.limits.characters
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
     def _first(self, text: str, count: int) -> tuple[Tokens, int]:
-        """Returns the first tokens of a text, at least `count` if it has as many, and the total number of tokens."""
+        """The first tokens of a text, at least `count` if there are so many, and the total number of tokens."""
         enough = total = 0
         for first, end in self.borders.blocks(text):
             if total < count:
@@ -208,14 +208,14 @@ class Encoder:
         return Tokens.of(self._whole(text[:enough], special=False)), total
 
     def _check_length(self, given: str | Pair) -> NpformerError | None:
-        """Returns the error for a text above the character limit."""
+        """The error for a text above the limit `characters`, or None."""
         for text in _texts(given):
             if len(text) > self.limits.characters:
                 return self._try(self.limits.check, "characters", len(text), "characters of a text")
         return None
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """Truncates a text or a pair to the model's limit, at the end of a word if possible, with a warning."""
+        """Truncates a text or a pair to the limit of the model, at the end of a word if possible, with a warning."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
@@ -238,9 +238,9 @@ class Encoder:
         if n_tokens <= limit:
             return self._encoded([whole], n_tokens)
         if long == "error":
-            most = f"the model takes {limit}" if limit == self.limit else f"the limit is {limit}"
             raise NpformerError(
-                f"{n_tokens} tokens, but {most}; long='truncate' reads the first, long='window' reads all"
+                f"expected at most {limit} tokens, got {n_tokens}; long='truncate' reads the first {limit}, "
+                "long='window' reads all"
             )
         if long == "window":
             return self._in_windows(given, cut, limit, stride)
@@ -250,12 +250,12 @@ class Encoder:
         return self._encoded([self._cut(texts, tokens, lengths)], n_tokens, truncated=True)
 
     def _cut(self, texts: Sequence[str], tokens: Sequence[Tokens], lengths: Sequence[int]) -> Tokens:
-        """Returns the first tokens of each text, with special tokens."""
+        """The first tokens of each text, with special tokens."""
         first = [each[:length] for each, length in zip(tokens, lengths, strict=True)]
         return with_special_tokens(self._frame(texts), first)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
-        """Splits a text into windows that share `stride` tokens; each window of a pair has the other text in full.
+        """Splits a text into windows that share `stride` tokens. Each window of a pair contains the other text in full.
 
         The windows of a pair share fewer tokens if they would otherwise hardly advance. Long texts are tokenized in
         blocks if the tokenizer has borders.
@@ -273,11 +273,11 @@ class Encoder:
         others = sum(lengths) - lengths[moving]
         width = room - others
         if width < 1:
-            raise NpformerError(f"one text of the pair has {others} tokens, which leave no room for the other")
+            raise NpformerError(f"one text of the pair has {others} tokens, which leaves no room for the other text")
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < width:
-            raise NpformerError(f"stride: windows of {width} tokens can share 0 to {width - 1}, not {stride}")
-        if others:  # a long other text leaves narrow windows, which would read each token many times
+            raise NpformerError(f"stride: expected 0 to {width - 1} for windows of {width} tokens, got {stride}")
+        if others:  # if the other text is long, windows are narrow and would read each token many times
             stride = min(stride, width - -(-width // LEAST_STEP))
         frame = self._frame(texts)
         pieces, starts = [], []
@@ -287,18 +287,18 @@ class Encoder:
         return self._encoded(pieces, n_tokens, starts=starts)
 
     def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
-        """Yields the blocks of a text: where tokenizing starts, the block's first character, and its tokens.
+        """Yields the blocks of a text: the character where tokenizing starts, the block's first character, its tokens.
 
-        Tokenizing starts one character early, because a tokenizer may treat a leading space differently.
+        Tokenizing starts one character before the block, because a tokenizer may treat a leading space differently.
         """
         for first, end in self.borders.blocks(text) if len(text) > BLOCK else [(0, len(text))]:
             start = max(first - 1, 0)
             yield start, first, self._whole(text[start:end], special=False)
 
     def _frame(self, texts: Sequence[str]) -> Tokens:
-        """One token of each text with the special tokens around it: a template for any other tokens.
+        """One token of each text, with special tokens: a template that shows where they go.
 
-        The library could also add special tokens to truncated tokens, but would shift their offsets a second time.
+        The tokenizers library cannot add special tokens to truncated tokens without shifting their offsets again.
         """
         if len(texts) not in self._frames:
             some = [self._first_token(text) for text in texts]
@@ -308,10 +308,10 @@ class Encoder:
         return self._frames[len(texts)]
 
     def _first_token(self, text: str) -> Encoding:
-        """The first token of a text; empty for a text without tokens.
+        """The first token of a text, or an empty Encoding for a text without tokens.
 
-        A truncated Encoding keeps the rest as overflow, which the library combines with special tokens for every pair.
-        Encoding the beginning twice keeps the overflow at one token; an Encoding without overflow has no sequence id.
+        It comes from a truncated Encoding, because one without overflow has no sequence id. The overflow should be
+        short, because the library adds special tokens to all of it: here it is a repetition of the beginning.
         """
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):
@@ -322,10 +322,10 @@ class Encoder:
         return self._whole("", special=False)
 
     def _room(self, limit: int, n_texts: int) -> int:
-        """The number of tokens of a piece that are not special tokens."""
+        """The maximum number of tokens of a piece that are not special tokens."""
         room = limit - self.tokenizer.num_special_tokens_to_add(n_texts == 2)
         if room < 1:
-            raise NpformerError(f"limit: {limit} tokens leave no room for text besides the special tokens")
+            raise NpformerError(f"limit: {limit} tokens leave no room for text in addition to special tokens")
         return int(room)
 
     def _whole(self, given: str | Pair, special: bool) -> Encoding:
@@ -337,7 +337,7 @@ class Encoder:
         return Encoded([self._text(piece) for piece in pieces], n_tokens, pieces=list(pieces), **more)
 
     def _text(self, piece: Encoding | Tokens) -> Text:
-        """The model's input for a piece."""
+        """The input of the model for a piece."""
         token_types = np.array(piece.type_ids, np.int64) if self.has_token_types else None
         return Text(np.array(piece.ids, np.int64), token_types)
 
@@ -347,7 +347,7 @@ def _texts(given: str | Pair) -> list[str]:
 
 
 def read_texts(model: BaseModel, given: Sequence[Any]) -> list[Encoded]:
-    """Encodes texts, Pairs or token ids, each in one piece. Long texts are truncated with a warning; ids are not."""
+    """Encodes texts, Pairs or token ids, each as one piece. Long texts are truncated with a warning, but not ids."""
     written = {i: as_text_or_pair(each) for i, each in enumerate(given) if not isinstance(each, IDS)}
     if not written:  # ids need no tokenizer
         return [_of_ids(each) for each in given]
@@ -369,7 +369,7 @@ def _of_ids(ids: Any) -> Encoded:
 
 
 class SourceEncoder:
-    """A translation model's tokenizer and the maximum length of a source."""
+    """The tokenizer of a translation model and the maximum length of a source."""
 
     def __init__(self, model: BaseModel) -> None:
         self.tokenizer = model.tokenizer
@@ -378,9 +378,9 @@ class SourceEncoder:
         self.limit = longest_text(model.folder, model.config)
 
     def read(self, text: str, long: str = "", to: str | None = None, prefix: str = "") -> Encoded:
-        """Encodes a source in one piece. long: "truncate" truncates a source that is too long; otherwise it is refused.
+        """Encodes a source as one piece. A source that is too long is an error unless long is "truncate".
 
-        to: the target language, if the text does not begin with a language code; prefix: text to prepend. Raises
+        to: the target language, used if the text does not begin with a language code. prefix: text to prepend. Raises
         NpformerError for an empty text and for an unknown language.
         """
         self.limits.check("characters", len(text), "characters of a text")
@@ -395,15 +395,15 @@ class SourceEncoder:
         if len(ids) <= self.limit:
             return Encoded([Text(ids)], len(ids))
         if long != "truncate":
-            or_cut = ", or long='truncate' reads the first of it" if long else ""
-            raise NpformerError(f"{len(ids)} tokens, but the model takes {self.limit}; split the text{or_cut}")
+            or_cut = ", or use long='truncate' to read its beginning" if long else ""
+            raise NpformerError(f"expected at most {self.limit} tokens, got {len(ids)}; split the text{or_cut}")
         return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
 
     def described(self, text: str, special: bool, most: int) -> list[TokenRow]:
-        """Describes the tokens of a source, without character spans. Raises NpformerError for more than `most`."""
+        """The tokens of a source as rows, without character spans. Raises NpformerError for more than `most` tokens."""
         self.limits.check("characters", len(text), "characters of a text")
         ids = self.tokenizer.encode(text)
-        if len(ids) > most + 1:  # the end token is optional
+        if len(ids) > most + 1:  # not counting the end token
             raise NpformerError(f"expected at most {most} tokens, got more")
         pieces = self.tokenizer.tokens(ids, of_source=True)
         ends = self.end_ids

@@ -1,4 +1,4 @@
-"""The inputs of a task: a text, or a `Pair` for a model that compares two texts. A list of two texts is two inputs."""
+"""The inputs of a task: a text, or a `Pair` for a model that reads two texts. A list of two texts is two inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 def as_text_or_pair(item: Any) -> str | Pair:
     """Checks an input: a string, a `Pair`, or {"text": ..., "text_pair": ...}.
 
-    A pair with an empty second text becomes its first text, as in Transformers' pipelines.
+    A pair with an empty second text becomes the first text, as in the pipelines of Transformers.
     """
     if isinstance(item, str):
         return as_text(item)
@@ -48,7 +48,7 @@ def as_text_or_pair(item: Any) -> str | Pair:
 
 
 def as_text(value: Any, name: str = "") -> str:
-    """Checks that a value is a string of valid Unicode; refuses lone surrogates, which UTF-8 cannot encode."""
+    """Checks that a value is a string without lone surrogates, which UTF-8 cannot encode."""
     where = f"{name}: " if name else ""
     if not isinstance(value, str):
         raise NpformerError(f"{where}expected a text, got {_kind(value)}")

@@ -1,6 +1,6 @@
-"""Converts the tokenizer files of older checkpoints to the equivalent tokenizer.json.
+"""Converts the tokenizer files of older checkpoints to an equivalent tokenizer.json.
 
-`safe_tokenizer.py` then reads and checks every tokenizer in the same way. Two kinds are converted: byte-level BPE in
+`safe_tokenizer.py` can thus read and check all tokenizers in the same way. Two kinds are converted: byte-level BPE in
 vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model in a SentencePiece file (Kudo, 2018,
 "Subword regularization").
 """
@@ -24,7 +24,7 @@ FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
-    """The tokenizer of GPT-2, RoBERTa and BART: bytes, merged pair by pair in the order of merges.txt."""
+    """The tokenizer of GPT-2, RoBERTa and BART, which merges pairs of bytes in the order of merges.txt."""
     path = folder / MERGES
     try:
         lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
@@ -48,7 +48,7 @@ def describe_unigram(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The tokenizer of a SentencePiece file, and its pieces that are never split.
 
-    special: role -> token. clean_up: normalizers that run before the file's own.
+    special: role -> token. clean_up: normalizers that run before the normalizer of the file.
     """
     model, charsmap, added = _unigram(path, special, order, limits)
     blob = base64.b64encode(charsmap).decode()
@@ -64,7 +64,7 @@ def describe_unigram(
 def describe_deberta(
     path: Path, special: Mapping[str, str], prefix_space: bool, lower_case: bool, split_marks: bool, limits: Limits
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The tokenizer of DeBERTa-v2 and -v3, which uses a SentencePiece file's pieces but not its normalizer."""
+    """The tokenizer of DeBERTa-v2 and -v3, which uses the pieces of a SentencePiece file but not its normalizer."""
     model, _, added = _unigram(path, special, AS_IN_THE_FILE, limits)
     clean_up = [
         *([{"type": "Lowercase"}] if lower_case else []),
@@ -81,7 +81,7 @@ def describe_deberta(
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """Replaces spaces with a mark and puts one before each text, unless `otherwise` overrides it."""
+    """The part that replaces spaces with a mark. With prefix_space it also adds one before each text."""
     scheme = "always" if prefix_space else otherwise
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
 
@@ -108,14 +108,14 @@ def _unigram(
 
 
 def albert_clean_up(lower_case: bool, keep_accents: bool) -> list[dict[str, Any]]:
-    """The normalizers of ALBERT's code (Lan et al., 2020): unify quotation marks, strip accents, lowercase."""
+    """The normalizers of ALBERT (Lan et al., 2020): unify quotation marks, strip accents, convert to lower case."""
     quotes = [{"type": "Replace", "pattern": {"String": each}, "content": '"'} for each in ("``", "''")]
     accents = [] if keep_accents else [{"type": "NFKD"}, {"type": "StripAccents"}]
     return [*quotes, *accents, *([{"type": "Lowercase"}] if lower_case else [])]
 
 
 def _description(normalizer: Any, pre_tokenizer: Any, model: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json; its special tokens are added later."""
+    """The content of a tokenizer.json without special tokens, which are added later."""
     return {
         "version": "1.0",
         "truncation": None,

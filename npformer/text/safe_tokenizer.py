@@ -1,12 +1,12 @@
-"""`SafeTokenizer`: a tokenizer of the tokenizers library that is treated as untrusted code.
+"""`SafeTokenizer`: a wrapper of a `tokenizers.Tokenizer` from an untrusted file.
 
-A file is checked before the library reads it (`tokenizer_checks.py`), then tried on a few texts. Afterwards any failure
-of the library is an NpformerError, even a Rust panic, which is not an Exception. Rust also prints a panic to stderr,
-which Python cannot prevent; most panics occur when a model is loaded.
+A file is checked before the library reads it (`tokenizer_checks.py`), and the tokenizer is tried on a few texts. Later
+failures of the library become NpformerErrors, even Rust panics, which are not Exceptions. Rust also prints a panic to
+stderr, which Python cannot prevent. Most panics occur while a model is loaded.
 
-Time cannot be bounded here: a regular expression in a file can take time quadratic in the length of a text, and neither
-a check of the file nor a trial run shows for which texts. Read files that you do not trust in a process with a time
-limit, such as `timeout 60 npformer classify -m FOLDER`.
+Time cannot be bounded here. A regular expression in a file can take time quadratic in the length of a text, and neither
+a check of the file nor a trial shows for which texts. Read files that you do not trust in a process with a time limit,
+such as `timeout 60 npformer classify -m FOLDER`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from npformer.text.tokenizer_checks import NORMAL_FORMS, check_rows, read_parts
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Texts that a tokenizer is tried on: empty, words, combining accents, scripts, symbols, control characters, spaces.
+#: Texts on which a tokenizer is tried: empty, words, combining accents, scripts, symbols, control characters, spaces.
 TRIED = (
     "",
     "a",
     "Hello, world's 1st e\u0301 \u00e9\u00df\u0130 \u4f60\u597d \uac01 \u0627 \U0001f600 \0\x7f\u200b\ufffd \t\n  z"
     + "x" * 120,
 )
-#: Texts that are repeated to try a tokenizer with its own regular expressions.
+#: Texts that are repeated to try a tokenizer that has regular expressions.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
-LONGER, BLOCK = 8, 1024  # maximum growth of a text, in multiples of the limit `characters`; characters checked at once
+LONGER = 8  # maximum length of a normalized text, in multiples of the limit `characters`
+BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
-LONGEST, SECONDS = 4096, 0.1  # characters of the longest trial; its maximum CPU time, usually 0.005
+LONGEST = 4096  # characters of the longest trial
+SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005
 
 
 class Uncalled:
-    """A tokenizer that is not callable, unlike those of Transformers."""
+    """A base class for tokenizers, which are not callable, unlike those of Transformers."""
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        """Raises an NpformerError that names the supported calls."""
+        """Raises NpformerError with the calls to use instead."""
         raise NpformerError(
             "tokenizer: expected tokenizer.encode(text), got a call of the tokenizer itself; "
             "npformer.pipeline(model=model)(text) takes a text directly"
@@ -55,16 +57,16 @@ class Uncalled:
 
 
 class SafeTokenizer(Uncalled):
-    """A `tokenizers.Tokenizer` whose methods raise NpformerErrors that begin with `where`.
+    """A wrapper of a `tokenizers.Tokenizer`. Its methods raise NpformerErrors that begin with `where`.
 
-    growth: see `check_growth`, which refuses texts that would become too long.
+    growth: as in `check_growth`, which refuses texts that would become too long.
     """
 
     def __init__(self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS) -> None:
         self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _limits=limits)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Python's protocols; before __init__ there is no tokenizer
+        if name.startswith("_"):  # protocols of Python look up such names before __init__ has run
             raise AttributeError(name)
         if not hasattr(self._tokenizer, name):
             raise missing(self, name, TOKENIZER)
@@ -77,7 +79,7 @@ class SafeTokenizer(Uncalled):
         setattr(self._tokenizer, name, value)
 
     def encode(self, sequence: Any, pair: Any = None, **options: Any) -> Any:
-        """The library's encode; long texts go through encode_batch, which releases the GIL."""
+        """Encodes a text or a pair. Long texts go through encode_batch, which releases the GIL."""
         if sum(map(len, strings([sequence, pair]))) <= AT_ONCE:
             return self._encode(self._tokenizer.encode, sequence, pair, **options)
         return self.encode_batch([sequence if pair is None else (sequence, pair)], **options)[0]
@@ -99,7 +101,7 @@ class SafeTokenizer(Uncalled):
 
 
 def strings(texts: Any) -> Iterator[str]:
-    """Yields the texts in an argument of the library: texts, pairs, lists of words."""
+    """Yields the strings in an argument of the library, which may be a text, a pair or a list of words."""
     if isinstance(texts, str):
         yield texts
     elif isinstance(texts, list | tuple):
@@ -108,11 +110,11 @@ def strings(texts: Any) -> Iterator[str]:
 
 
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
-    """Refuses texts that normalizing would make too long, since the library holds the result in memory at once.
+    """Refuses texts that would become too long when normalized, because the library holds the result in memory at once.
 
-    Only texts that could become too long are measured, block by block; the growth from a pattern that matches across
-    blocks goes unnoticed. growth: maximum ratio of new to old length, not counting Unicode's normal forms. made_of:
-    returns the number of characters that a block becomes.
+    Only texts that could become too long are measured, block by block. A pattern that matches across blocks is not
+    noticed. growth: maximum ratio of new to old length, without Unicode normal forms. made_of: a function that returns
+    the number of characters that a block becomes.
     """
     made, most = 0, LONGER * limits.characters
     for text in texts:
@@ -127,7 +129,7 @@ def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, 
 
 @contextmanager
 def safely(where: str) -> Iterator[None]:
-    """Turns any error of the tokenizers library, even a Rust panic, into an NpformerError."""
+    """Converts any error of the tokenizers library, even a Rust panic, to an NpformerError."""
     try:
         yield
     except (NpformerError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
@@ -141,9 +143,9 @@ def read_tokenizer(
 ) -> tuple[Tokenizer, bool, int]:
     """Reads a tokenizer.json for an embedding table of `rows` rows, without its padding and truncation.
 
+    Returns the tokenizer, whether it has regular expressions, and the maximum factor by which it can lengthen a text.
     content: an equivalent tokenizer.json if `path` is a legacy file. unknown_piece: the unknown token of a unigram
-    model that does not name one. Also returns whether the tokenizer has regular expressions, and how many times as long
-    it can make a text. Raises NpformerError if it exceeds the limits.
+    model that does not name one. Raises NpformerError if the file exceeds the limits.
     """
     from tokenizers import Tokenizer, models
 
@@ -162,7 +164,7 @@ def read_tokenizer(
         if parts["model"].get("unk_id") is None and parts["model"].get("byte_fallback") is not True:
             index = model.token_to_id(unknown_piece)
             if index is None:
-                raise NpformerError(f"{path}: unk_id: missing; it represents text that is not in the vocabulary")
+                raise NpformerError(f"{path}: unk_id: missing, but needed for text that is not in the vocabulary")
             pieces = [(piece, score) for piece, score in json.loads(content)["model"]["vocab"]]
             tokenizer.model = models.Unigram(pieces, index, False)
         limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
@@ -172,8 +174,8 @@ def read_tokenizer(
 def tried(
     tokenizer: Tokenizer, path: Path, rows: int, limits: Limits, has_regex: bool = False, growth: int = 1
 ) -> SafeTokenizer:
-    """Tries a tokenizer on a few texts and wraps it; raises NpformerError if it fails on one of them."""
-    result = SafeTokenizer(tokenizer, str(path))  # TRIED needs no check of growth
+    """Tries a tokenizer on a few texts and wraps it. Raises NpformerError if it fails on one of them."""
+    result = SafeTokenizer(tokenizer, str(path))
     for text in TRIED:
         for ids in (result.encode(text).ids, result.encode(text, text).ids):
             if max(ids, default=0) >= rows:
@@ -183,9 +185,9 @@ def tried(
             result.decode(ids, skip_special_tokens=False)
     for text in REPEATED if has_regex else ():
         length = 8
-        while length <= LONGEST:  # doubling shows a power of the length while texts are short
+        while length <= LONGEST:  # doubling finds slow patterns while texts are still short
             began = time.thread_time()
-            result.encode((text * length)[:length] + "!")  # the match fails only at the end
+            result.encode((text * length)[:length] + "!")  # the last character makes a match fail late
             if time.thread_time() - began > SECONDS:
                 raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2

@@ -1,6 +1,6 @@
 """Reads a SentencePiece model (Kudo and Richardson, 2018) without the package sentencepiece.
 
-The file is a Protocol Buffers message; the fields are defined in SentencePiece's sentencepiece_model.proto.
+The file is a Protocol Buffers message, with fields defined in sentencepiece_model.proto of SentencePiece.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of the model
 MODEL_TYPE = 3  # a field of the trainer
 CHARSMAP = 2  # a field of a normalizer
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of pieces
-MOST_FIELDS = 1 << 21  # of a message; a model has one field per piece, about 250,000
+MOST_FIELDS = 1 << 21  # maximum fields of a message; a model has one field per piece, up to about 250,000
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
 
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 def read_unigram(path: Path, limits: Limits = LIMITS) -> tuple[list[Piece], bytes]:
-    """Reads a unigram model: its pieces, and its character map for normalization, which may be empty.
+    """The pieces of a unigram model, and its character map for normalization, which may be empty.
 
     Raises NpformerError for a file that is not a SentencePiece model, and for other model types.
     """
@@ -71,7 +71,7 @@ def _piece(path: Path, message: bytes) -> Piece:
     text, score, kind = b"", 0.0, NORMAL
     size = message[1] if len(message) > 1 else 0
     if size < 128 and len(message) == size + 7 and message[0] == 0x0A and message[size + 2] == 0x15:
-        text, (score,) = message[2 : size + 2], struct.unpack("<f", message[-4:])  # fast path for nearly all pieces
+        text, (score,) = message[2 : size + 2], struct.unpack("<f", message[-4:])  # faster, for nearly all pieces
     else:
         for number, value in fields(path, message):
             match number, value:
@@ -82,11 +82,11 @@ def _piece(path: Path, message: bytes) -> Piece:
                 case (3, int(value)):
                     kind = value
     if not text or not math.isfinite(score):
-        raise NpformerError(f"{path}: not a SentencePiece model: a piece without a text, or with a score of {score}")
+        raise NpformerError(f"{path}: not a SentencePiece model: a piece has no text, or a score of {score}")
     try:
         return Piece(text.decode(), score, kind)
     except UnicodeDecodeError:
-        raise NpformerError(f"{path}: not a SentencePiece model: a piece that is not UTF-8") from None
+        raise NpformerError(f"{path}: not a SentencePiece model: a piece is not UTF-8") from None
 
 
 def fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes | int | float]]:

@@ -1,4 +1,4 @@
-"""Strings that end a generation: `StopStrings` finds the rows whose last token completes one."""
+"""`StopStrings`: strings that end a generation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 
 class StopStrings:
-    """Finds the rows of tokens (R, L) in which a stop string ends in the last token, (R,).
+    """Finds the rows of tokens (R, L) in which a stop string ends in the last token, as a mask (R,).
 
-    It may begin in the prompt, and end inside the last token, as in Transformers. A negative number is not a token.
+    As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative numbers are
+    not tokens.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
@@ -24,5 +25,5 @@ class StopStrings:
 
     def _ends(self, ids: list[int]) -> bool:
         before, text = (self.tokenizer.decode(each, skip_special_tokens=False) for each in (ids[:-1], ids))
-        known = len(before.rstrip("\ufffd"))  # a partial character may be complete now
+        known = len(before.rstrip("\ufffd"))  # the last token may complete a partial character
         return any(text.find(each, max(0, known - len(each) + 1)) >= 0 for each in self.strings)

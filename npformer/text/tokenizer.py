@@ -1,10 +1,10 @@
-"""Reads a checkpoint's tokenizer from tokenizer.json, or from the files and settings of older checkpoints.
+"""Reads the tokenizer of a checkpoint from tokenizer.json, or from the files and settings of older checkpoints.
 
-The result is a `tokenizers.Tokenizer` that gives the same ids as Transformers, without truncation or padding;
+The result is a `SafeTokenizer` that returns the same ids as Transformers, without truncation or padding.
 `text/encoding.py` truncates texts.
 
-One difference is deliberate: the normalizer in a RoBERTa tokenizer.json is applied, as in Transformers 4. Version 5
-ignores it, which changes the vectors of a sentence encoder saved with do_lower_case=True.
+There is one deliberate difference: the normalizer in a tokenizer.json of RoBERTa is applied, as in Transformers 4.
+Version 5 ignores it, which changes the vectors of a sentence encoder saved with do_lower_case=True.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA)  # the first one fo
 
 SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 
-#: The special tokens of a checkpoint, in the order in which they are added to a vocabulary.
+#: The roles of special tokens, in the order in which they are added to a vocabulary.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 #: Values of tokenizer_class for which Transformers uses a tokenizer.json unchanged.
 OF_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
-MOST_SENTINELS = 10_000  # of T5's <extra_id_0>, ...
+MOST_SENTINELS = 10_000  # maximum number of T5's sentinels <extra_id_0>, ...
 
-#: Unicode white space, which the tokenizers library strips from the end of each line of a vocab.txt.
+#: Unicode white space, which the tokenizers library strips from the end of each line in a vocab.txt.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
-#: BERT's normalization settings: the name in tokenizer_config.json -> the normalizer's name, and the default.
+#: Normalization settings of BERT: name in tokenizer_config.json -> name in the normalizer, and default.
 CLEAN_UP: dict[str, tuple[str, bool | None]] = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
@@ -70,7 +70,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
     family = _family(config, settings)
     name = next((name for name in FILES if (folder / name).exists()), None)
     if name is None:
-        raise NpformerError(f"{folder}: no tokenizer; looked for {', '.join(FILES)}. Copy one from the model's source")
+        raise NpformerError(f"{folder}: no tokenizer; looked for {', '.join(FILES)}; copy one from the original model")
     path = folder / name
     if name == FILE:
         unknown = family.special_tokens["unk_token"]
@@ -94,12 +94,12 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; empty if it does not exist."""
+    """The content of tokenizer_config.json, or {} if it does not exist."""
     return read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
 
 
 def longest_text(folder: Path | None, config: Config) -> int:
-    """The maximum number of tokens: the model's positions or tokenizer_config.json's limit, whichever is smaller."""
+    """The maximum number of tokens: the smaller of max_length and model_max_length in tokenizer_config.json."""
     limit = read_settings(folder).get("model_max_length") if folder is not None else None
     if limit is None or not isinstance(limit, int | float) or isinstance(limit, bool):
         return config.max_length
@@ -109,7 +109,7 @@ def longest_text(folder: Path | None, config: Config) -> int:
 
 
 def special_token(folder: Path | None, config: Config, role: str) -> str:
-    """The special token of a role such as "mask_token"; the family's own if the folder names none."""
+    """The special token of a role such as "mask_token", by default that of the family."""
     if folder is None:
         return family_of(config).special_tokens[role]
     settings = read_settings(folder)
@@ -117,13 +117,13 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 
 
 def _family(config: Config, settings: Mapping[str, Any]) -> Family:
-    """The family of the tokenizer, from tokenizer_class: some BERT models have XLM-RoBERTa's tokenizer."""
+    """The family of the tokenizer, from tokenizer_class: some BERT models have the tokenizer of XLM-RoBERTa."""
     name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer").lower()
     return next((each for key, each in FAMILIES.items() if key.replace("-", "") == name), family_of(config))
 
 
 def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:
-    """Applies tokenizer_config.json's settings for normalization and spaces, as Transformers does."""
+    """Applies the settings for normalization and spaces in tokenizer_config.json, as Transformers does."""
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     normalizer = tokenizer.normalizer
@@ -146,14 +146,14 @@ def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> 
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
-    """Whether Transformers reads the normalization settings: for BERT's classes, not for PreTrainedTokenizerFast."""
+    """Whether Transformers applies the normalization settings: only for the classes of BERT."""
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
 def _from_vocabulary(
     folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any], limits: Limits
 ) -> Tokenizer:
-    """Makes BERT's tokenizer from vocab.txt: normalization, splitting at spaces and punctuation, WordPiece."""
+    """Creates BERT's tokenizer from vocab.txt: normalization, splitting at spaces and punctuation, WordPiece."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
@@ -175,7 +175,7 @@ def _from_vocabulary(
 def _described(
     path: Path, settings: Mapping[str, Any], special: Mapping[str, Any], family: Family, limits: Limits
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Converts the files of an older checkpoint to a tokenizer.json; also returns the pieces that are never split."""
+    """The files of an older checkpoint as the content of a tokenizer.json, and the pieces that are never split."""
 
     def setting(name: str, default: bool) -> bool:
         return _boolean(path.with_name(SETTINGS), settings, name, default)
@@ -204,7 +204,7 @@ def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: L
 
 
 def _pieces(path: Path, limits: Limits) -> dict[str, int]:
-    """Reads a vocab.txt, which has one piece per line."""
+    """Each piece in a vocab.txt, which has one per line -> its id."""
     try:
         lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -214,9 +214,9 @@ def _pieces(path: Path, limits: Limits) -> dict[str, int]:
 
 
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
-    """Adds the family's special tokens to a text and a pair. For BERT: Devlin et al., 2019, figure 2.
+    """The part that adds the special tokens of the family to a text or a pair. For BERT: Devlin et al., 2019, figure 2.
 
-    Byte-level pieces include the space before them, as MPNet's mask does; offsets are trimmed to begin after it.
+    Byte-level pieces, and MPNet's mask token, include the space before them. Offsets are trimmed to begin after it.
     """
     from tokenizers import pre_tokenizers, processors
 
@@ -224,8 +224,8 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     roles = dict.fromkeys(f"{part}_token" for form in forms for part, *_ in form if not part.startswith("$"))
     tokens = {role: _content(special.get(role) or family.special_tokens[role]) for role in roles}
     for token in tokens.values():
-        if token.startswith("$") or ":" in token:  # these have a special meaning in the library's templates
-            raise NpformerError(f"{path}: the special token {shown(token)} must not contain $ or :")
+        if token.startswith("$") or ":" in token:  # these have a special meaning in a template
+            raise NpformerError(f"{path}: the special token {shown(token)} must not begin with $ or contain :")
         if tokenizer.token_to_id(token) is None:
             raise NpformerError(f"{path}: the special token {shown(token)} is not in the vocabulary")
     single, pair = (
@@ -245,7 +245,7 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Role -> token, a string or its settings; special_tokens_map.json takes precedence over tokenizer_config.json."""
+    """Role -> token, which is a string or an object. special_tokens_map.json takes precedence over other settings."""
     path = folder / SPECIAL_TOKENS_MAP
     map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
     found = {role: map_.get(role) or settings.get(role) or family.special_tokens.get(role) for role in ROLES}
@@ -259,7 +259,7 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """Tokens that are never split: added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
+    """The tokens that are never split: added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
     path = folder / ADDED_TOKENS
     names = [_content(each) for each in special.values()]
     by_id: dict[int, Any] = {}
@@ -268,7 +268,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
             path = folder / SETTINGS
             by_id = {int(i): each for i, each in settings["added_tokens_decoder"].items()}
         elif path.exists():
-            stated = _stated(folder, settings)  # others are matched after normalization, as in Transformers
+            stated = _stated(folder, settings)  # as in Transformers, other tokens are matched after normalization
             by_id = {
                 int(i): {"content": each, "special": each in names, "normalized": each not in stated}
                 for each, i in read_json(path).items()
@@ -281,7 +281,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
 
 
 def _stated(folder: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The special tokens named in a folder's files."""
+    """The special tokens that are named in the files of a folder."""
     path = folder / SPECIAL_TOKENS_MAP
     files = [settings, read_json(path) if path.exists() else {}]
     return {_content(each.get(role)) for each in files for role in ROLES}
@@ -299,7 +299,7 @@ def _added_token(token: Any, **flags: bool) -> AddedToken:
 
 
 def _content(token: Any) -> str:
-    """The text of a special token, which may be a string or an object; "" for anything else."""
+    """The text of a special token, which is a string or an object, or "" for any other value."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""
 

@@ -1,7 +1,7 @@
 """Checks the parts of a tokenizer.json before the tokenizers library reads it.
 
 The library trusts a file: a few lines can request more memory than the machine has, which kills the process. So the
-parts are read here first, and refused if they lengthen a text beyond the limit `growth`.
+parts are checked here first. They are refused if they can lengthen a text beyond the limit `growth`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Part = Mapping[str, Any]
 
 
 STRING, NUMBER = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', rb"[-+.0-9eE]++"
-#: The long part of a file: pieces with ids, pieces with scores, or merges. It is skipped as one value, because nothing
-#: in it can lengthen a text, and parsing it in Python would double the time to load a tokenizer.
+#: The long parts of a file: pieces with ids, pieces with scores, and merges. They are skipped, because they cannot
+#: lengthen a text, and parsing them in Python would double the time to load a tokenizer.
 TABLES = re.compile(
     rb'"(?:vocab|merges)"\s*+:\s*+(?:'
     + rb"\{(?:\s*+" + STRING + rb"\s*+:\s*+" + NUMBER + rb"\s*+,?)*+\s*+\}|"
@@ -36,7 +36,7 @@ IDS = re.compile(STRING + rb"\s*+:\s*+(\d++)")
 
 
 def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[str, Any]:
-    """Reads a tokenizer.json without its vocabulary, and checks all parts. rows: those of the embedding table.
+    """Reads a tokenizer.json without its vocabulary, and checks all parts. rows: rows of the embedding table.
 
     Raises NpformerError for a part that could make the library fail on a text, or exhaust memory or time.
     """
@@ -59,7 +59,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
         check_rows(where, len(ids), rows)
         longest = max(map(len, ids), default=0)
         if longest > 18 or (ids and max(map(int, ids)) >= rows):
-            raise NpformerError(f"{where}: vocab: expected ids below {rows}, the rows of the model's embedding table")
+            raise NpformerError(f"{where}: vocab: expected ids below {rows}, the number of rows of the embedding table")
     reader = _Reader(where, rows, limits)
     reader.check_model(data.get("model"))
     growth = reader.growth("normalizer", data.get("normalizer"))
@@ -76,9 +76,9 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict from a JSON object, for json.loads; refuses duplicate keys, which readers treat differently.
+    """Creates a dict from a JSON object, for json.loads. Refuses duplicate keys, which readers treat differently.
 
-    A model's skipped tables are all named "table".
+    Skipped tables are all named "table".
     """
     read = dict(pairs)
     if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):
@@ -90,27 +90,26 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
     """Refuses a vocabulary with more pieces than the embedding table has rows."""
     if pieces > rows:
         raise NpformerError(
-            f"{where}: {pieces} pieces, but the model's embedding table has {rows} rows; "
-            "the tokenizer belongs to another model"
+            f"{where}: expected at most {rows} pieces, one per row of the embedding table, got {pieces}; the tokenizer "
+            "belongs to another model"
         )
 
 
 def check_charsmap(where: str, blob: bytes) -> int:
-    """Checks SentencePiece's character map; returns the length of the longest replacement of a character.
+    """Checks the character map of SentencePiece. Returns the length of the longest replacement of a character.
 
-    The map consists of the size of a trie in bytes (4 bytes), the trie (a double array of 32-bit units), and texts that
-    end with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside. Yata, 2007, "A
-    compact static double-array keeping character codes", and the units of darts-clone.
+    The map has the size of a trie in bytes (4 bytes), the trie (a double array of 32-bit units), and texts that end
+    with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside. Yata, 2007, "A
+    compact static double-array keeping character codes". The format of units is that of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
     if not 0 < size <= len(blob) - 4 or size % 1024:
-        raise NpformerError(f"{where}: precompiled_charsmap: a trie of {size} bytes in {len(blob)} bytes")
+        raise NpformerError(f"{where}: precompiled_charsmap: invalid size of the trie, {size} of {len(blob)} bytes")
     units, texts = np.frombuffer(blob, "<u4", size // 4, 4).astype(np.int64), blob[4 + size :]
     offsets = (units >> 10) << ((units & 512) >> 6)
-    bases = (np.arange(len(units)) ^ offsets)[units < 2**31]  # of inner nodes; a byte leads to base ^ byte
-    ends = (np.arange(len(units)) ^ offsets)[
-        (units < 2**31) & (units & 256 > 0)
-    ]  # of nodes with a value, which is at the base
+    is_inner = units < 2**31
+    bases = (np.arange(len(units)) ^ offsets)[is_inner]  # a byte leads from an inner node to base ^ byte
+    ends = (np.arange(len(units)) ^ offsets)[is_inner & (units & 256 > 0)]  # bases with the value of a node
     inside = not (bases | 255 >= len(units)).any() and not (units[ends] & (2**31 - 1) >= len(texts)).any()
     if not inside or not texts.endswith(b"\0"):
         raise NpformerError(f"{where}: precompiled_charsmap: an index is out of bounds")
@@ -118,7 +117,7 @@ def check_charsmap(where: str, blob: bytes) -> int:
 
 
 class _Reader:
-    """Reads and counts parts."""
+    """Checks and counts the parts of a file."""
 
     def __init__(self, where: str, rows: int, limits: Limits) -> None:
         self.where, self.rows, self.limits = where, rows, limits
@@ -126,7 +125,7 @@ class _Reader:
         self.has_regex = self.has_template = False
 
     def growth(self, kind: str, part: Any) -> int:
-        """Returns a part's growth: how many times as long it can make a text, in characters; at least 1."""
+        """The maximum factor, at least 1, by which a part can lengthen a text, in characters."""
         if part is None:
             return 1
         self.count += 1
@@ -139,14 +138,14 @@ class _Reader:
         return PARTS[kind][name](self, part, f"{self.where}: {kind}: {name}")
 
     def sequence(self, kind: str, part: Part) -> int:
-        """A sequence of parts: their growths multiply."""
+        """The growth of a sequence of parts: the product of their growths."""
         several = part.get(SEVERAL[kind])
         if not isinstance(several, list):
             raise NpformerError(f"{self.where}: {kind}: {SEVERAL[kind]}: expected a list, got {shown(several)}")
         return prod([self.growth(kind, each) for each in several])
 
     def text(self, where: str, part: Part, name: str, default: str | None = None) -> str:
-        """Reads a text in a part, at most as long as a piece."""
+        """A text in a part, after a check that it is not longer than the limit `piece`."""
         text = part.get(name, default)
         if not isinstance(text, str):
             raise NpformerError(f"{where}: {name}: expected a text, got {shown(text)}")
@@ -154,7 +153,7 @@ class _Reader:
         return text
 
     def pattern(self, where: str, part: Part) -> tuple[bool, str]:
-        """Reads a pattern: returns whether it is a regular expression, and its text."""
+        """Whether the pattern of a part is a regular expression, and its text."""
         pattern = part.get("pattern")
         if not isinstance(pattern, Mapping) or len(pattern) != 1 or not pattern.keys() <= {"String", "Regex"}:
             raise NpformerError(f'{where}: pattern: expected {{"String": ...}} or {{"Regex": ...}}')
@@ -162,12 +161,12 @@ class _Reader:
         self.has_regex |= is_regex
         return is_regex, self.text(f"{where}: pattern", pattern, "Regex" if is_regex else "String")
 
-    # --- parts; each function returns the growth --------------------------------------------------------------------
+    # --- parts: each function returns the growth ---------------------------------------------------------------------
 
     def replace(self, part: Part, where: str) -> int:
         is_regex, pattern = self.pattern(where, part)
         content = self.text(where, part, "content")
-        if not pattern or (is_regex and content):  # may match between any two characters
+        if not pattern or (is_regex and content):  # it may match between any two characters
             return 1 + len(content)
         return 1 if is_regex else max(1, -(-len(content) // len(pattern)))
 
@@ -196,7 +195,7 @@ class _Reader:
         return 1
 
     def suffix_decoder(self, part: Part, where: str) -> int:
-        """Replaces a suffix by a space."""
+        """A decoder that replaces a suffix with a space."""
         return 1 if self.text(where, part, "suffix") else 2
 
     def delimiter_decoder(self, part: Part, where: str) -> int:
@@ -205,9 +204,9 @@ class _Reader:
     # --- tokens around a text ----------------------------------------------------------------------------------------
 
     def one_template(self, where: str) -> None:
-        """Refuses a second template: the library does not support nested templates."""
+        """Refuses a second template, because the library does not support nested templates."""
         if self.has_template:
-            raise NpformerError(f"{where}: a second template of special tokens")
+            raise NpformerError(f"{where}: expected only one template of special tokens, got a second one")
         self.has_template = True
 
     def ends(self, part: Part, where: str) -> int:
@@ -250,7 +249,7 @@ class _Reader:
     # --- the vocabulary ----------------------------------------------------------------------------------------------
 
     def added_tokens(self, tokens: Any) -> int:
-        """Checks the tokens that are never split; returns their total number of characters."""
+        """Checks the tokens that are never split. Returns their total number of characters."""
         if tokens is None:
             return 0
         if not isinstance(tokens, list) or not all(isinstance(each, Mapping) for each in tokens):
@@ -260,7 +259,7 @@ class _Reader:
         return sum(len(self.text(f"{self.where}: added_tokens", token, "content")) for token in tokens)
 
     def check_model(self, model: Any) -> None:
-        """Checks the model's settings for words."""
+        """Checks the settings of the model for words."""
         if not isinstance(model, Mapping):
             raise NpformerError(f"{self.where}: not a readable tokenizer: no model")
         for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -274,10 +273,10 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
     return lambda reader, part, where: growth
 
 
-NORMAL_FORMS = 18  # maximum characters that a Unicode normal form makes of one
+NORMAL_FORMS = 18  # maximum number of characters that a Unicode normal form makes from one
 
-#: Fields of tokenizer.json -> types of parts -> their growth. Unicode's normal forms count as 1: they make single
-#: characters up to 18 times as long, but applying them again makes nothing longer.
+#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1: they make a character up
+#: to 18 times as long, but applying them repeatedly has no further effect.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),

@@ -1,7 +1,7 @@
-"""Tokenizers of translation models: Marian's pair of SentencePiece models, or the tokenizers library's files.
+"""Tokenizers of translation models: two SentencePiece models, as in Marian, or files of the tokenizers library.
 
-The ids are the same as in Transformers, with two exceptions: punctuation is never normalized, which Transformers does
-only if sacremoses is installed, and a language code ends at its first <<.
+The ids are the same as in Transformers, with two exceptions. Punctuation is never normalized; Transformers normalizes
+it if sacremoses is installed. A language code ends at its first <<.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ LANGUAGE = re.compile(r">>[^<>]*<<")
 
 
 class TranslationTokenizer(Protocol):
-    """Encodes source text, and decodes target ids."""
+    """A tokenizer that encodes source texts and decodes target ids."""
 
     languages: tuple[str, ...]  # language codes that a source may begin with, such as >>fra<<
 
     def encode(self, text: str) -> list[int]:
-        """The source's ids, with the end token."""
+        """The ids of a source, with the end token."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The target's text, without special tokens."""
+        """The text of a target, without special tokens."""
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
-        """The token of each id of a source or a target, with ▁ at the start of a word, including special tokens."""
+        """The token of each id of a source or a target, including special tokens, with ▁ at the start of a word."""
 
 
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> TranslationTokenizer:
-    """The tokenizer of a translation model's folder.
+    """The tokenizer in the folder of a translation model.
 
-    It is either source.spm, target.spm and vocab.json, read with sentencepiece, or tokenizer.json, with
-    target_tokenizer.json if the target has its own, or one of the files that encoders have. Raises NpformerError for
-    files that are missing, unreadable or beyond the limits, for a vocabulary that does not fit the model, and for a
-    tokenizer that fails on a short text.
+    Its files are source.spm, target.spm and vocab.json, read with sentencepiece; or tokenizer.json, and
+    target_tokenizer.json if the target has its own tokenizer; or one of the files that encoders have. Raises
+    NpformerError for files that are missing, unreadable or beyond the limits, for a vocabulary that does not match the
+    model, and for a tokenizer that fails on a short text.
     """
     there = [name for name in PIECES if (folder / name).exists()]
     if len(there) == len(PIECES):
@@ -59,12 +59,12 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Tra
     missing = ", ".join(name for name in PIECES if name not in there)
     raise NpformerError(
         f"{folder}: no tokenizer; looked for {FILE}, and for {', '.join(PIECES)}, of which {missing} "
-        f"{'is' if missing.count(',') == 0 else 'are'} missing. Copy them from the model's source"
+        f"{'is' if missing.count(',') == 0 else 'are'} missing; copy them from the original model"
     )
 
 
 class Pieces(Uncalled):
-    """Two SentencePiece models, with one shared vocabulary or one each."""
+    """Two SentencePiece models, with a shared vocabulary or one each."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
         (self.source, self._growth), (self.target, _) = (_sentencepiece(folder / name, limits) for name in PIECES[:2])
@@ -82,7 +82,7 @@ class Pieces(Uncalled):
         self.unknown, self.end, self.pad = names
         for name in names:
             if name not in self.vocabulary:
-                raise NpformerError(f"{folder / PIECES[2]}: no {name!r:.80}, which sources need")
+                raise NpformerError(f"{folder / PIECES[2]}: the special token {name!r:.80} is missing")
         self.special = frozenset(names)
         self._split = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         codes = () if separate else self.vocabulary
@@ -113,7 +113,7 @@ class Pieces(Uncalled):
     def decode(self, ids: Sequence[int]) -> str:
         missing = [each for each in ids if each not in self.pieces]
         if missing:
-            raise NpformerError(f"decode: {missing[0]} is not an id of the target's vocabulary")
+            raise NpformerError(f"decode: expected ids of the target vocabulary, got {missing[0]}")
         pieces = [piece for piece in map(self.pieces.__getitem__, ids) if piece not in self.special]
         with safely("the target's SentencePiece model failed"):
             return str(self.target.decode(pieces)).replace("▁", " ").strip()
@@ -124,9 +124,9 @@ class Pieces(Uncalled):
 
 
 class Files(Uncalled):
-    """The tokenizers library's tokenizer.json, for the source, and for the target unless it has its own file.
+    """A tokenizer.json for the source, and for the target unless it has its own file.
 
-    A folder without it has the files of older checkpoints, such as T5's spiece.model.
+    A folder without tokenizer.json has the files of older checkpoints, such as spiece.model for T5.
     """
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
@@ -155,24 +155,22 @@ class Files(Uncalled):
         return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
 
 
-#: Roles of Marian's special tokens, and their defaults.
+#: Role of a special token of Marian -> its default.
 SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def _content(token: Any, default: str) -> str:
-    """The text of a special token, which may be a string or an object."""
+    """The text of a special token, which is a string or an object, or the default."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else default
 
 
 def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
-    """Reads a SentencePiece model; also returns how many times as long it can make a text."""
+    """A SentencePiece model, and the maximum factor by which it can lengthen a text."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
-        raise NpformerError(
-            f"{path}: reading this file requires sentencepiece; pip install 'npformer[translate]'"
-        ) from None
+        raise NpformerError(f"{path}: this file requires sentencepiece; pip install 'npformer[translate]'") from None
     content = read_bytes(path, "vocabulary", limits)
     if not content:
         raise NpformerError(f"{path}: the file is empty")
@@ -185,7 +183,7 @@ def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
 def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
     """Reads a vocabulary: pieces -> rows of the embedding table."""
     if not path.exists():
-        raise NpformerError(f"{path}: missing; copy it from the model's source")
+        raise NpformerError(f"{path}: missing; copy it from the original model")
     pieces = read_json(path, limits)
     odd = next((piece for piece, i in pieces.items() if type(i) is not int or not 0 <= i < size), None)
     if odd is not None:

@@ -1,4 +1,4 @@
-"""Truncated texts and windows: tokens as arrays, in a fifth of the memory of the library's Encoding."""
+"""Truncation and windows of texts, with `Tokens`: arrays that take a fifth of the memory of `tokenizers.Encoding`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-AGAIN = 8  # maximum tokens of the character that a block shares with the previous one
+AGAIN = 8  # maximum number of tokens of the character that a block shares with the previous block
 
 
 @dataclass
@@ -22,10 +22,10 @@ class Tokens:
     """Tokens of a text, or of a window with its special tokens. The properties are those of `tokenizers.Encoding`."""
 
     numbers: np.ndarray  # (L,): token ids
-    names: np.ndarray  # (L,): tokens as str, equal ones shared
-    places: np.ndarray  # (L, 2): offsets of each token's characters, [first, end)
-    words: np.ndarray  # (L,): the word of each token; -1 for special tokens
-    sources: np.ndarray  # (L,): the text of a pair that a token belongs to, 0 or 1; -1 for special tokens
+    names: np.ndarray  # (L,): tokens as str; equal tokens are the same object
+    places: np.ndarray  # (L, 2): first character of each token, and the character after its last
+    words: np.ndarray  # (L,): index of the word of each token; -1 for special tokens
+    sources: np.ndarray  # (L,): index of the text in a pair, 0 or 1; -1 for special tokens
     kinds: np.ndarray  # (L,): token types
 
     def __post_init__(self) -> None:
@@ -94,15 +94,15 @@ class Tokens:
             ):
                 start, _ = spans.get((source, number), (first, end))
                 spans[source, number] = start, end
-            self._spans = spans  # assigned complete, for other threads
+            self._spans = spans  # assigned only when complete, because other threads may read it
         return self._spans.get((sequence_index, word)) if word >= 0 else None
 
 
 def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | None = None) -> Tokens:
-    """Joins the tokens of a text's blocks `(start, first, tokens)`, each tokenized from character `start` on.
+    """Joins the tokens of the blocks of a text. A block is `(start, first, tokens)`, tokenized from `start` on.
 
-    Tokens before character `first` belong to the previous block and are dropped. Raises NpformerError if there are more
-    than `most`, before copying the block that exceeds it.
+    Tokens before character `first` belong to the previous block and are dropped. Raises NpformerError for more than
+    `most` tokens, before it copies the block that exceeds this number.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []
@@ -119,7 +119,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
 
 
 def moving_text(lengths: Sequence[int], cut: str) -> int:
-    """The index of the text to truncate; with "longest" the second of two equally long texts."""
+    """The index of the text to truncate. With "longest", it is the second of two equally long texts."""
     last = len(lengths) - 1
     return {"first": 0, "second": last}.get(cut, last - int(np.argmax(lengths[::-1])))
 
@@ -127,8 +127,8 @@ def moving_text(lengths: Sequence[int], cut: str) -> int:
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     """The number of tokens to keep of each text, computed as in tokenizers.
 
-    One text is truncated; with "longest" both are if the shorter has over half of the room, and the longer keeps the
-    odd token.
+    One text is truncated. With "longest", both are truncated if the shorter one takes more than half of the room; the
+    longer one then keeps one token more if the room is odd.
     """
     kept = list(lengths)
     moving = moving_text(lengths, cut)
@@ -137,23 +137,23 @@ def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
         others = kept[1 - moving] = min(others, room // 2)
     kept[moving] = room - others
     if kept[moving] < 0:
-        raise NpformerError(f"one text of the pair has {others} tokens, but there is room for {room}")
+        raise NpformerError(f"expected at most {room} tokens in one text of the pair, got {others}")
     return kept
 
 
 def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Tokens]]:
-    """Yields windows of `width` tokens that share `stride` with the previous one: `(first token, window)`.
+    """Yields the first token and the tokens of each window of `width` tokens, which shares `stride` with the previous.
 
-    The last window ends with the text, and may be shorter.
+    The last window ends with the text and may be shorter.
     """
     for first in range(0, max(len(whole) - stride, 1), width - stride):
         yield first, whole[first : first + width]
 
 
 def with_special_tokens(frame: Tokens, texts: Sequence[Tokens]) -> Tokens:
-    """Adds special tokens to the tokens of a text or a pair, placed as in `frame`.
+    """Adds special tokens to the tokens of a text or a pair, at the places that they have in `frame`.
 
-    frame: other tokens of the same tokenizer with their special tokens; it has tokens for each text that has some here.
+    frame: other tokens of the same tokenizer with their special tokens. It has tokens for each text that has tokens.
     """
     parts: list[Tokens] = []
     end = 0

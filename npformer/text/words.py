@@ -1,4 +1,4 @@
-"""Words and their pieces: merges the attention of word pieces, and splits a text into words that can be removed.
+"""Words and their pieces: merges the attention of word pieces, and splits a text into words.
 
 `printable` makes labels safe for a terminal or an SVG file.
 """
@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_START_MARKS = (
-    "▁",
-    "Ġ",
-)  # SentencePiece and byte-level BPE mark the start of a word; WordPiece marks the rest with "##"
+#: The marks of SentencePiece and byte-level BPE at the start of a word. WordPiece marks the other pieces with "##".
+_START_MARKS = ("▁", "Ġ")
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE writes as themselves
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that byte-level BPE does not replace
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
 }
@@ -23,7 +21,7 @@ Span = tuple[int, int]
 
 
 def word_spans(tokens: Sequence[str]) -> list[Span]:
-    """`(first, end)` of the tokens of each word: `["[CLS]", "un", "##do"]` gives `[(0, 1), (1, 3)]`."""
+    """The span `(first, end)` of the tokens of each word: `[(0, 1), (1, 3)]` for `["[CLS]", "un", "##do"]`."""
     marked = any(token.startswith(_START_MARKS) for token in tokens)
     starts = [
         i
@@ -46,9 +44,9 @@ def _special(token: str) -> bool:
 
 
 def word_text(pieces: Sequence[str]) -> str:
-    """Joins the pieces of one word, without marks, as text: `["un", "##do"]` is `undo`, `["ĠcafÃ©"]` is `café`.
+    """Joins the pieces of a word to a text without marks: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
 
-    A mark alone is a space, `␣`; before other pieces it is left out.
+    A mark without other pieces becomes `␣`.
     """
     if list(pieces) == ["▁"]:
         return "␣"
@@ -58,7 +56,7 @@ def word_text(pieces: Sequence[str]) -> str:
 
 
 def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Names tokens for a reader, as WordPiece does: `["Ġun", "do"]` gives `("un", "##do")`."""
+    """Readable names of tokens, in the style of WordPiece: `("un", "##do")` for `["Ġun", "do"]`."""
     starts = {first for first, _ in word_spans(tokens)}
     has_bytes = any(token.startswith("Ġ") for token in tokens)
     names = [_from_bytes(token, has_bytes) if i not in starts else word_text([token]) for i, token in enumerate(tokens)]
@@ -66,9 +64,9 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _from_bytes(text: str, has_bytes: bool = False) -> str:
-    """The text whose UTF-8 bytes byte-level BPE writes as characters; any other text as it is.
+    """Decodes the characters with which byte-level BPE writes the UTF-8 bytes of a text. Other texts are unchanged.
 
-    has_bytes: the text is known to come from such a tokenizer, where a character may mean a control character.
+    has_bytes: the text comes from byte-level BPE for certain, so that a character may stand for a control character.
     """
     if text.isascii():
         return text
@@ -84,10 +82,10 @@ def _from_bytes(text: str, has_bytes: bool = False) -> str:
 
 
 def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Span]) -> np.ndarray:
-    """Turns attention between pieces into attention between words, (..., words of queries, words of keys).
+    """Converts attention between pieces to attention between words, (..., words of queries, words of keys).
 
-    Attention to a word is the sum over its pieces, attention from a word the mean over its pieces, so that rows still
-    sum to 1. Clark et al., 2019, What Does BERT Look At?, section 4.1.
+    Attention to a word is the sum over its pieces, and attention from a word is the mean over its pieces, so that rows
+    still sum to 1. Clark et al., 2019, What Does BERT Look At?, section 4.1.
     """
     to_words = np.add.reduceat(weights, [first for first, _ in keys], axis=-1)
     from_words = np.add.reduceat(to_words, [first for first, _ in queries], axis=-2)
@@ -95,9 +93,9 @@ def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Sp
 
 
 def text_words(text: str) -> list[Span]:
-    """`(first, end)` of each word of `text`.
+    """The span `(first, end)` of each word of a text.
 
-    White space separates words. Leading and trailing punctuation is separate, and so is each Chinese or Japanese
+    White space separates words. Each leading or trailing punctuation mark is a word, and so is each Chinese or Japanese
     character.
     """
     spans: list[Span] = []
@@ -138,7 +136,7 @@ def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
 
 
 def shortened(text: str, most: int = 160) -> str:
-    """Cuts a text for a title: at the end of a word, with an ellipsis."""
+    """Truncates a text for a title at the end of a word, with an ellipsis."""
     if len(text) <= most:
         return text
     head = text[: most - 1]
@@ -146,7 +144,7 @@ def shortened(text: str, most: int = 160) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces control and direction-changing characters with U+FFFD, which has no effect.
+    """Replaces control characters and characters that change the text direction with U+FFFD.
 
     A terminal would execute escape sequences, and XML forbids most control characters.
     """

@@ -45,7 +45,7 @@ def test_an_argument_that_is_not_utf_8_is_named_and_the_rest_answered(models):
         (("-f", "missing.txt"), "missing.txt: No such file or directory"),
         (("-f", "."), "Is a directory"),
         (("ice", "-f", "missing.txt"), "missing.txt: No such file or directory"),
-        (("--stride", "600", "long " * 600), "argument 1: stride: windows of 62 tokens"),
+        (("--stride", "600", "long " * 600), "argument 1: stride: expected 0 to 61 for windows of 62 tokens"),
     ],
 )
 def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
