@@ -99,7 +99,7 @@ class BaseModel(Runner, Answering):
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """The answers for each input, without padding. Their bits do not depend on other inputs, order or threads.
+        """The answers for each input, without padding. Their bits do not depend on the other inputs or the threads.
 
         An input is a `Text`, or for a `Seq2Seq` a pair of source and target.
         """

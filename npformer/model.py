@@ -107,7 +107,7 @@ class Model(GeneratingModel):
         return output
 
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
-        """The answers for each text, without padding. Their bits do not depend on other texts, order or threads."""
+        """The answers for each text, without padding. Their bits do not depend on the other texts or the threads."""
         c = self.config
         check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
         lengths = [len(text) for text in texts]
@@ -117,7 +117,7 @@ class Model(GeneratingModel):
         return answers
 
     def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """The answers for each text, as `run`, from the packed rows (T, D) that a layer reads; skips earlier layers."""
+        """As `run`, from the packed rows (T, D) that a layer reads. Earlier layers are not computed."""
         with self.cores(1):
             answers = self._forward(texts, resumed=(layer, rows))
         expect_finite(answers)
@@ -137,7 +137,7 @@ class Model(GeneratingModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
             answers = forward(self.weights, self.config, batch, all_rows=True, resumed=resumed)
-        else:  # pad the batch to a good number of rows for products once, so that no product has to do it
+        else:  # add rows once for the whole batch, so that no product has to add its own
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]
@@ -246,7 +246,7 @@ class Seq2Seq(GeneratingModel):
     def run(self, pairs: Sequence[tuple[Text, Text]]) -> list[dict[str, np.ndarray]]:
         """The answers for each pair, without padding: logits (L, V), encoder_last_hidden_state (S, D).
 
-        Their bits do not depend on other pairs, order or threads, and are the same in the steps of `generate`.
+        Their bits do not depend on the other pairs or the threads, and are the same in the steps of `generate`.
         """
         c, (sources, targets) = self.config, ([pair[side] for pair in pairs] for side in (0, 1))
         check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)

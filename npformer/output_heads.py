@@ -144,7 +144,7 @@ def transform_backward(
 
 
 def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
-    """The stages of `transform` of the rows in stage x, or without a norm those of `replaced_tokens`."""
+    """The stages of `transform` of the rows in stage x. Without a norm, the stages of `replaced_tokens` up to act."""
     function = f"activations.{activation.__name__}"
     found = [
         Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),

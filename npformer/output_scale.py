@@ -1,6 +1,7 @@
 """`OutputScale`, a factor of the rows before the projection to the vocabulary, and mistakes that ports make in it.
 
-Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, in its code.
+The published code of Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer.
 """
 
 from __future__ import annotations

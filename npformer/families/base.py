@@ -272,7 +272,7 @@ class Family:
         )
 
     def optional(self, config: Config) -> frozenset[str]:
-        """The groups and arrays that may be missing. All arrays of such a group are present, or none is."""
+        """The groups and arrays that may be missing. A group can only be missing as a whole."""
         return frozenset()
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def label_count(data: Mapping[str, Any]) -> int:
 
 
 def read_labels(head: str, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels of a classification head: those of `id2label`, or LABEL_0 to LABEL_(num_labels - 1)."""
+    """The labels of a classification head: the values of `id2label`, or LABEL_0 to LABEL_(num_labels - 1)."""
     if head not in LABELLED:
         return ()
     id2label = data.get("id2label")

@@ -1,4 +1,4 @@
-"""`layer_types` in config.json: the layers that attend within a window, and those that attend to the whole text."""
+"""`layer_types` in config.json, which says for each layer whether it attends within a window or to the whole text."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Llama(EncoderTable):
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def current(self, name: str, known: Container[str]) -> str:
-        """As in `Family`. The prefix differs between the classes of Transformers, and the base model has none."""
+        """As in `Family`. The prefix differs between the classes of Transformers, and the base model has no prefix."""
         bare = name.removeprefix(self.prefix).removeprefix(self.answering_prefix)
         return next((each for each in (self.prefix + bare, self.answering_prefix + bare, bare) if each in known), name)
 
@@ -155,7 +155,7 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """Qwen2 with head norms. Either all four linear layers of attention have biases, or none has."""
+    """Qwen2 with head norms. `attention_bias` in config.json applies to all four linear layers of attention."""
 
     kinds = (HeadNorm, Rotary, Window)
 

@@ -115,7 +115,7 @@ def _rotary(theta: float) -> tuple[Rotary, ...]:
 
 
 def _steps(local: tuple[int, ...], n_layers: int) -> dict[str, int]:
-    """The spacing of global layers for versions of Transformers without layer_types, or {} if it is irregular."""
+    """The spacing of global layers, for versions of Transformers without layer_types, or {} if they are irregular."""
     every = next((each for each in range(1, n_layers + 1) if between(each, n_layers) == local), None)
     return {} if every is None else {"global_attn_every_n_layers": every}
 

@@ -1,7 +1,7 @@
 """The text model of a checkpoint that also reads pictures: Gemma 3 with 4B parameters and more.
 
-Such a config.json describes the text model in `text_config` and omits the fields with a default value. Its tensors are
-those of the text model under a longer prefix, and those of the vision model, which npformer does not read.
+Its config.json describes the text model in `text_config`, without fields that have default values. The tensors of the
+text model have a longer prefix. There are also tensors of a vision model, which npformer does not read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from npformer.common.errors import NpformerError
 class TextModel(NamedTuple):
     """The text model of a family for pictures and texts."""
 
-    model_type: str  # of the text model
+    model_type: str  # model_type of the text model
     architectures: Mapping[str, str]  # class of the whole model -> class of the text model with the same head
-    defaults: Mapping[str, Any]  # fields of config.json that may be omitted; Transformers' defaults
+    defaults: Mapping[str, Any]  # defaults in Transformers for fields that config.json may omit
 
 
 #: model_type of a model for pictures and texts -> its text model.
@@ -44,7 +44,7 @@ VISION = ("vision_tower", "multi_modal_projector")
 
 
 def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of a checkpoint's text model; `data` itself for a checkpoint that reads texts only."""
+    """The config.json of the text model in a checkpoint, or `data` itself for a checkpoint that only reads texts."""
     name = data.get("model_type")
     if not isinstance(name, str) or name not in TEXT_MODELS:
         return data

@@ -1,7 +1,7 @@
-"""Generation: targets of sources, or texts after prompts, by greedy search, sampling or beam search, with a cache.
+"""Generation of targets for sources, or of texts after prompts: greedy search, sampling and beam search, with a cache.
 
-`generate` and `stream` are here, the loops in `decoding.py`, the model's state in `state.py`, the choice of tokens in
-`logits.py` and `processors.py`, the settings in `settings.py`, the cached keys and values in `kv_cache.py`.
+`generate` and `stream` are here. The loops are in `decoding.py`, the state of a model in `state.py`, the choice of
+tokens in `logits.py` and `processors.py`, the settings in `settings.py`, and cached keys and values in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from npformer.taps import listen
 __all__ = ["Hypothesis", "Settings", "Stream", "cross_attentions", "generate", "padded_targets", "stream"]
 
 TOGETHER = 256  # texts generated together: enough for fast products, with about 60 MB of logits
-KEPT = 1 << 30  # maximum bytes of their cached keys and values, if there are several texts
+KEPT = 1 << 30  # maximum bytes of cached keys and values of several texts that are generated together
 STATES: dict[str, type[State]] = {"translation": Seq2SeqState, "causal-lm": PromptState}
 
 
@@ -38,25 +38,26 @@ def generate(
     stopping: Stopping | None = None,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """Generates num_return_sequences targets for each source, or texts after each prompt, best first.
+    """Generates num_return_sequences targets for each source, or texts after each prompt, with the best first.
 
-    A text's bits do not depend on the other sources. A sampled text depends on the seed and on its index in the list.
-    RoBERTa's positions are those of its forward; Transformers 5's `generate` begins at row 0 unless positions are
-    given.
+    The bits of a text do not depend on the other sources. A sampled text depends on the seed and on its index in the
+    list. RoBERTa has the same positions as in a forward pass; `generate` of Transformers 5 begins at row 0 unless
+    positions are given.
 
     Parameters
     ----------
     model : Seq2Seq, or Model with head "causal-lm"
-    sources : sequence of `Text`; for a Model the prompts, where an empty prompt means the start token
+    sources : sequence of `Text`, the sources of a Seq2Seq or the prompts of a Model; an empty prompt becomes the start
+        token
     output_scores : bool, return the log probabilities of tokens
     output_attentions : bool, return the cross-attention weights of each layer of a Seq2Seq
-    stopping : function from tokens so far (R, L), prompts included, padded with -1 on the left, to a mask (R,) of the
-        texts that end here
-    settings : fields of `Settings`, by Transformers' names; defaults come from the model's generation_config.json
+    stopping : function from the tokens (R, L) so far, including prompts and padded with -1 on the left, to a mask (R,)
+        of the texts that end here
+    settings : fields of `Settings`, with the names of Transformers; their defaults come from generation_config.json
 
     Returns
     -------
-    list of `Hypothesis` for each source
+    list with a list of `Hypothesis` for each source
 
     Raises
     ------
@@ -75,7 +76,7 @@ def generate(
     """
     kind = _kind(model)
     if output_attentions and not model.config.decoder:
-        raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; see npformer.trace")
+        raise NpformerError("output_attentions: only an encoder-decoder has cross-attention; use npformer.trace")
     prepared = kind.prepare(model, sources)
     projection = Projection(**model.weights["head"]["output"])
     answers: list[list[Hypothesis]] = [[] for _ in sources]
@@ -101,12 +102,12 @@ def generate(
 
 
 def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **settings: Any) -> Iterator[int]:
-    """Yields one source's target, or the text after one prompt, token by token, greedily or by sampling.
+    """Generates the target of one source, or the text after one prompt, and yields its tokens one by one.
 
     Parameters
     ----------
     model, source, stopping : as in `generate`
-    settings : as in `generate`, with one beam and one sequence
+    settings : as in `generate`, for greedy search or sampling of one sequence
 
     Returns
     -------
@@ -130,7 +131,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
 
 
 class Stream:
-    """A text as it is generated, which is iterated once: its tokens and, with `logprobs`, their log probabilities.
+    """A text while it is generated. Iterating over it, which is possible once, generates it token by token.
 
     Parameters
     ----------
@@ -139,7 +140,7 @@ class Stream:
     Attributes
     ----------
     ids : list of the tokens so far
-    likely : list of `Best`, (1, 1 + logprobs) each: the tokens so far with the most likely ones in their places
+    likely : list of `Best`, (1, 1 + logprobs) each: a token and the most likely tokens in its place, with `logprobs`
 
     Raises
     ------
@@ -152,7 +153,7 @@ class Stream:
         [prepared] = kind.prepare(model, [source])
         [chosen] = _by_settings(model, [kind.before(prepared)], settings)
         if chosen.num_beams > 1 or chosen.num_return_sequences > 1:
-            raise NpformerError("stream: not supported with beam search; use num_beams=1, num_return_sequences=1")
+            raise NpformerError("stream: expected one beam and one sequence; use num_beams=1, num_return_sequences=1")
         _cached_bytes(model, chosen, kind.before(prepared))
         self.state = kind(model, [prepared], chosen, Projection(**model.weights["head"]["output"]))
         self.ids: list[int] = []
@@ -167,7 +168,7 @@ class Stream:
 
 
 def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int | None = None) -> np.ndarray:
-    """Targets as in Transformers, (B, L): the start token first, shorter targets padded on the right."""
+    """Targets in the format of Transformers, (B, L): with the start token, and padded on the right."""
     width = max(len(each.ids) for each in hypotheses) + 1
     table = np.full((len(hypotheses), width), pad_id or 0)
     table[:, 0] = start_id
@@ -177,9 +178,9 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 
 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
-    """Each decoder layer's cross-attention weights (H, L, S), from target tokens ids (L,) to source tokens.
+    """The cross-attention weights (H, L, S) of each decoder layer, from target tokens ids (L,) to source tokens.
 
-    Computed in one pass over the whole target, with the same bits as in single steps.
+    They are computed in one pass over the whole target, with the same bits as in single steps.
     """
     heard = []
 
@@ -194,7 +195,7 @@ def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: 
 
 
 def _kind(model: BaseModel) -> type[State]:
-    """The state of a generative model."""
+    """The class of `State` for a model. Raises NpformerError if the model cannot generate."""
     kind = STATES.get(model.config.head)
     if kind is None:
         raise NpformerError(
@@ -204,9 +205,10 @@ def _kind(model: BaseModel) -> type[State]:
 
 
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
-    """Settings -> the indices of the texts with these settings: lengths may depend on the tokens `before` each text.
+    """Settings -> the indices of the texts with these settings.
 
-    Sampling without a seed gets a random seed.
+    They differ if lengths depend on the number of tokens `before` each text. Sampling without a seed gets a random
+    seed.
     """
     seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()
     for count in dict.fromkeys(before):
@@ -216,20 +218,20 @@ def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, An
         found.setdefault(chosen, []).extend(i for i, each in enumerate(before) if each == count)
     if short := [each for each in found if each.min_new_tokens > each.max_new_tokens]:
         new, most = short[0].min_new_tokens, short[0].max_new_tokens
-        warn(f"min_length or min_new_tokens requires {new} new tokens, but the maximum is {most}; texts end at {most}")
+        warn(f"min_length or min_new_tokens asks for {new} new tokens, but the maximum is {most}, where texts end")
     return found
 
 
 def _together(model: BaseModel, settings: Settings, longest: int) -> int:
-    """The number of sources or prompts whose texts are generated together."""
+    """The number of sources or prompts to process together."""
     most = KEPT // _cached_bytes(model, settings, longest)
     return max(1, min(TOGETHER // settings.num_beams, most))
 
 
 def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
-    """Bytes of the keys and values cached for one text, if it gets max_new_tokens. `before`: tokens of its prompt.
+    """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens of its prompt.
 
-    Raises NpformerError if they exceed the model's limit `cache`.
+    Raises NpformerError if they exceed the limit `cache` of the model.
     """
     stack: Decoder | Config = model.config.decoder or model.config
     rows = before + settings.num_beams * settings.max_new_tokens
@@ -240,7 +242,7 @@ def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
 
 
 def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
-    """Joins the steps of `greedy_or_sample` into one target for each of `count` places."""
+    """Joins the steps of `greedy_or_sample` to `count` targets."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]
     likely: list[list[Best]] = [[] for _ in range(count)]
@@ -256,5 +258,5 @@ def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """The most likely tokens of steps (1, n) each as those of a text, (L, n); None without steps."""
+    """Joins the most likely tokens of the steps of a text, (1, n) each, to (L, n). Returns None without steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -1,6 +1,6 @@
-"""The decoding loops: greedy search and sampling, with one row per text; beam search, with several per prompt.
+"""The decoding loops: greedy search and sampling, with one row per text, and beam search, with several rows per prompt.
 
-`state.py` advances a model for a group of sources or prompts; `logits.py` chooses tokens from its logits.
+`state.py` runs a model for a group of sources or prompts, and `logits.py` chooses tokens from its logits.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> w
 
 @dataclass
 class Hypothesis:
-    """A generated text: ids with the end token but without prompt or start token, and scores."""
+    """A generated text: ids, with the end token but without prompt and start token, and scores."""
 
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
     token_scores: np.ndarray | None = None  # (L,) log probabilities of the tokens
-    likely: Best | None = None  # (L, 1 + logprobs) each token and the most likely ones in its place, if requested
-    cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) of each layer, if requested
+    likely: Best | None = None  # (L, 1 + logprobs) each token and the most likely tokens in its place, if requested
+    cross_attentions: list[np.ndarray] = field(default_factory=list)  # (H, L, S) for each layer, if requested
 
 
 # --- one row for each text ------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
-    """A step of `greedy_or_sample`: the running texts, their new tokens and the tokens' scores, (R,) each.
+    """A step of `greedy_or_sample`: the running texts, their new tokens, and the scores of these tokens, (R,) each.
 
-    likely: with the setting logprobs, each new token and the most likely ones, (R, 1 + logprobs).
+    likely: with the setting logprobs, each new token and the most likely tokens, (R, 1 + logprobs).
     """
 
     texts: np.ndarray
@@ -55,8 +55,8 @@ def greedy_or_sample(
 ) -> Iterator[Step]:
     """Greedy search or sampling, step by step.
 
-    group has for each text its source's index and its own index among the source's texts; random draws depend on them.
-    A text that has ended is not computed further.
+    group: for each text, the index of its source and its own index among the texts of this source. Random draws depend
+    on them. A text that has ended is not computed further.
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
@@ -64,7 +64,7 @@ def greedy_or_sample(
     while True:
         logits = run.step(ids[:, -1])
         with run.model.cores():
-            table = None if settings.logprobs is None else log_softmax(logits)  # before the settings change the logits
+            table = None if settings.logprobs is None else log_softmax(logits)  # before settings change the logits
             if settings.do_sample:
                 tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
             else:
@@ -81,14 +81,14 @@ def greedy_or_sample(
 
 
 def _likely(table: np.ndarray, tokens: np.ndarray, count: int) -> Best:
-    """The chosen tokens (R, 1) and the `count` most likely ones, with their log probabilities in the table (R, V)."""
+    """The chosen tokens (R, 1) and the `count` most likely tokens, with their log probabilities from table (R, V)."""
     best_tokens, values = top(table, count) if count else (tokens[:, :0], table[:, :0])
     chosen = np.take_along_axis(table, tokens, axis=1)
     return Best(np.concatenate([tokens, best_tokens], axis=1), np.concatenate([chosen, values], axis=1))
 
 
 def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np.ndarray:
-    """Returns which rows of tokens (..., L) end here, by an end token or by `stopping`."""
+    """Whether each row of tokens (..., L) ends here, with an end token or by `stopping`."""
     ended: np.ndarray = np.isin(ids[..., -1], settings.end_ids)
     if stopping is not None:
         ended |= stopping(ids.reshape(-1, ids.shape[-1])).reshape(ended.shape)
@@ -98,7 +98,7 @@ def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np
 def _sample(
     logits: np.ndarray, ids: np.ndarray, processors: Processors, draws: Sequence[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Samples a token for each row, (R, 1); returns it with its log probability."""
+    """A sampled token for each row, (R, 1), with its log probability."""
     processors(ids, logits)
     check_choice(logits.max(axis=1))
     narrow(logits, processors.settings)
@@ -111,30 +111,30 @@ def _sample(
 
 # --- beams -----------------------------------------------------------------------------------------------------------
 
-NEVER = -1e9  # score of beams that must not be chosen, as in Transformers
+NEVER = -1e9  # score of a beam that must not be chosen, as in Transformers
 
 
 @dataclass
 class Beams:
-    """The state of a beam search: b running targets for each of B texts, and each text's finished targets."""
+    """The state of a beam search: for each of B texts, b running targets and the finished targets."""
 
     texts: np.ndarray  # (B,) indices of their sources
     ids: np.ndarray  # (B, b, L), prompt or start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole target
     token_scores: np.ndarray  # (B, b, L) of the new tokens
-    ended: list[list[Hypothesis]]  # for each text its best b, best first
+    ended: list[list[Hypothesis]]  # the best b finished targets of each text, with the best first
 
 
 def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> list[list[Hypothesis]]:
-    """The best num_beams texts of each source or prompt, best first.
+    """The best b = num_beams texts of each source or prompt, with the best first.
 
-    As in Transformers: the best (1 + number of end tokens) * b continuations of all beams are candidates. Finished ones
-    among the best b are kept by score; the best b unfinished ones continue.
+    As in Transformers, the best (1 + number of end tokens) * b continuations of all beams are candidates. Finished
+    candidates among the best b are kept by score, and the best b unfinished candidates continue.
     """
     (n, width), b = run.prompts.shape, settings.num_beams
     processors, dtype = Processors(settings, width), run.model.dtype
     scores = np.full((n, b), NEVER, dtype)
-    scores[:, 0] = 0  # all beams are equal at first, so only one counts
+    scores[:, 0] = 0  # all beams are equal at first, so only one of them may continue
     ids, none = np.repeat(run.prompts[:, None], b, axis=1), np.zeros((n, b, 0), dtype)
     beams = Beams(np.arange(n), ids, scores, none, [[] for _ in range(n)])
     done: list[list[Hypothesis]] = [[]] * n
@@ -161,7 +161,7 @@ def beam_search(run: State, settings: Settings, stopping: Stopping | None = None
 
 
 def _advance(beams: Beams, logits: np.ndarray, processors: Processors, stopping: Stopping | None) -> np.ndarray:
-    """Replaces the beams with their best continuations; returns the parent of each, (B, b)."""
+    """Replaces the beams with their best continuations. Returns the parent of each beam, (B, b)."""
     s = processors.settings
     n, b, length = beams.ids.shape
     new = length - processors.prompt + 1
@@ -192,17 +192,17 @@ def _advance(beams: Beams, logits: np.ndarray, processors: Processors, stopping:
 
 
 def _add(ended: list[Hypothesis], new: Hypothesis, n_beams: int) -> None:
-    """Inserts a target among the best n_beams, before those with a lower score."""
+    """Inserts a target into the best n_beams finished targets, before targets with a lower score."""
     ended.append(new)
     ended.sort(key=lambda each: -(each.score or 0.0))
     del ended[n_beams:]
 
 
 def _is_finished(ended: list[Hypothesis], best_running: float, length: int, settings: Settings) -> bool:
-    """Returns whether enough targets have ended and no running target can beat the worst of them.
+    """Whether enough targets have ended, and no running target is expected to beat the worst of them.
 
     A running target is judged by its current score and length, although it could still improve. With early_stopping
-    "never" and a positive length penalty, the maximum length is used, which gives an upper bound.
+    "never" and a positive length penalty, it is judged by the maximum length, which gives an upper bound.
     """
     if length >= settings.max_new_tokens:
         return True

@@ -1,6 +1,6 @@
-"""The key-value cache of a decoder: keys and values of the texts' earlier rows, and of the source.
+"""The key-value cache of a decoder: keys and values of earlier rows, and of sources.
 
-A step has the same bits as a pass over the whole target; `attention.masked_attention` explains why.
+A step has the same bits as a pass over the whole target. `attention.masked_attention` explains why.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from npformer.runtime.sums import TERMS
 from npformer.runtime.threads import parallel_for
 from npformer.taps import listening, tap
 
-STEPS = 32  # steps to allocate at first; the allocation grows by half
+STEPS = 32  # steps to allocate at first; later allocations are 1.5 times as large
 
 
 class BeamAncestry:
-    """The cached rows that belong to each beam: its prompt's, its own, and those of the beams it continues.
+    """The table of cached rows that belong to each beam: rows of its prompt, its own rows, and rows of its ancestors.
 
-    The rows of a text's beams are interleaved and stay in place when beams are reordered: only this table changes. Its
-    columns are steps times beams, with free space at the end. `mask` (B, 1, beams, room) is True where a row belongs to
-    a beam. A single beam owns every row.
+    `mask` (B, 1, beams, room) is True where a row belongs to a beam. The rows of the beams of a text are interleaved,
+    and do not move when beams are reordered: only the mask changes. A column is a row of one beam in one step, and free
+    columns are at the end.
 
-    A prompt's rows come first: whole groups of TERMS once, in the first `front` columns, and its remaining rows once
-    per beam, like those of steps. So a beam's rows form the same groups as in one pass over its text.
+    The rows of a prompt come first: whole groups of TERMS rows once, in the first `front` columns, and the remaining
+    rows once per beam, as in steps. The rows of a beam thus form the same groups as in a pass over its whole text.
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
-        """prompts: rows of each text's prompt, (B,)."""
+        """prompts: number of rows of the prompt of each text, (B,)."""
         self.n_beams = n_beams
-        self.whole = prompts // TERMS * TERMS  # rows of each prompt in whole groups
+        self.whole = prompts // TERMS * TERMS  # number of rows of each prompt in whole groups
         self.front = int(self.whole.max(initial=0))
-        self.ends = prompts - self.whole  # rows of each text's beams after the front
+        self.ends = prompts - self.whole  # number of rows of each beam after the front, by text
         self.mask = np.zeros((len(prompts), 1, n_beams, self.front + STEPS * n_beams), bool)
         self.mask[..., : self.front] = (np.arange(self.front) < self.whole[:, None])[:, None, None]
         of_beam = np.repeat(np.arange(TERMS), n_beams) < self.ends[:, None]
         own = np.tile(np.eye(n_beams, dtype=bool), TERMS)
         self.mask[..., self.front : self.front + TERMS * n_beams] = of_beam[:, None, None] & own
-        self.newest: list[tuple[Any, slice]] = []  # (texts, columns) of each beam's newest row, after a step
-        self._hidden: dict[tuple[int, tuple[Mechanism, ...]], np.ndarray] = {}  # masks of this step
+        self.newest: list[tuple[Any, slice]] = []  # result of `_newest` in the current step
+        self._hidden: dict[tuple[int, tuple[Mechanism, ...]], np.ndarray] = {}  # results of `admitted` in this step
         self._added: dict[tuple[int, tuple[Mechanism, ...]], Terms] = {}
 
     @property
@@ -59,11 +59,11 @@ class BeamAncestry:
 
     @property
     def length(self) -> int:
-        """Columns in use."""
+        """The number of columns in use."""
         return self.front + int(self.ends.max(initial=0)) * self.n_beams
 
     def _newest(self) -> list[tuple[Any, slice]]:
-        """The columns of the newest row of each beam: (texts, columns), grouped by texts with the same columns."""
+        """The columns of the newest row of each beam, as (texts, columns) for texts with the same columns."""
         found = []
         for end in set(self.ends.tolist()):
             texts = np.flatnonzero(self.ends == end)
@@ -77,9 +77,9 @@ class BeamAncestry:
         return self.length if listening() else min(self.length + -self.length % VECTOR, self.room)
 
     def admitted(self, width: int, mechanisms: Sequence[Mechanism]) -> np.ndarray:
-        """`mask` of the first columns, without the rows that mechanisms hide from the newest row: (B, 1, beams, width).
+        """The first columns of `mask`, (B, 1, beams, width), without rows that mechanisms hide from the newest row.
 
-        A causal mask hides no earlier row.
+        The causal mask is skipped, because it hides no earlier row.
         """
         hiding = tuple(
             each for each in mechanisms if type(each).mask is not Mechanism.mask and not isinstance(each, Causal)
@@ -93,7 +93,7 @@ class BeamAncestry:
         return self._hidden[width, hiding]
 
     def added(self, width: int, mechanisms: Sequence[Mechanism], n_heads: int) -> Terms:
-        """The mechanisms that add to scores, with their terms (B, H, 1, width) of the newest row and these columns."""
+        """The terms (B, H, 1, width) that mechanisms add to the scores of the newest row with the first columns."""
         some = tuple(each for each in mechanisms if type(each).add is not Mechanism.add)
         if some and (width, some) not in self._added:
             self._added[width, some] = terms_of(some, *self._places(width), n_heads)
@@ -106,7 +106,7 @@ class BeamAncestry:
         return first + self.ends[:, None] - 1, np.where(columns < self.front, columns, after)
 
     def step(self, parents: np.ndarray | None = None) -> None:
-        """Begins a step: beam i of each text continues beam parents[:, i] of the previous step."""
+        """Begins a step, in which beam i of each text continues beam parents[:, i] of the previous step."""
         self._forget()
         kept = slice(self.front, self.length)
         if parents is not None:
@@ -130,13 +130,13 @@ class BeamAncestry:
 
 
 def _grown(length: int, n_beams: int) -> int:
-    """1.5 times the size, as a multiple of VECTOR."""
+    """1.5 times the number of columns, rounded up to a multiple of VECTOR columns for each beam."""
     return -(-(length + length // 2) // (VECTOR * n_beams)) * VECTOR * n_beams
 
 
 @dataclass
 class SelfAttentionCache:
-    """Keys (B, G, K, room) and values (B, G, room, K) of the texts' rows, with beams interleaved."""
+    """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams."""
 
     ancestry: BeamAncestry
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
@@ -151,7 +151,7 @@ class SelfAttentionCache:
         mechanisms: Sequence[Mechanism],
         scale: float,
     ) -> np.ndarray:
-        """Caches one row of each beam, (T, G K); returns its attention over the beam's rows, (T, H K)."""
+        """Stores a new row of each beam, (T, G K). Returns its attention to the rows of the beam, (T, H K)."""
         line = self.ancestry
         new_keys, new_values = (_heads(x, kv_heads(q, k, n_heads), line.n_beams) for x in (k, v))
         if self.values.shape[-2] < line.room:
@@ -168,7 +168,7 @@ class SelfAttentionCache:
         return _attend(q, [block], n_heads, line.n_beams, scale, keep, line.front, terms)
 
     def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_kv_heads: int) -> None:
-        """Caches the keys and values of each text's prompt, (P, G K) each, in the columns assigned by the ancestry."""
+        """Stores the keys and values of the prompt of each text, (P, G K) each, in the columns of the ancestry."""
         line = self.ancestry
         for text, pair in enumerate(prompts):
             keys, values = (_heads(rows, n_kv_heads, len(rows)) for rows in pair)
@@ -188,7 +188,7 @@ class SelfAttentionCache:
         return keys.transpose(2, 0, 1).reshape(count, -1), values.swapaxes(0, 1).reshape(count, -1)
 
     def _make_room(self, like: np.ndarray) -> None:
-        """Enlarges the arrays with zeros: masked values are multiplied by 0, so they must be numbers."""
+        """Enlarges the arrays with zeros. Masked values are multiplied by 0, so they must be finite."""
         count, n_kv_heads, _, width = like.shape
         values = np.zeros((count, n_kv_heads, self.ancestry.room, width), like.dtype)
         keys = np.zeros((count, n_kv_heads, width, self.ancestry.room), like.dtype)
@@ -204,9 +204,9 @@ class SelfAttentionCache:
 
 @dataclass
 class CrossAttentionCache:
-    """Keys (B, H, K, S) and values (B, H, S, K) of each text's source, which all its beams read.
+    """A cache of keys (B, H, K, S) and values (B, H, S, K) of the source of each text, which all of its beams read.
 
-    Adjacent texts whose sources fill the same number of vectors share a block, which keeps padding small.
+    Adjacent texts share a block if their sources fill the same number of vectors, so that there is little padding.
     """
 
     n_beams: int
@@ -216,7 +216,7 @@ class CrossAttentionCache:
     values: list[np.ndarray] = field(default_factory=list)
 
     def attend(self, q: np.ndarray, n_heads: int, scale: float) -> np.ndarray:
-        """The attention of q over its text's source, (T, D) -> (T, D)."""
+        """The attention of q to the source of its text, (T, D) -> (T, D)."""
         blocks, first = [], 0
         for keys, values in zip(self.keys, self.values, strict=True):
             lengths = self.lengths[first : first + len(keys)]
@@ -255,9 +255,10 @@ class CrossAttentionCache:
 
 @dataclass
 class PromptRows:
-    """Collects the keys and values of whole prompts in one layer, (T, G K) each; attention runs as without a cache.
+    """A cache that collects the keys and values of whole prompts in a layer, (T, G K) each.
 
-    They may begin with the rows that an earlier generation kept of a single prompt.
+    Attention is computed as without a cache. For a single prompt, the rows may begin with rows from an earlier
+    generation.
     """
 
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -272,14 +273,14 @@ class PromptRows:
         mechanisms: Sequence[Mechanism],
         scale: float,
     ) -> None:
-        """Stores k and v (T, G K) after the kept rows."""
+        """Stores k and v (T, G K) after the kept rows, and returns None."""
         self.keys, self.values = (
             np.concatenate([kept, rows]) if len(kept) else rows for kept, rows in ((self.keys, k), (self.values, v))
         )
 
 
 class KVCache:
-    """The caches of all decoder layers, for texts with `lengths` source rows and n_beams targets each."""
+    """The caches of all decoder layers. lengths: number of source rows of each text. n_beams: targets per text."""
 
     def __init__(self, n_layers: int, lengths: np.ndarray, n_beams: int = 1) -> None:
         self.ancestry = BeamAncestry(n_beams, np.zeros_like(lengths))
@@ -291,7 +292,7 @@ class KVCache:
         self.ancestry.step(parents)
 
     def keep(self, texts: np.ndarray) -> None:
-        """Keeps only these texts, (B',) indices; the others are finished."""
+        """Keeps only the texts with these indices (B',). The others are finished."""
         self.ancestry.keep(texts)
         for own, of_source in zip(self.own, self.of_source, strict=True):
             own.keep(texts)
@@ -299,7 +300,7 @@ class KVCache:
 
 
 def _heads(rows: np.ndarray, n_heads: int, count: int) -> np.ndarray:
-    """Rows (B * count, D), or (B, count, D), as heads (B, H, count, K)."""
+    """The heads (B, H, count, K) of rows (B * count, D) or (B, count, D)."""
     return split_heads(rows if rows.ndim == 3 else rows.reshape(-1, count, rows.shape[-1]), n_heads)
 
 
@@ -313,12 +314,11 @@ def _attend(
     front: int = 0,
     terms: Terms = (),
 ) -> np.ndarray:
-    """Attention of each text's beams over its keys and values, (B * beams, H K) -> (B * beams, H K).
+    """Attention of the beams of each text to its keys and values, (B * beams, H K) -> (B * beams, H K).
 
-    A block consists of rows of q with their texts' keys (B, G, K, S), values (B, G, S, K) and mask. keep(heads) stores
-    the newest keys and values of some heads; the thread that reads them next calls it, so that they are in its core's
-    cache. front: the number of leading columns that all beams of a text read. terms: arrays that mechanisms add to the
-    scores.
+    blocks: rows of q with the keys (B, G, K, S), values (B, G, S, K) and mask of their texts. keep(heads) stores new
+    keys and values of some heads; the thread that reads them next calls it, so that they are in the cache of its core.
+    front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the scores.
     """
     if keep is not None and listening():
         keep(slice(None))
@@ -342,7 +342,7 @@ def _attend(
                 context[:, own] = masked_attention(
                     *q_k_v, mask, TERMS * beams, front, adding(terms, (slice(None), own), *q_k_v[:2], scale)
                 )
-            else:  # with this many beams BLAS would split a group of terms into several blocks
+            else:  # with so long groups, BLAS would split a group into several blocks
                 _attend_apart(*q_k_v, mask, context[:, own], terms, own)
 
     parallel_for(attend, n_kv_heads, nanoseconds=0.4 * size)
@@ -358,7 +358,7 @@ def _attend_apart(
     terms: Terms,
     heads: slice,
 ) -> None:
-    """Writes each beam's context (B, H, beams, K), computed from copies of its own keys and values."""
+    """Writes the context (B, H, beams, K) of each beam, computed from copies of the keys and values of that beam."""
     for beam in range(q.shape[2]):
         own = np.argsort(~mask[:, :, beam], axis=-1, kind="stable")[..., : mask[:, 0, beam].sum(axis=-1).max()]
         admitted = np.take_along_axis(mask[:, :, beam], own, axis=-1)[:, :, None]
@@ -370,6 +370,6 @@ def _attend_apart(
 
 
 def _columns(array: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Some columns (B, 1, n) of each text's terms (B or 1, H or 1, 1, width)."""
+    """The terms (B or 1, H or 1, 1, width) of each text for some columns (B, 1, n)."""
     of_texts = np.broadcast_to(array, (len(columns), *array.shape[1:]))
     return np.take_along_axis(of_texts, columns[:, :, None], axis=-1)

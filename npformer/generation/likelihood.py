@@ -1,4 +1,4 @@
-"""Perplexity: how well a model predicts a text, token by token. Long texts are read in windows."""
+"""`perplexity` measures how well a model predicts the tokens of a text. Long texts are read in windows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROWS = 256  # rows of logits processed at a time
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The result of `perplexity`: the probability that a model gives a text.
+    """The result of `perplexity`: the probability of a text according to a model.
 
     Parameters
     ----------
-    log_probability : sum of the natural logarithms of the tokens' probabilities
-    tokens : number of predicted tokens, all except the first
-    words, bytes : number of words separated by white space, and of UTF-8 bytes, in the whole text
+    log_probability : sum of the natural logarithms of the probabilities of tokens
+    tokens : number of predicted tokens, which are all except the first
+    words, bytes : number of words separated by white space, and number of UTF-8 bytes, in the whole text
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Perplexity:
 
     @property
     def word_perplexity(self) -> float:
-        """exp(-log p / words), which is comparable between tokenizers."""
+        """exp(-log p / words), which can be compared between tokenizers."""
         return self._of(self.words)
 
     @property
@@ -61,7 +61,7 @@ class Perplexity:
         return -self.log_probability / self.bytes / math.log(2)
 
     def _of(self, count: int) -> float:
-        with np.errstate(over="ignore"):  # a word of many unlikely tokens may overflow
+        with np.errstate(over="ignore"):  # overflows for a word of many unlikely tokens
             return float(np.exp(np.float64(-self.log_probability / max(count, 1))))
 
     def __float__(self) -> float:
@@ -76,18 +76,19 @@ class Perplexity:
 
 
 def perplexity(model: BaseModel, text: str, stride: int | None = None, max_length: int | None = None) -> Perplexity:
-    """Computes the perplexity of a text: exp of the mean cross-entropy of each token given the preceding tokens.
+    """Computes the perplexity of a text: exp of the mean cross-entropy of each token given the tokens before it.
 
-    A text that is longer than the model's limit is read in windows that begin `stride` tokens apart. Only the tokens
-    that are new in a window count. Except in the first window, at least max_length - stride tokens precede them. The
-    first token of the text is not predicted. Special tokens added by the tokenizer count, as in Transformers.
+    A text that is too long for the model is read in windows that begin `stride` tokens apart. Only the tokens that are
+    new in a window count. Except in the first window, at least max_length - stride tokens precede them. The first token
+    of the text is not predicted. As in Transformers, special tokens that the tokenizer adds count.
 
     Parameters
     ----------
     model : Model with head "causal-lm"
     text : str
-    stride : tokens from one window to the next; by default half a window. A smaller stride is slower and more accurate.
-    max_length : tokens in a window, if below the model's limit
+    stride : int, tokens from one window to the next, by default half a window; a smaller stride is slower and more
+        accurate
+    max_length : int, tokens in a window, if below the limit of the model
 
     Returns
     -------
@@ -102,8 +103,8 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
 
     References
     ----------
-    https://huggingface.co/docs/transformers/perplexity, whose loop counts one token too few in each window after the
-    first, so that its result differs in about the fourth digit.
+    https://huggingface.co/docs/transformers/perplexity. The loop there counts one token too few in each window after
+    the first, so that its result differs in about the fourth digit.
 
     Examples
     --------
@@ -133,8 +134,8 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
 
 
 def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Yields windows of `width` tokens: (first token, end, number of new tokens at its end)."""
-    before = 1  # the first token is never predicted
+    """Yields windows of `width` tokens, each as (first token, end, number of new tokens at its end)."""
+    before = 1  # the first token is not predicted
     for first in range(0, length, step):
         end = min(first + width, length)
         yield first, end, end - before
@@ -144,7 +145,7 @@ def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]
 
 
 def _cross_entropy(model: BaseModel, ids: np.ndarray, counted: int) -> float:
-    """The sum of the cross-entropies of a window's last `counted` tokens."""
+    """The sum of the cross-entropies of the last `counted` tokens of a window."""
     [answer] = model.run([Text(ids)])
     rows = range(len(ids) - 1 - counted, len(ids) - 1, ROWS)
     logits, wanted = answer["logits"][:-1], ids[1:]

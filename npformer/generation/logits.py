@@ -1,7 +1,7 @@
-"""From a decoder's rows to the next tokens: the projection to the vocabulary, and its best columns.
+"""The choice of next tokens from the rows of a decoder: projection to the vocabulary, and the tokens with best scores.
 
-A row of logits takes a quarter of a megabyte with a typical vocabulary, so a few rows that fit in a core's cache are
-processed at a time.
+A row of logits takes a quarter of a megabyte with a typical vocabulary. So only a few rows, which fit in the cache of a
+core, are processed at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = 8  # rows of logits processed at a time
 
 
 class Projection:
-    """Projects rows (R, D) to logits (R, V), x W + b, in an array that every step reuses."""
+    """The projection of rows (R, D) to logits (R, V), x W + b, in an array that all steps reuse."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
         self.weight = in_order(weight)
@@ -32,7 +32,7 @@ class Projection:
         self._logits = np.empty((0, weight.shape[1]), weight.dtype)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Returns the logits; the next call overwrites them."""
+        """The logits. The next call overwrites them."""
         if listening():
             return project(x, self.weight, self.bias).copy()
         rows = kernel(x.dtype).rows(len(x))
@@ -45,17 +45,18 @@ class Projection:
 
 
 class Best(NamedTuple):
-    """The best tokens of each row, best first: (R, k) tokens and their log probabilities."""
+    """The best tokens of each row, with the best first: (R, k) tokens and their log probabilities."""
 
     tokens: np.ndarray
     scores: np.ndarray
 
 
 def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) -> Best:
-    """The k best tokens after each row's ids (R, L), with their log probabilities under the settings.
+    """The k best tokens after the ids (R, L) of each row, with their log probabilities under the settings.
 
-    As in Transformers' beam search, logits are normalized, processed, and normalized again with renormalize_logits. A
-    ban does not change other tokens' scores, so bans come first if one normalization is enough.
+    As in beam search of Transformers, logits are normalized, then processed, then normalized again with
+    renormalize_logits. A ban does not change the scores of other tokens, so bans come first if one normalization is
+    enough.
     """
     s = processors.settings
 
@@ -73,7 +74,7 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
         else:
             highest, total = _normaliser(some)
             processors(ids[rows], some)
-            forced, _ = processors.forced(ids[rows])  # a forced token's log probability is 0
+            forced, _ = processors.forced(ids[rows])  # the log probability of a forced token is 0
             highest[forced] = total[forced] = 0
         tokens, values = top(some, k)
         values -= highest
@@ -92,7 +93,7 @@ def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: bool) -> Best:
-    """The best token after each row's ids; its log probability if `scored`, else zeros."""
+    """The best token after the ids of each row, with its log probability if `scored`, else with zeros."""
 
     def work(rows: slice) -> tuple[np.ndarray, np.ndarray]:
         some = logits[rows]
@@ -109,17 +110,17 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError if a best score is -inf, because the settings ban every token, or is not a number."""
+    """Raises NpformerError if a best score is -inf, because the settings ban all tokens, or is NaN or infinite."""
     if (scores == -np.inf).any():
-        raise NpformerError("the settings ban every next token, or ban a token that they force")
+        raise NpformerError("settings: they ban every next token, or ban a token that they force")
     if not np.isfinite(scores).all():
         raise NpformerError("the scores of the next token are not finite: the weights are damaged or far too large")
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest elements of each row, (R, V) -> (R, k) indices and values, in descending order; ties by index.
+    """The indices and values (R, k) of the k largest elements of each row (R, V), in descending order, ties by index.
 
-    The row is read once, as columns of a table: the k largest are in the k columns with the largest maxima.
+    A row is reshaped to a table and read once: the k largest elements are in the k columns with the largest maxima.
     """
     rows, width = scores.shape
     columns = width // 64
@@ -141,7 +142,7 @@ def _sorted(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray,
 def _by_rows(
     work: Callable[[slice], tuple[np.ndarray, np.ndarray]], n_rows: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Applies work to a few rows at a time, shared between threads, and concatenates the results."""
+    """Applies `work` to a few rows at a time, on several threads, and concatenates the results."""
     blocks = [slice(at, at + ROWS) for at in range(0, n_rows, ROWS)]
     answers: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(blocks)
 

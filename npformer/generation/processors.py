@@ -1,7 +1,8 @@
 """Changes to the scores of the next token: biases, bans, forced tokens, penalties, and the limits of sampling.
 
-Functions change scores (R, V) in place, or return a mask (R, V) of the tokens to ban. ids (R, L) are the rows' tokens
-so far, prompt or start token first; negative ids pad shorter rows on the left. All run in Transformers' order.
+Functions change scores (R, V) in place, or return a mask (R, V) of the tokens to ban. ids (R, L) are the tokens of each
+row so far, beginning with the prompt or the start token. Negative ids pad shorter rows on the left. The changes have
+the same order as in Transformers.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy as np
 from npformer.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
-TOP_H = 100  # most likely tokens that top_h chooses from
+TOP_H = 100  # number of most likely tokens among which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds each bias, in float32, to the last token of its sequence if the row ends with the preceding ones."""
+    """Adds each bias, in float32, to the last token of its sequence if the row ends with the other tokens of it."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)
@@ -25,14 +26,17 @@ def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tupl
 
 
 def penalise_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
-    """Divides the scores of earlier tokens by the penalty, or multiplies negative ones. Keskar et al., 2019."""
+    """Divides positive scores of earlier tokens by the penalty, and multiplies negative ones by it.
+
+    Keskar et al., 2019.
+    """
     ids = np.where(ids < 0, ids[:, -1:], ids)
     seen = np.take_along_axis(scores, ids, axis=1)
     np.put_along_axis(scores, ids, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
 
 
 def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
-    """Bans every token that would repeat an n-gram of the target, with n = size."""
+    """Bans every token that would repeat an n-gram of the row, with n = size."""
     length = ids.shape[1]
     if length < size:
         return
@@ -43,7 +47,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 
 
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
-    """Bans the last token of each multi-token word if the row ends with the word's other tokens."""
+    """Bans the last token of each word of several tokens if the row ends with the other tokens of the word."""
     for *start, last in words:
         scores[_ends_with(ids, start), last] = -np.inf
 
@@ -63,7 +67,7 @@ def _ends_with(ids: np.ndarray, tokens: list[int]) -> np.ndarray:
 
 
 class Processors:
-    """The processors for the settings."""
+    """All changes to scores that the settings ask for."""
 
     def __init__(self, settings: Settings, prompt: int = 1) -> None:
         """prompt: number of tokens in each row before the first generated token."""
@@ -75,12 +79,12 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether a score changes to anything except -inf, so that normalizing first changes the result."""
+        """Whether a score can change to another value than -inf, so that the order with normalization matters."""
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 
     def __call__(self, ids: np.ndarray, scores: np.ndarray) -> None:
-        """Changes the scores in place; they may be logits or log probabilities."""
+        """Changes the scores, which may be logits or log probabilities, in place."""
         s, new = self.settings, ids.shape[1] - self.prompt
         if s.sequence_bias:
             bias_sequences(ids, scores, s.sequence_bias)
@@ -102,11 +106,11 @@ class Processors:
                 favour_end(scores, list(s.end_ids), factor, new - start)
         scores[:, list(s.suppress_tokens)] = -np.inf
         if s.begin_suppress_tokens:
-            first = self._begins_by_force(ids) == new  # rows whose next token is the first free one
+            first = self._begins_by_force(ids) == new  # rows in which the next token is the first that is not forced
             scores[np.ix_(first, np.array(s.begin_suppress_tokens))] = -np.inf
 
     def forced(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that must continue with a forced token, (R,), and these tokens."""
+        """A mask (R,) of the rows that must continue with a forced token, and the forced tokens."""
         s, new = self.settings, ids.shape[1] - self.prompt
         if s.forced_eos_token_id and new + 1 == s.max_new_tokens:
             return np.ones(len(ids), bool), np.array(s.forced_eos_token_id)
@@ -115,13 +119,13 @@ class Processors:
         return self._begins_by_force(ids), np.array([s.forced_bos_token_id])
 
     def _begins_by_force(self, ids: np.ndarray) -> np.ndarray:
-        """The rows that begin with a forced token, (R,): rows with one token before it, as in Transformers."""
+        """A mask (R,) of rows that begin with a forced token: as in Transformers, those with one token before it."""
         before = (ids[:, : self.prompt] >= 0).sum(axis=1)
         return (before == 1) & (self.settings.forced_bos_token_id is not None)
 
 
 def narrow(scores: np.ndarray, settings: Settings) -> None:
-    """Limits sampling, in place: divides by the temperature, then bans the tokens excluded by each setting."""
+    """Divides the scores by the temperature, then bans the tokens that each sampling setting excludes, in place."""
     s = settings
     if s.temperature != 1:
         scores /= s.temperature
@@ -142,9 +146,9 @@ def narrow(scores: np.ndarray, settings: Settings) -> None:
 
 
 def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
-    """Masks all except the most likely tokens whose terms of the entropy H reach top_h * H; keeps the best token.
+    """Masks all tokens except the most likely ones with a total entropy of top_h * H, and at least the best token.
 
-    Potraghloo et al., 2025: Top-H decoding.
+    H is the entropy of the distribution. Potraghloo et al., 2025: Top-H decoding.
     """
     order = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_H]
     terms = _entropy_terms(log_softmax(np.take_along_axis(scores, order, axis=1)))
@@ -154,7 +158,10 @@ def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
 
 
 def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
-    """Masks all but the most likely tokens with total top_p; keeps the best token. Holtzman et al., 2020: nucleus."""
+    """Masks all tokens except the most likely ones with a total probability of top_p, and at least the best token.
+
+    Holtzman et al., 2020: nucleus sampling.
+    """
     order = np.argsort(scores, axis=1, kind="stable")
     dropped = softmax(np.take_along_axis(scores, order, axis=1)).cumsum(axis=1) <= 1 - top_p
     dropped[:, -1] = False
@@ -169,7 +176,10 @@ def below_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
 
 
 def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
-    """Masks all except the tokens with -log p nearest to the entropy and total `mass`. Meister et al., 2023."""
+    """Masks all tokens except those with a total probability of `mass` and -log p nearest to the entropy.
+
+    Meister et al., 2023: typical sampling.
+    """
     log_p = log_softmax(scores)
     distance = np.abs(log_p + _entropy_terms(log_p).sum(axis=1, keepdims=True))
     order = np.argsort(distance, axis=1, kind="stable")
@@ -180,24 +190,24 @@ def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
 
 
 def below_probability(scores: np.ndarray, least: float | np.ndarray) -> np.ndarray:
-    """Masks tokens with p < least; keeps the best token. Hewitt et al., 2022: epsilon sampling."""
+    """Masks tokens with p < least, except the best token. Hewitt et al., 2022: epsilon sampling."""
     below: np.ndarray = (softmax(scores) < least) & (scores < scores.max(axis=1, keepdims=True))
     return below
 
 
 def eta(scores: np.ndarray, epsilon: float) -> np.ndarray:
-    """min(epsilon, sqrt(epsilon) exp(-H)), (R, 1), with the entropy H. Hewitt et al., 2022: eta sampling."""
+    """min(epsilon, sqrt(epsilon) exp(-H)), (R, 1), where H is the entropy. Hewitt et al., 2022: eta sampling."""
     entropy = _entropy_terms(log_softmax(scores)).sum(axis=1, keepdims=True)
     return np.minimum(epsilon, math.sqrt(epsilon) * np.exp(-entropy))
 
 
 def _entropy_terms(log_p: np.ndarray) -> np.ndarray:
-    """-p log p, (R, V); 0 where p is 0."""
+    """-p log p, (R, V), and 0 where p is 0."""
     return -np.multiply(np.exp(log_p), log_p, out=np.zeros_like(log_p), where=log_p > -np.inf)
 
 
 def _unsorted(sorted_mask: np.ndarray, order: np.ndarray, shape: tuple[int, ...], rest: bool = False) -> np.ndarray:
-    """Scatters a mask of tokens in `order` (R, K) to a mask by token id (R, V), with `rest` for all others."""
+    """Converts a mask of the tokens in `order` (R, K) to a mask by token id (R, V), with `rest` for other tokens."""
     mask = np.full(shape, rest)
     np.put_along_axis(mask, order, sorted_mask, axis=1)
     return mask

@@ -1,6 +1,6 @@
-"""Generation settings under Transformers' names: `Settings`, from the caller and generation_config.json.
+"""`Settings`: generation settings with the names of Transformers, from the caller and generation_config.json.
 
-Other settings have the defaults of Transformers' `generate`.
+Other settings have the defaults of `generate` in Transformers.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ IGNORED = frozenset({
 
 
 def _moved(search: str) -> str:
-    return f"Transformers 5 has moved this search to the repository transformers-community/{search}"
+    return f"Transformers 5 moved this search to the repository transformers-community/{search}"
 
 
 BANS = "use bad_words_ids, suppress_tokens or sequence_bias to control tokens"
-SPECULATION = "there is no speculative decoding"
-#: The name of each length in new tokens, and the older name, which includes the prompt.
+SPECULATION = "speculative decoding is not implemented"
+#: Name of a length in new tokens -> older name, which includes the prompt.
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 MOST = 2**31
 MOST_LOGPROBS = 1000
 
-#: Unsupported settings: the values that have no effect, and the reason.
+#: Unsupported setting -> values that have no effect, and the reason.
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "encoder_repetition_penalty": ((None, 1.0), "repetition_penalty applies to the generated text"),
     "encoder_no_repeat_ngram_size": ((None, 0), "no_repeat_ngram_size applies to the generated text"),
-    "guidance_scale": ((None, 1.0), "there is no negative prompt"),
-    "watermarking_config": ((None,), "there is no watermarking"),
-    "stop_strings": ((None, ""), "only the text-generation task has it; elsewhere use eos_token_id"),
+    "guidance_scale": ((None, 1.0), "negative prompts are not implemented"),
+    "watermarking_config": ((None,), "watermarking is not implemented"),
+    "stop_strings": ((None, ""), "only the text-generation task supports it; use eos_token_id"),
     "max_time": ((None,), "results do not depend on speed; use max_new_tokens"),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),
@@ -63,7 +63,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-#: The ranges of numbers; outside them scores overflow.
+#: Setting -> its range. Outside it, scores overflow.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (1e-6, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
@@ -72,7 +72,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Generation settings. Ids are the model's; lengths do not include the prompt or the start token."""
+    """Generation settings. Lengths do not include the prompt or the start token."""
 
     start_id: int | None
     end_ids: tuple[int, ...] = ()
@@ -81,8 +81,8 @@ class Settings:
     min_new_tokens: int = 0
     num_beams: int = 1
     num_return_sequences: int = 1
-    length_penalty: float = 1.0  # a finished target's score is its log probability / length ** length_penalty
-    # True: stop at num_beams finished targets. False: stop when better ones are unlikely. "never": when impossible.
+    length_penalty: float = 1.0  # the score of a finished target is its log probability / length ** length_penalty
+    # True: stop at num_beams finished targets. False: stop when better targets are unlikely. "never": when impossible.
     early_stopping: bool | str = False
     do_sample: bool = False
     temperature: float = 1.0
@@ -94,7 +94,7 @@ class Settings:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     seed: int | None = None
-    # pairs of ids and the bias that is added to the last id when the others precede it
+    # pairs of a sequence of ids and a bias, which is added to the last id if the other ids precede it
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
@@ -105,10 +105,10 @@ class Settings:
     forced_eos_token_id: tuple[int, ...] = ()
     exponential_decay_length_penalty: tuple[int, float] | None = None  # number of tokens before it begins, and factor
     renormalize_logits: bool = False
-    logprobs: int | None = None  # how many of the most likely tokens to return with the chosen one
+    logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 
     def check(self, vocabulary: int, longest: int) -> None:
-        """Raises NpformerError for a setting that is invalid, in general or for this model."""
+        """Raises NpformerError for an invalid setting. vocabulary, longest: sizes of the model."""
         checks.whole("max_new_tokens", self.max_new_tokens, 1, longest)
         checks.whole("min_new_tokens", self.min_new_tokens, 0, MOST)
         checks.whole("num_beams", self.num_beams, 1, 1000)
@@ -147,7 +147,7 @@ class Settings:
             for each in ids:
                 checks.whole(name, each, 0, vocabulary - 1)
         if self.do_sample and self.num_beams > 1:
-            raise NpformerError("num_beams: sampling needs num_beams=1; use do_sample=False for beam search")
+            raise NpformerError("num_beams: expected 1 for sampling; use do_sample=False for beam search")
         if self.num_return_sequences > (self.num_return_sequences if self.do_sample else self.num_beams):
             raise NpformerError(
                 f"num_return_sequences: {self.num_return_sequences} sequences need as many beams, or do_sample=True; "
@@ -158,10 +158,10 @@ class Settings:
             if self.num_beams > 1:
                 raise NpformerError("logprobs: not supported with beam search; use num_beams=1")
         if self.num_beams * max(2, 1 + len(self.end_ids)) > vocabulary:
-            raise NpformerError(f"num_beams: {self.num_beams} is too many for a vocabulary of {vocabulary}")
+            raise NpformerError(f"num_beams: {self.num_beams} is too large for a vocabulary of {vocabulary}")
 
 
-#: Names that a caller may set: the fields, Transformers' names for the ids, and its older names for the lengths.
+#: Names that a caller may set: fields, the names of ids in Transformers, and its older names of lengths.
 NAMES = (
     *(each.name for each in fields(Settings) if each.name not in ("start_id", "end_ids", "pad_id")),
     "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "min_length",
@@ -169,11 +169,11 @@ NAMES = (
 
 
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int = 1) -> Settings:
-    """Merges the settings: `given`, then the folder's (`stored_settings`), then the defaults. None: not given.
+    """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults. None: not given.
 
-    prompt: number of tokens before the first generated token; for a translation, the start token. Transformers' older
-    max_length and min_length, which include these, are accepted. A minimum above the maximum is kept, as in
-    Transformers.
+    prompt: number of tokens before the first generated token, such as the start token of a translation. The older names
+    max_length and min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum
+    is kept.
     """
     of_texts: Decoder | Config = config.decoder or config
     path, stored = stored_settings(folder)
@@ -221,7 +221,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
 
 
 def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Reads generation_config.json, or else the settings in config.json, as in Transformers; also returns the path."""
+    """The path and the content of generation_config.json, or else of config.json, as in Transformers."""
     if folder is None:
         return None, {}
     if (folder / FILE).exists():
@@ -236,13 +236,13 @@ def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Updates the values with the given ones; a length also replaces the length under its other name."""
+    """Updates values with the given ones. A length also replaces the same length with its other name."""
     replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
     return {**{name: value for name, value in values.items() if name not in replaced}, **given}
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
-    """Converts one id, several ids or None to a tuple."""
+    """Converts one id, a list of ids or None to a tuple."""
     if value is None:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -251,12 +251,12 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
 
 def _pairs(name: str, values: Any) -> list[tuple[Any, Any]]:
     if not isinstance(values, list | tuple) or not all(isinstance(v, list | tuple) and len(v) == 2 for v in values):
-        raise NpformerError(f"{name}: expected pairs, got {checks.shown(values)}")
+        raise NpformerError(f"{name}: expected a list of pairs, got {checks.shown(values)}")
     return [(first, second) for first, second in values]
 
 
 def _plain(value: Any) -> Any:
-    """Converts NumPy's numbers and arrays to Python's."""
+    """Converts numbers and arrays of NumPy to numbers and lists of Python."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

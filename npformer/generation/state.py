@@ -1,7 +1,7 @@
-"""The state of a generative model, which `decoding.py` advances token by token for several texts at once.
+"""The state of a model that generates several texts at once, which `decoding.py` advances token by token.
 
-`Seq2SeqState` generates the targets of sources, `PromptState` continues prompts. Rows are the num_beams texts of the
-first source or prompt, then of the second.
+`Seq2SeqState` generates targets for sources, and `PromptState` continues prompts. Rows are the num_beams texts of the
+first source or prompt, then those of the second, and so on.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from npformer.runtime.padding import check_texts
 from npformer.taps import listening
 from npformer.transformer import decode_target, encode, encode_source
 
-NO_TOKEN = -1  # padding on the left of shorter prompts
+NO_TOKEN = -1  # padding to the left of shorter prompts
 
 
 class State(Protocol):
-    """The state of generated texts, num_beams for each source or prompt."""
+    """The state of generation, with num_beams texts for each source or prompt."""
 
-    prompts: np.ndarray  # (B, P) tokens before the first generated one, with NO_TOKEN before shorter prompts
+    prompts: np.ndarray  # (B, P) tokens before the first generated token, with NO_TOKEN before shorter prompts
 
     @property
     def model(self) -> BaseModel: ...
@@ -44,20 +44,20 @@ class State(Protocol):
 
     @staticmethod
     def before(prepared: Any) -> int:
-        """The number of tokens before the first generated one."""
+        """The number of tokens before the first generated token."""
 
     def step(self, tokens: np.ndarray, parents: np.ndarray | None = None) -> np.ndarray:
         """The logits after one more token of each text, (R,) -> (R, V). parents: the beams that the texts continue.
 
-        The first step's tokens are the last tokens of the prompts.
+        In the first step, the tokens are the last tokens of the prompts.
         """
 
     def keep(self, texts: np.ndarray) -> None:
-        """Continues with only these sources or prompts, (B',) indices."""
+        """Keeps only the sources or prompts with these indices (B',)."""
 
 
 class Seq2SeqState:
-    """A decoder that generates targets for sources, given the encoder's output (S, D)."""
+    """The state of an encoder-decoder that generates targets for sources, from the encoder's output (S, D) for each."""
 
     def __init__(
         self, model: BaseModel, sources: Sequence[np.ndarray], settings: Settings, projection: Projection
@@ -94,11 +94,11 @@ class Seq2SeqState:
         self.lengths = self.lengths[texts]
 
 
-KeptRows = Sequence[tuple[np.ndarray, np.ndarray]]  # each layer's keys and values (P, G K)
+KeptRows = Sequence[tuple[np.ndarray, np.ndarray]]  # keys and values (P, G K) of each layer
 
 
 class Read(NamedTuple):
-    """An encoded prompt: the last layer's last row (D,), and each layer's keys and values."""
+    """The result of reading a prompt: the last row (D,) of the last layer, and the keys and values of each layer."""
 
     row: np.ndarray
     kept: KeptRows
@@ -106,13 +106,13 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Continued(Text):
-    """A prompt with the keys and values of its first rows, at least one fewer than it has, from `PromptState.rows`."""
+    """A prompt with the keys and values of some of its first rows, but not all, from `PromptState.rows`."""
 
     kept: KeptRows = ()
 
 
 class PromptState:
-    """A causal model that continues prompts. A repeated prompt is computed once."""
+    """The state of a causal model that continues prompts. A repeated prompt is computed once."""
 
     def __init__(self, model: BaseModel, prompts: Sequence[Text], settings: Settings, projection: Projection) -> None:
         self.model = model
@@ -127,9 +127,8 @@ class PromptState:
         for i, layer in enumerate(self.layers):
             layer.begin([each.kept[i] for each in read], model.config.kv_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
-        self.counts = np.repeat(
-            np.array(counted)[:, None], self.n_beams, axis=1
-        )  # number of tokens so far that have a position
+        # The number of tokens so far that have a position.
+        self.counts = np.repeat(np.array(counted)[:, None], self.n_beams, axis=1)
         self.first: np.ndarray | None = np.stack([each.row for each in read])
         self.keep(np.array([places[id(prompt)] for prompt in prompts]))
         self.prompts = np.full((len(prompts), lengths.max()), NO_TOKEN)
@@ -147,7 +146,9 @@ class PromptState:
         start, texts = model.config.start_id, []
         for index, prompt in enumerate(prompts):
             if not len(prompt) and start is None:
-                raise NpformerError(f"prompt {index} has no tokens, and the model has no start token (bos_token_id)")
+                raise NpformerError(
+                    f"prompt {index}: expected at least one token, because the model has no start token (bos_token_id)"
+                )
             known = isinstance(prompt, Continued)
             texts.append(prompt if known else Text(prompt.ids if len(prompt) else np.array([start])))
         check_texts(texts, model.config.max_length, model.config.vocab_size)
@@ -172,12 +173,12 @@ class PromptState:
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
 
     def rows(self, count: int) -> KeptRows:
-        """Each layer's keys and values of the first `count` rows of a single text."""
+        """The keys and values of each layer for the first `count` rows of a single text."""
         return [each.rows(count) for each in self.layers]
 
     @property
     def length(self) -> int:
-        """The number of rows that a single text has keys and values for."""
+        """The number of rows of a single text that have keys and values."""
         return self.ancestry.length
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
@@ -198,12 +199,12 @@ class PromptState:
 
 
 def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
-    """The newest token of each text, with its index."""
+    """A batch of the newest token of each text, with its position."""
     return Batch(tokens, positions, np.zeros_like(tokens), np.full(len(tokens) // n_beams, n_beams))
 
 
 def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
-    """The encoder's output for each source, (S, D). Its bits do not depend on the other sources."""
+    """The encoder's output (S, D) for each source. Its bits do not depend on the other sources."""
     c = model.config
     check_texts(sources, c.max_length, c.vocab_size, first_position=-c.positions.first)
 
@@ -217,7 +218,7 @@ def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
 
 
 def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
-    """Reads prompts as `Model.run` does."""
+    """Reads prompts, with the same bits as in `Model.run`."""
 
     def work(indices: list[int]) -> list[Read]:
         batch = pack([prompts[i] for i in indices], model.config.uncounted, last=True)
@@ -232,7 +233,7 @@ def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
 
 
 def _continued(model: BaseModel, prompt: Continued) -> Read:
-    """Reads the rows of a prompt after the kept ones, with the same bits as the whole prompt."""
+    """Reads the rows of a prompt after the kept rows, with the same bits as if the whole prompt were read."""
     batch, before = pack([prompt], model.config.uncounted, last=True), len(prompt.kept[0][0])
     new = batch.after(before)
     layers = [PromptRows(*each) for each in prompt.kept]

@@ -51,7 +51,7 @@ def misused(pattern: str) -> Ways:
     """Ways to misuse the mask: after the softmax, with its values exchanged, or with 0 for -inf."""
     yield "applied after the softmax", {pattern: lambda y, at: np.tril(softmax(at.uncovered))}
     yield (
-        "-10000 added to what is seen",
+        "-10000 added to the visible scores",
         {pattern: lambda y, at: softmax(at.uncovered - 1e4 * np.tri(at.uncovered.shape[-1]))},
     )
     yield "scores of later tokens 0", {pattern: lambda y, at: softmax(np.tril(at.uncovered))}

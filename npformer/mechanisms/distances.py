@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places (N, L) and (N, S), or only those of the first text if all texts have the same distances."""
+    """The places (N, L) and (N, S), or only the first text's places if all texts have the same distances."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]

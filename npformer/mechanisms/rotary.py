@@ -200,7 +200,7 @@ def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def _other_thetas(port: Any) -> Ways:
-    """Other bases: those of another kind of layer, or common values."""
+    """Ways to use another base: that of another kind of layer, or a common value."""
 
     def based(wide: float, near: float) -> Any:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
@@ -212,7 +212,7 @@ def _other_thetas(port: Any) -> Ways:
     ]
     wide, near = thetas[0], thetas[-1]
     if len(thetas) > 1:
-        yield "those of global and local layers exchanged", based(near, wide)
+        yield "the bases of global and local layers exchanged", based(near, wide)
         yield "the global layers' in all", based(wide, wide)
         yield "the local layers' in all", based(near, near)
     for theta in (10_000.0, 500_000.0, 1_000_000.0):
@@ -221,7 +221,7 @@ def _other_thetas(port: Any) -> Ways:
 
 
 def _other_scaling(port: Any) -> Ways:
-    """Other scalings if the model has one: none, linear with the same factor, or Llama 3's with other borders."""
+    """Ways to scale otherwise, if the model scales: not at all, linearly, or with other borders in Llama 3's way."""
     scaling = next((each.scaling for each in port.config.mechanisms if isinstance(each, Rotary)), None)
     if scaling is None:
         return

@@ -1,6 +1,6 @@
 """Batches without padding: texts as packed rows, in shards that are distributed to cores.
 
-Shards have about a thousand tokens, which makes products large enough to be fast, and shards enough for every core.
+Shards of about a thousand tokens make products large enough to be fast, and leave enough shards for all cores.
 """
 
 from __future__ import annotations

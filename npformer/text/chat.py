@@ -1,7 +1,8 @@
 """`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
 A message that contains the text of a control token, such as "<|im_end|>", does not get that token: only the template
-adds control tokens. To tell them apart, the template is rendered with a mark in place of each such text in a message.
+adds control tokens. To distinguish them, each such text in a message is replaced by a mark before the template is
+rendered.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Chat:
 
 
 class _Marked:
-    """A conversation with marks in place of control tokens' texts, and at the end of an answer to continue."""
+    """A conversation in which marks replace the texts of control tokens. An answer to continue ends with a mark."""
 
     def __init__(self, messages: list[dict[str, Any]], control: re.Pattern[str], in_answers: re.Pattern[str]) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it
@@ -167,5 +168,5 @@ def _blank(text: str) -> bool:
 
 
 def _any_of(texts: Any) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, with the longest first, or nothing without texts."""
+    """A pattern that matches any of the texts, longest first. Without texts, it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")

@@ -273,7 +273,7 @@ class Encoder:
         others = sum(lengths) - lengths[moving]
         width = room - others
         if width < 1:
-            raise NpformerError(f"one text of the pair has {others} tokens, which leaves no room for the other text")
+            raise NpformerError(f"one text of the pair has {others} tokens, which leave no room for the other text")
         stride = width // 4 if stride is None else stride
         if not 0 <= stride < width:
             raise NpformerError(f"stride: expected 0 to {width - 1} for windows of {width} tokens, got {stride}")

@@ -46,7 +46,7 @@ SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005
 
 
 class Uncalled:
-    """A base class for tokenizers, which are not callable, unlike those of Transformers."""
+    """A base class for tokenizers that are not callable. In Transformers, tokenizers are callable."""
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
         """Raises NpformerError with the calls to use instead."""

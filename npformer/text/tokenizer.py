@@ -252,7 +252,7 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -
     special = {role: token for role, token in found.items() if token}
     more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
     if not isinstance(more, list) or not all(_content(each) for each in (*special.values(), *more)):
-        raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected special tokens to be strings")
+        raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected strings as special tokens")
     if family.mask_takes_space and isinstance(special["mask_token"], str):
         special["mask_token"] = {"content": special["mask_token"], "lstrip": True}
     return special | {f"additional {i}": each for i, each in enumerate(more)}

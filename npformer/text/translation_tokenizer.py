@@ -151,7 +151,7 @@ class Files(Uncalled):
         found = [side.id_to_token(each) or str(each) for each in ids]
         if not isinstance(side.pre_tokenizer, pre_tokenizers.ByteLevel):
             return found
-        texts = [decoders.ByteLevel().decode([each]) for each in found]  # byte-level pieces as text
+        texts = [decoders.ByteLevel().decode([each]) for each in found]
         return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
 
 

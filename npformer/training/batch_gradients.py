@@ -1,8 +1,8 @@
 """Computes the loss of a batch and its gradients, in shards of packed rows, on every core.
 
 The shards depend only on the lengths of the texts, and their gradients are added in order, so that a step has the same
-bits for any number of threads. A batch of any size needs only the memory of one shard's activations per thread: each
-batch uses gradient accumulation.
+bits for any number of threads. A batch of any size needs only the memory for the activations of one shard per thread,
+because gradients are accumulated over shards.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Gradients:
     Parameters
     ----------
     loss : mean loss over the targets
-    right, count : number of correct predictions, and of targets
+    right, count : number of correct predictions, and number of targets
     tokens : number of tokens in the batch
-    flat : gradients by name of parameter; those of tables are `SparseRows`
+    flat : gradients by name of the parameter; gradients of tables are `SparseRows`
     """
 
     loss: float
@@ -53,9 +53,9 @@ def gradients(
     threads: int = 1,
     edit: Callable[[int], Edit | None] = lambda shard: None,
 ) -> Gradients:
-    """Computes the mean loss over a batch's targets, and its gradients.
+    """Computes the mean loss over the targets of a batch, and its gradients.
 
-    Inside `npformer.edit` these are the gradients of the edited forward. With a listener, the batch is one shard.
+    Inside `npformer.edit`, these are the gradients of the edited forward pass. With a listener, the batch is one shard.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def gradients(
     weights : Trainable
     examples : list of Example
     threads : number of threads
-    edit : function from a shard's number to an `Edit` of its stages, such as `Dropout`, or to None
+    edit : function from the index of a shard to an `Edit` of its stages, such as `Dropout`, or None
 
     Returns
     -------
@@ -87,7 +87,7 @@ def gradients(
     lengths = [objective.lengths(example) for example in examples]
     count = sum(objective.count(example) for example in examples)
     if not count:
-        raise NpformerError(f"a batch of {len(examples)} examples has no targets, so it has no loss")
+        raise NpformerError(f"expected at least one target in the batch, got none in {len(examples)} examples")
     total = _Sum(weights)
 
     def work(index: int, shard: list[int]) -> Part:
@@ -103,10 +103,10 @@ def gradients(
 
 
 def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Splits a batch into shards of about SHARD tokens, as indices; a small batch is one shard.
+    """Splits a batch into shards of about SHARD tokens, as indices of examples. A small batch is a single shard.
 
-    The shards do not depend on the number of cores, because the sums of gradients would too. Their number is even if
-    possible, which suits two cores.
+    The shards do not depend on the number of cores; otherwise the bits of the gradients would too. Their number is even
+    if possible, which suits two cores.
     """
     total = sum(map(sum, lengths))
     return group_by_length(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)

@@ -1,6 +1,6 @@
 """Reads examples from files: labelled texts (TSV, CSV or JSON Lines), sentences and their translations, plain texts.
 
-Every error names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use this.
+Every error names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A labelled text of a file, and the line that it ends on.
+    """A labelled text in a file, and the number of its last line.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
     Parameters
     ----------
-    path : .tsv (tabs, no quotes) or .csv, with the columns' names in the first line, or .jsonl (one object per line)
+    path : .tsv (tabs, no quotes) or .csv, with the names of columns in the first line, or .jsonl (one object per line)
     label : name of the label column
     texts : names of the text column, or of the two columns of a pair
         By default the first entry of `TEXTS` in the file, or else its only other column.
@@ -74,7 +74,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     Raises
     ------
     NpformerError
-        With file and line, if a row lacks a column or has an empty value, or the file has no rows.
+        If a row lacks a column or has an empty value, or the file has no rows. The message has file and line.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     """
     path = Path(path)
     if path.suffix not in FORMATS:
-        raise NpformerError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
+        raise NpformerError(f"{path}: expected a file name that ends in one of {', '.join(FORMATS)}")
     is_table = FORMATS[path.suffix] != "jsonl"
     records = _table(path, FORMATS[path.suffix]) if is_table else _objects(path)
     rows: list[LabelledText] = []
@@ -94,7 +94,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
         if not texts and not (rows and is_table):
             found = _columns(f"{path}:{1 if is_table else line}", record, label)
             if rows and found != columns:
-                raise NpformerError(f"{path}:{line}: text in {_and(found)}, but in {_and(columns)} in the rows above")
+                raise NpformerError(f"{path}:{line}: expected text in {_and(columns)}, as above, got {_and(found)}")
             columns = found
         values = [_value(f"{path}:{line}", record, name) for name in (label, *columns)]
         rows.append(LabelledText(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
@@ -104,7 +104,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """Lists the labels of the rows, sorted. If all are whole numbers, lists 0 to the largest, one per output.
+    """Returns the labels of the rows, sorted. If all are whole numbers, returns all numbers from 0 to the largest.
 
     Parameters
     ----------
@@ -129,15 +129,15 @@ def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
         largest = max((each.lstrip("0") for each in found), key=lambda each: (len(each), each))
         if len(largest) > 4:
             line = next(row.line for row in rows if row.label.lstrip("0") == largest)
-            raise NpformerError(f"line {line}: {largest:.80} is too large for the number of a label")
+            raise NpformerError(f"line {line}: expected label numbers of at most four digits, got {largest:.80}")
         return tuple(str(i) for i in range(int(largest or "0") + 1))
     return tuple(sorted(found))
 
 
 def label_keys(labels: Sequence[str]) -> dict[str, int]:
-    """Maps the name of a label in lower case, and its number, to its number.
+    """Maps each label's name in lower case, and its number as a string, to its number.
 
-    If a name is itself a number, labels are matched by name only.
+    If any name is itself a number, only names are in the mapping.
     """
     names = {each.lower(): i for i, each in enumerate(labels)}
     numbers = {str(i): i for i in range(len(labels))}
@@ -145,13 +145,13 @@ def label_keys(labels: Sequence[str]) -> dict[str, int]:
 
 
 def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[str]) -> list[int]:
-    """Converts each row's label to its number.
+    """Converts the label of each row to its number.
 
     Parameters
     ----------
-    path : the rows' file, for error messages
+    path : file of the rows, for error messages
     rows : list of LabelledText
-        A row has its label's name, in upper or lower case, or its number.
+        A label is given by its name, in upper or lower case, or by its number.
     labels : names of the labels
 
     Returns
@@ -161,7 +161,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     Raises
     ------
     NpformerError
-        With file and line, if a row's label is unknown.
+        If the label of a row is unknown. The message has file and line.
 
     Examples
     --------
@@ -174,13 +174,13 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     for row in rows:
         if row.label.lower() not in known:
             names = ", ".join(f"{each} ({i})" if known.get(str(i)) == i else each for i, each in enumerate(labels[:20]))
-            raise NpformerError(f"{path}:{row.line}: label {row.label!r:.80}; expected one of {names}")
+            raise NpformerError(f"{path}:{row.line}: label: expected one of {names}, got {row.label!r:.80}")
         ids.append(known[row.label.lower()])
     return ids
 
 
 def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: int | None = None) -> list[Example]:
-    """Encodes rows as token ids and label numbers; truncates texts to the model's length or `limit`, with a warning."""
+    """Encodes rows as token ids and label numbers. Truncates long texts, to `limit` if given, with a warning."""
     encoder = Encoder(model, limit)
     targets = label_ids(path, rows, model.config.labels)
     texts, cut = [], {}
@@ -196,14 +196,14 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Reads two files line by line as pairs. Raises NpformerError, with file and line, for an empty line."""
+    """Reads the lines of two files as pairs. Raises NpformerError, with file and line, for an empty line."""
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
-        raise NpformerError(f"{target}: has {len(targets)} lines, but {source} has {len(sources)}")
+        raise NpformerError(f"{target}: expected {len(sources)} lines, as in {source}, got {len(targets)}")
     for path, lines in ((source, sources), (target, targets)):
         for number, line in enumerate(lines, 1):
             if not line.strip():
-                raise NpformerError(f"{path}:{number}: an empty line; each line needs its translation")
+                raise NpformerError(f"{path}:{number}: expected a sentence in each line, got an empty line")
     if not sources:
         raise NpformerError(f"{source}: no lines")
     return list(zip(sources, targets, strict=True))
@@ -218,17 +218,17 @@ def encode_pairs(
         encodings = tokenizer.encode_batch_fast(list(texts))
         for number, encoding in enumerate(encodings, 1):
             if len(encoding) > longest:
-                raise NpformerError(f"{path}:{number}: {len(encoding)} tokens, but the model takes {longest}")
+                raise NpformerError(f"{path}:{number}: expected at most {longest} tokens, got {len(encoding)}")
         sides.append([np.array(encoding.ids) for encoding in encodings])
     return [Example(Text(source), target[:-1]) for source, target in zip(*sides, strict=True)]
 
 
 def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None = None) -> list[Example]:
-    """Packs text files into blocks of the model's length, or `limit`; the target of each token is the next one.
+    """Packs text files into blocks of the maximum length, or `limit` tokens. The target of each token is the next one.
 
     A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
-    block can contain the end of one and the beginning of the next. Every token except the first is a target once.
-    Raises NpformerError, with file and line, for invalid text and for an empty file.
+    block can contain the end of a document and the beginning of the next. Every token except the first is a target
+    once. Raises NpformerError, with file and line, for invalid text and for an empty file.
     """
     encoder, parts = Encoder(model, limit), []
     for path in paths:
@@ -239,18 +239,18 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
         parts += [document, np.array([] if np.isin(document[-1:], ends).any() else ends[:1], np.int64)]
     ids, size = np.concatenate(parts), encoder.limit
     if len(ids) < 2:
-        raise NpformerError(f"{paths[0]}: one token only; there is no next token to predict")
+        raise NpformerError(f"{paths[0]}: expected at least two tokens, because a target is the next token, got one")
     return blocks(ids, size)
 
 
 def blocks(ids: np.ndarray, size: int) -> list[Example]:
-    """Splits token ids (L,) into blocks of `size`; the target of each token except the last is the next one."""
+    """Splits token ids (L,) into blocks of `size`. The target of each token except the last is the next one."""
     starts = range(0, len(ids) - 1, size)
     return [Example(Text(ids[at : at + size][: len(ids) - 1 - at]), ids[at + 1 : at + 1 + size]) for at in starts]
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Reads the lines of a file, without line ends."""
+    """The lines of a file, without line ends."""
     return [line.rstrip("\r\n") for _, line in _lines(Path(path))]
 
 
@@ -262,7 +262,7 @@ def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]
     if len(others) == 1 and len(record) == 2:
         return others
     wanted = "; ".join(map(_and, TEXTS))
-    raise NpformerError(f"{where}: columns {listed(record)}; expected the text in one of: {wanted}")
+    raise NpformerError(f"{where}: expected text columns with one of these names: {wanted}; got {listed(record)}")
 
 
 def _and(names: Sequence[str]) -> str:
@@ -271,7 +271,7 @@ def _and(names: Sequence[str]) -> str:
 
 def _value(where: str, record: Mapping[str, Any], name: str) -> str:
     if name not in record:
-        raise NpformerError(f"{where}: no {name!r}; the row has {listed(record)}")
+        raise NpformerError(f"{where}: expected a column {name!r}, got {listed(record)}")
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise NpformerError(f"{where}: {name!r}: expected text, got a {type(value).__name__}")
@@ -283,7 +283,7 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
 
 
 def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the rows of a TSV or CSV file as dicts by column; in a TSV quotes are text."""
+    """Yields the rows of a TSV or CSV file as dicts by column. In a TSV file, quotes have no special meaning."""
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
     rows = csv_rows(_lines(path), path, **options)
     _, names = next(rows, (0, []))

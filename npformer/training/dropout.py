@@ -1,6 +1,6 @@
 """Dropout as an `Edit` of named stages (Srivastava et al., 2014). Evaluation runs without it.
 
-The parts of a model say which stages it changes: `dropped` in `parts.py`.
+The property `dropped` of the parts of a model lists the stages with dropout.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Rates = Mapping[str, float]  # stage or pattern -> fraction of elements to set t
 def standard_rates(
     config: Config, rate: float = 0.1, attention: float | None = None, head: float | None = None
 ) -> dict[str, float]:
-    """Returns the dropout rates of a family's stages, as in Transformers (DistilBERT, BERT) or nn.Transformer.
+    """Returns the dropout rates of the stages of a family, as in Transformers (DistilBERT, BERT) or nn.Transformer.
 
     Parameters
     ----------
     config : Config
-    rate : the rate of every stage except those below
-    attention : the rate of attention weights; `rate` by default
-    head : the rate of the classifier's input; `rate` by default, or 0.2 for DistilBERT
+    rate : float, rate of all other stages
+    attention : float, rate of attention weights; `rate` by default
+    head : float, rate of the input of a classifier; `rate` by default, or 0.2 for DistilBERT
 
     Returns
     -------
@@ -49,8 +49,8 @@ class Dropout(Edit):
     ----------
     rates : mapping from stage or pattern to its rate p, 0 <= p < 1
         p is rounded to a multiple of 2^-16.
-    seed : int or sequence of int, such as the run's seed, the step and the shard
-        The same seed drops the same elements.
+    seed : int or sequence of int, such as the seed of the run, the step and the shard
+        With the same seed, the same elements are dropped.
 
     Raises
     ------
@@ -92,6 +92,6 @@ class Dropout(Edit):
 
 
 def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Reshapes flat numbers to the shape and memory order of `array`, so that their product is fast."""
+    """Reshapes flat numbers to the shape and memory order of `array`, so that the product of both is fast."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return flat.reshape([array.shape[axis] for axis in order]).transpose(np.argsort(order))

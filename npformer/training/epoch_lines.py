@@ -1,4 +1,4 @@
-"""Training progress: a line that is updated on a terminal, or one line per epoch elsewhere."""
+"""Progress of training: a line that is updated on a terminal, and a line for each finished epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR = 10  # characters
 
 
 class Progress:
-    """Shows loss and accuracy of the current epoch, tokens per second over the last hundred steps, and time left."""
+    """Shows the loss and accuracy of the current epoch, tokens per second in the last hundred steps, and time left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._line = Line(stream)

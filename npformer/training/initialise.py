@@ -1,4 +1,4 @@
-"""Initial weights, from torch's distributions with NumPy's generator."""
+"""Initial weights, drawn from the distributions of torch with NumPy's generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMES = ("normal", "torch", "xavier")
 
 
 def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
-    """Draws a model's weights. In every scheme the weights of norms are 1 and their biases 0.
+    """Draws the weights of a model. In every scheme, norms multiply by 1 and have biases of 0.
 
     Parameters
     ----------

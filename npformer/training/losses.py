@@ -1,6 +1,6 @@
-"""Examples, and the loss and gradients of a shard, for an encoder's head or an encoder-decoder.
+"""Examples, and objectives that compute the loss and gradients of a shard, for heads and for encoder-decoders.
 
-`batch_gradients.py` adds the shards of a batch, and `data.py` reads examples from files.
+`batch_gradients.py` sums over the shards of a batch, and `data.py` reads examples from files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ E = TypeVar("E", contravariant=True)
 
 
 class Part(NamedTuple):
-    """A shard's contribution to its batch: its part of the mean loss, its correct predictions, its gradients."""
+    """The contribution of a shard to its batch: a part of the mean loss, correct predictions, gradients."""
 
     loss: float
     right: int
@@ -36,13 +36,13 @@ class Objective(Protocol[E]):
     """A training objective: the lengths and targets of an example, and the loss and gradients of a shard."""
 
     def lengths(self, example: E, /) -> tuple[int, ...]:
-        """Returns the number of tokens of each text in an example; examples of similar lengths share a shard."""
+        """The number of tokens of each text in an example. Examples of similar lengths share a shard."""
 
     def count(self, example: E, /) -> int:
-        """Returns the number of targets; the loss is the mean over them."""
+        """The number of targets in an example. The loss is the mean over the targets of a batch."""
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[E], count: int, edit: Edit | None, /) -> Part:
-        """Computes the loss and gradients of a shard; the batch has `count` targets."""
+        """The loss and gradients of a shard. count: number of targets in the batch."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Example:
     ----------
     text : Text; for multiple choice a list of choices
     target : int or array of int
-        The number of a label; for a head on tokens one for each token (1: replaced), -100 to ignore a token; for
-        question answering the first and last token of the answer; for translation the target's token ids.
+        The number of a label; for a head on tokens, one number for each token (1: replaced), with -100 for ignored
+        tokens; for question answering, the first and last token of the answer; for translation, the target's token ids.
 
     Examples
     --------
@@ -71,15 +71,15 @@ class Example:
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The cross-entropy of an encoder's head.
+    """The cross-entropy of a head.
 
-    The classes are labels, the vocabulary or choices. For question answering it is the mean of the cross-entropies of
-    the answer's first and last token; for replaced tokens it is the binary cross-entropy of each token.
+    The classes are labels, the vocabulary or choices. For question answering, it is the mean of the cross-entropies of
+    the first and last token of the answer. For replaced tokens, it is the binary cross-entropy of each token.
 
     Parameters
     ----------
     config : Config with a head
-    label_smoothing : fraction of the target spread over all classes
+    label_smoothing : float, fraction of the target probability that is spread over all classes
 
     Raises
     ------
@@ -102,11 +102,11 @@ class HeadLoss:
 
     def __post_init__(self) -> None:
         if self.config.head == "base":
-            raise NpformerError("a base model has no head, so no loss; load it with the head to train")
+            raise NpformerError("head: expected a head to train, got a base model, which has no loss")
         if self.config.problem_type not in (None, "single_label_classification"):
             problem = self.config.problem_type
             raise NpformerError(
-                f"problem_type {problem} is not supported: only single-label classification can be trained"
+                f"problem_type: expected single_label_classification, the only one that can be trained, got {problem}"
             )
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
@@ -119,10 +119,7 @@ class HeadLoss:
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = (
-            Recording(unread(tree, self.config)),
-            listening(),
-        )  # another listener gets each stage of the whole shard
+        recording, whole = Recording(unread(tree, self.config)), listening()  # other listeners get whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)
         loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)
@@ -131,7 +128,7 @@ class HeadLoss:
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """Returns the part of the mean loss, the number of correct predictions, and the gradients of the logits."""
+        """The part of the mean loss, the number of correct predictions, and the gradients of the logits."""
         head = self.config.head
         if head == "question-answering":
             return self._spans(answers, targets, lengths, count)
@@ -182,7 +179,7 @@ class TranslationLoss:
     Parameters
     ----------
     config : Config of a translation model
-    label_smoothing : fraction of the target spread over the vocabulary
+    label_smoothing : float, fraction of the target probability that is spread over the vocabulary
 
     Raises
     ------
@@ -206,7 +203,7 @@ class TranslationLoss:
 
     def __post_init__(self) -> None:
         if self.config.head != "translation" or not self.config.decoder.end_ids:
-            raise NpformerError("expected a translation model with an end token (eos_token_id)")
+            raise NpformerError("config: expected a translation model with an end token (eos_token_id)")
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
         return self.count(example), len(example.text)
@@ -222,7 +219,7 @@ class TranslationLoss:
         with listen(edit) if edit else nullcontext(), listen(recording):
             logits = transformer(tree, self.config, source, target)["logits"]
         options: dict[str, Any] = {"label_smoothing": self.label_smoothing, "reduction": "sum"}
-        options["log_probabilities"] = log_softmax(logits)  # shared by both, because it is expensive over a vocabulary
+        options["log_probabilities"] = log_softmax(logits)  # computed once for both functions, because it is expensive
         loss = float(cross_entropy(logits, wanted, **options)) / count
         right = int((logits.argmax(axis=-1) == wanted).sum())
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)
@@ -231,5 +228,5 @@ class TranslationLoss:
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the decoder's input ids and target ids for each target."""
+    """The decoder's input ids and target ids for each target."""
     return [shift_right(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]

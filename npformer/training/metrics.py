@@ -1,4 +1,4 @@
-"""Metrics: accuracy, F1 and confusion matrix of labels; loss and next-token accuracy of generative models."""
+"""Metrics: accuracy, F1 and confusion matrix of classifiers; loss and next-token accuracy of generative models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
-TEXTS = 1024  # texts run at a time
-PAIRS = 256
-LOGITS = 2**26  # numbers in the logits of blocks that are run together
+TEXTS = 1024  # texts that are run at a time
+PAIRS = 256  # pairs that are run at a time
+LOGITS = 2**26  # numbers in the logits of blocks that are run at a time
 
 Predicted = tuple[np.ndarray, np.ndarray]  # logits (L, V) and target tokens (L,)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a classifier; confusion[i, j] counts the texts with label i and prediction j, (C, C)."""
+    """The scores of a classifier. confusion[i, j], (C, C), is the number of texts with label i and prediction j."""
 
     labels: tuple[str, ...]
     confusion: np.ndarray
@@ -33,12 +33,12 @@ class Scores:
 
     @property
     def precision(self) -> np.ndarray:
-        """The fraction of each label's predictions that are correct, (C,); 0 without predictions."""
+        """The fraction of the predictions of each label that are correct, (C,), or 0 without predictions."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=0))
 
     @property
     def recall(self) -> np.ndarray:
-        """The fraction of each label's texts that are predicted correctly, (C,); 0 without texts."""
+        """The fraction of the texts of each label that are predicted correctly, (C,), or 0 without texts."""
         return np.diag(self.confusion) / np.maximum(1, self.confusion.sum(axis=1))
 
     @property
@@ -67,14 +67,14 @@ class Scores:
 
 
 def scores(wanted: Sequence[int], given: Sequence[int], labels: Sequence[str]) -> Scores:
-    """Compares predicted labels with true labels, both as numbers."""
+    """The scores of the predictions `given` for the true labels `wanted`, both as label numbers."""
     confusion: np.ndarray = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(confusion, (np.asarray(wanted), np.asarray(given)), 1)
     return Scores(tuple(labels), confusion)
 
 
 def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = False) -> Scores:
-    """Evaluates a classifier on examples; `progress` shows a progress bar on stderr."""
+    """Evaluates a classifier on examples. progress: show a progress bar on stderr."""
     given: list[int] = []
     with bar(len(examples), shown=progress) as add:
         for start in range(0, len(examples), TEXTS):
@@ -85,7 +85,7 @@ def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = 
 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
-    """Returns the mean cross-entropy of target tokens under teacher forcing, and the accuracy of greedy predictions."""
+    """The mean cross-entropy of target tokens under teacher forcing, and the accuracy of the most likely tokens."""
 
     def answers() -> Iterator[Predicted]:
         for start in range(0, len(examples), PAIRS):
@@ -98,9 +98,10 @@ def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[st
 
 
 def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, float]:
-    """Evaluates a causal-lm model on `data.encode_blocks`, predicting each token from those before it in its block.
+    """Evaluates a causal-lm model on the blocks of `data.encode_blocks`.
 
-    "perplexity" is exp(loss), and "log_probability" is -loss, so that larger is better.
+    Each token is predicted from the earlier tokens of its block. "perplexity" is exp(loss). "log_probability" is -loss,
+    a score for which larger is better.
     """
     size = max(1, LOGITS // (model.config.vocab_size * max(len(each.text) for each in examples)))
 
@@ -116,7 +117,7 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
 
 
 def _predictions(answers: Iterator[Predicted]) -> dict[str, float]:
-    """The mean cross-entropy of the target tokens, and the fraction of them with the largest logit."""
+    """The mean cross-entropy of the target tokens, and the fraction of targets that have the largest logit."""
     total, right, count = 0.0, 0, 0
     for logits, wanted in answers:
         total += float(cross_entropy(logits, wanted, reduction="sum"))

@@ -1,6 +1,6 @@
-"""Adam and AdamW on flat arrays, block by block, and clipping by the norm of the gradients.
+"""Adam and AdamW, computed block by block, and clipping by the norm of the gradients.
 
-Kingma and Ba, 2015; Loshchilov and Hutter, 2019. The arithmetic is that of torch.optim, step for step.
+Kingma and Ba, 2015; Loshchilov and Hutter, 2019. Each step computes the same formulas as torch.optim.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from npformer.functions import SparseRows
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.training.trainable import Gradient
 
-BLOCK = 1 << 16  # elements updated at a time, so that four arrays stay in the core's cache
+BLOCK = 1 << 16  # elements updated at a time, so that four arrays fit in the cache of a core
 
 
 def is_decayed(name: str) -> bool:
-    """Returns whether weight decay applies: to weights of linear layers and tables, not to biases or norms.
+    """Whether weight decay applies to a parameter: a weight of a linear layer or a table, not a bias or a norm.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def global_norm(gradients: Mapping[str, Gradient]) -> float:
     with (
         single_blas_thread(),
         np.errstate(over="ignore", invalid="ignore"),
-    ):  # several threads would change the order of addition
+    ):  # because several threads would change the order of addition
         blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
         return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
 
@@ -93,12 +93,11 @@ class Adam:
     ----------
     parameters : mapping from name to array, updated in place
     betas, eps : b1 and b2, eps
-    weight_decay : AdamW's; before each update w -= lr * weight_decay * w
+    weight_decay : float, as in AdamW: w -= lr * weight_decay * w before each update
     lazy : bool
-        Update only the rows of a table that have a gradient (`SparseRows`), with their m and v, as in
-        torch.optim.SparseAdam. This costs time only for these rows. If False, all other rows have gradient 0, as in
-        torch.optim.Adam.
-    decayed : function from a name to whether weight decay applies
+        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam, which takes
+        time only for these rows. If False, the other rows have gradient 0, as in torch.optim.Adam.
+    decayed : function from the name of a parameter to bool, whether weight decay applies
 
     Raises
     ------
@@ -128,7 +127,7 @@ class Adam:
     ) -> None:
         if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1 and eps > 0 and weight_decay >= 0):
             got = f"{betas}, {eps}, {weight_decay}"
-            raise NpformerError(f"Adam: expected betas in 0 ... 1, eps > 0 and weight_decay >= 0, got {got}")
+            raise NpformerError(f"Adam: expected 0 <= betas < 1, eps > 0 and weight_decay >= 0, got {got}")
         self.parameters = dict(parameters)
         self.betas, self.eps, self.weight_decay, self.lazy = betas, eps, weight_decay, lazy
         self._decayed = {name: decayed(name) for name in self.parameters}
@@ -139,7 +138,7 @@ class Adam:
     def step(
         self, gradients: Mapping[str, Gradient], learning_rate: float, scale: float = 1.0, threads: int = 1
     ) -> None:
-        """Makes one update from the gradients times `scale`; parameters without a gradient do not change."""
+        """Updates the parameters by the gradients times `scale`. Parameters without a gradient do not change."""
         self.t += 1
         tasks = []
         for name, grad in gradients.items():
@@ -173,7 +172,7 @@ class Adam:
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:
-        """Applies the formula to flat arrays in place. The step without the scratch array:
+        """Applies the formula to flat arrays in place. Without the scratch array, the step is:
 
         m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= size m / (sqrt(v) / root + eps)
         """
@@ -201,7 +200,7 @@ class Adam:
             w_ -= t
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the optimiser's state for `restore`: m and v by name, and t."""
+        """The state of the optimiser, for `restore`: m and v by name, and t."""
         moments = {f"m.{name}": array for name, array in self.m.items()}
         moments |= {f"v.{name}": array for name, array in self.v.items()}
         return {**moments, "t": np.array([self.t], np.int64)}
@@ -209,7 +208,7 @@ class Adam:
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores the result of `state`.
 
-        Raises NpformerError for a moment with a wrong shape or invalid numbers; KeyError if one is missing.
+        Raises NpformerError for a moment with a wrong shape or invalid numbers, and KeyError for a missing one.
         """
         for name in self.parameters:
             for key, moment, least in ((f"m.{name}", self.m[name], -np.inf), (f"v.{name}", self.v[name], 0)):

@@ -29,7 +29,7 @@ LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 
 @dataclass
 class TrainingState:
-    """The state of a training run: steps done, sums over the current epoch, and a row of numbers per past epoch."""
+    """The state of a training run: finished steps, sums over the current epoch, and a row for each finished epoch."""
 
     step: int = 0
     loss: float = 0.0
@@ -50,17 +50,17 @@ class TrainingState:
             and all(type(each) is float or (type(each) is int and abs(each) < 2**63) for each in row.values())
             for row in rows
         ):
-            raise NpformerError("history: expected a list of objects of numbers, each with an epoch")
+            raise NpformerError("history: expected a list of objects with numbers, each with an epoch")
 
     def end_epoch(self, row: dict[str, float]) -> None:
-        """Adds an epoch's row to the history and sets the sums to 0."""
+        """Adds the row of a finished epoch to the history and sets the sums to 0."""
         self.history.append(row)
         self.loss, self.right, self.count, self.seconds = 0.0, 0, 0, 0.0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a training run in a folder; without a folder nothing is saved."""
+    """The checkpoints of a training run in a folder. Without a folder, nothing is saved."""
 
     folder: Path | None
     weights: Trainable
@@ -71,7 +71,7 @@ class Checkpoints:
         return nullcontext() if self.folder is None else in_use(self.folder)
 
     def save(self, identity: str, state: TrainingState) -> None:
-        """Writes `last.safetensors`: the weights, Adam's moments and the state."""
+        """Writes the weights, the moments of Adam and the state to `last.safetensors`."""
         if self.folder is not None:
             arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
             metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
@@ -100,7 +100,7 @@ class Checkpoints:
         clear_partial(self.folder)  # left by a killed run
 
     def keep(self, name: str, step: int) -> None:
-        """Writes only the weights, under this name."""
+        """Writes only the weights, to a file with this name."""
         if self.folder is not None:
             path = place_in_folder(self.folder / name)
             save_arrays(path, self.weights.flat, {"format": FORMAT, "step": str(step)})
@@ -115,7 +115,7 @@ class Checkpoints:
                 self.folder.rmdir()
 
     def take_mean(self, names: Sequence[str]) -> None:
-        """Sets the weights to the mean of those saved under these names."""
+        """Sets the weights to the mean of the weights in the files with these names."""
         assert self.folder is not None
         for count, name in enumerate(names):
             arrays, _ = load_arrays(self.folder / name)
@@ -126,13 +126,13 @@ class Checkpoints:
                         raise ValueError(f"{key} is NaN or infinite")
                     array[...] = kept if count == 0 else array + kept
             except (KeyError, ValueError) as error:
-                raise NpformerError(f"{self.folder / name}: not this run's weights: {error!s:.200}") from None
+                raise NpformerError(f"{self.folder / name}: not the weights of this run: {error!s:.200}") from None
         for array in self.weights.flat.values():
             array /= len(names)
 
 
 def identity(recipe: Any, objective: Any, weights: Trainable, examples: Sequence[Any], held_out: Sequence[Any]) -> str:
-    """Identifies a training run by its recipe, its objective with the config, its initial weights and its examples."""
+    """The identity of a training run: its recipe, its objective, and a digest of its initial weights and examples."""
     digest = hashlib.sha256()
     for part in _bytes([list(weights.flat.items()), list(examples), list(held_out)]):
         digest.update(part)
@@ -159,7 +159,7 @@ def _bytes(value: Any) -> Iterator[bytes]:
 
 
 def _of_shape(stored: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Checks the shape, because NumPy would broadcast a smaller array."""
+    """Checks the shape of stored weights, because NumPy would broadcast a smaller array."""
     if stored.shape != weight.shape:
         raise ValueError(f"expected weights of shape {weight.shape}, got {stored.shape}")
     return stored

@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions from the step, counted from 0, to a factor of the learning rate.
 
-They match torch and Transformers, step for step. `trainer.py` calls them before each update.
+They return the same factors as torch and Transformers. `trainer.py` calls them before each update.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def linear(warmup: int, total: int) -> Schedule:
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     if not 0 <= warmup <= total:
-        raise NpformerError(f"linear: expected a warmup from 0 to {total}, the total, got {warmup}")
+        raise NpformerError(f"linear: expected a warmup from 0 to the total of {total}, got {warmup}")
 
     def factor(step: int) -> float:
         return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))

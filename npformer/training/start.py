@@ -32,16 +32,16 @@ STACKS = (*ENCODER, "encoder.", "decoder.")
 def start(
     folder: Path, labels: Sequence[str], seed: int = 0, distilbert: bool = False, limits: Limits = LIMITS
 ) -> tuple[Config, layout.Tree, bool]:
-    """Makes a classifier for these labels from a folder's encoder; also returns whether the folder's head is kept.
+    """Creates a classifier with these labels from the encoder in a folder. Also returns whether the head was kept.
 
-    The folder's head is kept if it has exactly these labels; otherwise a new one is drawn from N(0, 0.02^2). With
-    `distilbert` a BERT is rewritten as a DistilBERT.
+    The head in the folder is kept if it has exactly these labels. Otherwise a new head is drawn from N(0, 0.02^2). With
+    `distilbert`, a BERT model is rewritten as a DistilBERT model.
     """
     stored = read_folder(folder, limits)
     described = read_config(stored.config, limits=limits)
     if described.decoder and HEAD not in family_of(described).architectures.values():
-        kind = f"a {described.model_type} has a decoder and no head for labels"
-        raise NpformerError(f"{folder}: fine-tuning for labels needs an encoder, but {kind}")
+        kind = f"a {described.model_type} model, which has a decoder and no head for labels"
+        raise NpformerError(f"{folder}: expected an encoder to fine-tune for labels, got {kind}")
     config, tree = read_tree(stored, np.dtype(np.float32)) if described.head == HEAD else (None, None)
     if config is not None and tree is not None and config.labels == tuple(labels) and not distilbert:
         return config, tree, True
@@ -58,13 +58,13 @@ def start(
 
 
 def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
-    """Rewrites a BERT without a head as an equivalent DistilBERT for single texts.
+    """Rewrites a BERT model without a head as an equivalent DistilBERT model for single texts.
 
-    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]; the pooler is dropped.
-    Raises NpformerError for another family, or if the norms' eps is not DistilBERT's.
+    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]. The pooler is dropped. Raises NpformerError for
+    another family, or if the eps of the norms differs from that of DistilBERT.
     """
     if config.model_type != "bert" or config.eps != 1e-12:
-        raise NpformerError(f"expected a bert with eps 1e-12 to rewrite, got {config.model_type} with eps {config.eps}")
+        raise NpformerError(f"expected a bert model with eps 1e-12, got {config.model_type} with eps {config.eps}")
     flat = layout.flatten(tree)
     positions = flat["embeddings.position.weight"] + flat["embeddings.segment.weight"][0]
     kept = {name: array for name, array in flat.items() if name.startswith(ENCODER) and ".segment." not in name}
@@ -74,9 +74,9 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """Reads a folder's tokenizer files; a `limit` below their maximum length replaces it.
+    """The tokenizer files in a folder, by name. A `limit` below the maximum length in them replaces it.
 
-    For a generative model, also reads the folder's generation settings.
+    For a model that generates, generation settings in the folder are included.
     """
     names = (*TOKENIZER, GENERATION) if config.head == "causal-lm" else TOKENIZER
     kept = {name: read_bytes(source / name, "json") for name in names if (source / name).exists()}
@@ -87,7 +87,7 @@ def companions(source: Path, config: Config, limit: int | None = None) -> dict[s
 
 
 def write_model(folder: Path, beside: Mapping[str, bytes], config: Config, tree: layout.Tree) -> None:
-    """Writes a checkpoint folder: weights, the files `beside` them, and config.json last; each file atomically."""
+    """Writes a checkpoint folder: the weights, other files, and config.json last. Each file is written atomically."""
     description = json.dumps(write_config(config), indent=2, ensure_ascii=False) + "\n"
     arrays = layout.stored(tree, config)
     save_arrays(place_in_folder(folder / OWN_WEIGHTS), arrays, own_metadata(arrays))

@@ -1,6 +1,6 @@
-"""The trainable weights of a model: writable copies with tied arrays shared and computed tables omitted.
+"""`Trainable`: the trainable weights of a model, as writable copies.
 
-`batch_gradients.py` adds gradients by these names, `optimiser.py` updates the arrays.
+`batch_gradients.py` sums gradients by the names of these weights, and `optimiser.py` updates them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Gradient = np.ndarray | SparseRows
 
 
 class Trainable:
-    """Writable weights: `tree`, which the forward reads, and `flat`, the arrays in it that training updates, by name.
+    """Writable weights: `tree`, for forward passes, and `flat`, the arrays in it that training updates, by name.
 
     Tied arrays (a vocabulary projection and its token table, or layers that share weights) share memory and have one
     entry in `flat`. Tables of sinusoids have no entry.
@@ -34,7 +34,7 @@ class Trainable:
     Raises
     ------
     NpformerError
-        The weights are kept narrow.
+        The weights are stored in fewer bytes (`keep` of `npformer.load`).
 
     Examples
     --------
@@ -47,15 +47,15 @@ class Trainable:
     def __init__(self, tree: Mapping[str, Any], config: Config) -> None:
         self.config = config
         self.flat: dict[str, np.ndarray] = {}
-        self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> the array's name, and whether it is transposed
+        self._tied: dict[str, tuple[str, bool]] = {}  # tied name -> name in `flat`, and whether it is transposed
         flat = layout.flatten(dict(tree))
         for name, array in flat.items():
             if isinstance(array, NarrowWeight):
-                raise NpformerError(f"{name}: kept in {array.stored}, not trainable; load the model without keep")
+                raise NpformerError(f"{name}: expected float32, got {array.stored}; load the model without keep")
         arrays = writable(flat)
         seen: dict[int, str] = {}
         for name, array in arrays.items():
-            own = array if array.base is None else array.base  # a tied projection is the transposed table
+            own = array if array.base is None else array.base  # a tied projection is a transposed view of the table
             table = seen.setdefault(id(own), name)
             if table != name:
                 self._tied[name] = (table, array is not own)
@@ -67,7 +67,7 @@ class Trainable:
         return name.endswith("embeddings.position.weight") and self.config.positions.table != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
-        """Flattens a tree of gradients to the names of `flat`, adding the gradients of tied arrays."""
+        """Flattens a tree of gradients to the names of `flat`, and adds up the gradients of tied arrays."""
         flat: dict[str, Gradient] = {}
         for name, grad in layout.flatten(dict(tree)).items():
             table, transposed = self._tied.get(name, (name, False))
@@ -78,7 +78,7 @@ class Trainable:
 
 
 def add(a: Gradient, b: Gradient) -> Gradient:
-    """a + b for two gradients of the same array; may write to `a`."""
+    """a + b for two gradients of the same array. It may write to `a`."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows):
         return embedding_backward(np.concatenate([a.values, b.values]), np.concatenate([a.ids, b.ids]))
     if isinstance(a, SparseRows):

@@ -1,6 +1,6 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
-A run that was stopped at any step resumes from its last checkpoint and ends with the same bits: the order of the
+A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits: the order of
 examples and the dropout masks depend only on the seed, the epoch and the step, and a step has the same bits for any
 number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the checkpoints.
 """
@@ -39,17 +39,17 @@ class Recipe:
 
     Parameters
     ----------
-    epochs, batch_size : passes over the examples, and examples per step
-    learning_rate : peak rate; with the schedule "noam" a factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
+    epochs, batch_size : number of passes over the examples, and number of examples per step
+    learning_rate : peak rate, or with the schedule "noam" the factor of width^-0.5 min(n^-0.5, n warmup^-1.5)
     schedule : "constant", "linear" or "noam", after a warm-up
     warmup : number of steps, or a fraction of all steps if below 1
     betas, eps, weight_decay, lazy : as in `Adam`
     clip : maximum norm of the gradients; None for no limit
     dropout : mapping from stage or pattern to the fraction of elements to set to 0
-    average, average_every : average the last `average` checkpoints, `average_every` steps apart (0: one epoch)
-        See `Trainer.choose`.
-    window : sort the examples of `window` batches by length, so that batches have examples of similar lengths
-    seed : seed of the order and of dropout
+    average, average_every : number of last checkpoints to average in `Trainer.choose`, and steps between them (0: an
+        epoch)
+    window : number of batches to draw together and sort by length, so that a batch has examples of similar lengths
+    seed : seed of the order of examples and of dropout
 
     Raises
     ------
@@ -94,12 +94,12 @@ class Recipe:
         one_of("schedule", self.schedule, SCHEDULES)
 
     def averaged(self, per_epoch: int) -> range:
-        """Returns the steps after which to save weights for `average`, with `per_epoch` steps per epoch."""
+        """The steps after which to save weights for `average`. per_epoch: number of steps per epoch."""
         last, every = self.epochs * per_epoch, self.average_every or per_epoch
         return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
-        """Draws the batches of an epoch as indices of examples; depends only on the seed, the epoch and the lengths."""
+        """The batches of an epoch, as indices of examples. They depend only on the seed, the epoch and the lengths."""
         random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
         order = random.permutation(len(lengths))
         if self.window == 1:
@@ -110,7 +110,7 @@ class Recipe:
         return [order[start : start + size] for start in starts]
 
     def factors(self, total: int, width: int) -> Schedule:
-        """Returns the schedule: the factor of the learning rate at each of `total` steps."""
+        """The schedule, from the step to a factor of the learning rate. total: number of steps. width: d_model."""
         warmup = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
         if self.schedule == "linear":
             return linear(min(warmup, total), total)
@@ -118,16 +118,16 @@ class Recipe:
 
 
 class Trainer(Generic[E]):
-    """Trains weights on examples, and resumes from the checkpoints in its folder.
+    """Trains weights on examples. If its folder has checkpoints, it resumes from them.
 
     Parameters
     ----------
     objective : HeadLoss, TranslationLoss, or another `Objective`
     weights : Trainable, updated in place
     recipe : Recipe
-    folder : folder of `last.safetensors`, for resuming, and `best.safetensors`; None to save nothing
-    threads : number of threads, which does not change the result
-    save_every : steps between saves within an epoch
+    folder : folder for `last.safetensors`, from which a run resumes, and `best.safetensors`; None to save nothing
+    threads : number of threads; it does not change the result
+    save_every : number of steps between saves within an epoch
     progress : Progress, optional
 
     Examples
@@ -170,10 +170,10 @@ class Trainer(Generic[E]):
         Parameters
         ----------
         examples : list of Example
-        evaluate : function from the epoch's number to metrics of the current weights
-            Called before the first epoch (0) and after each.
+        evaluate : function from the number of the epoch to metrics of the current weights
+            It is called before the first epoch, with 0, and after each epoch.
         score : name of the metric that selects the best weights; larger is better
-        held_out : the examples that `evaluate` uses, as part of the run's identity
+        held_out : examples that `evaluate` uses, which are part of the identity of the run
 
         Returns
         -------
@@ -225,7 +225,7 @@ class Trainer(Generic[E]):
         )  # fmt: skip
         norm = global_norm(batch.flat)
         if not np.isfinite(norm):
-            raise NpformerError(f"step {step}: the gradients are not finite; a smaller learning rate may help")
+            raise NpformerError(f"step {step}: gradients are not finite; a smaller learning rate may help")
         self.optimiser.step(batch.flat, learning_rate, clip_scale(norm, recipe.clip), self.threads)
         state.step += 1
         state.loss += batch.loss
@@ -239,7 +239,7 @@ class Trainer(Generic[E]):
     def _end_epoch(self, epoch: int, numbers: dict[str, float], evaluate: Evaluate, score: str) -> None:
         state = self.state
         if not all(np.isfinite(array).all() for array in self.weights.flat.values()):
-            raise NpformerError(f"epoch {epoch}: the weights are not finite; a smaller learning rate may help")
+            raise NpformerError(f"epoch {epoch}: weights are not finite; a smaller learning rate may help")
         try:
             measured = evaluate(epoch)
         except NpformerError as error:  # finite weights can still be too large
@@ -253,17 +253,17 @@ class Trainer(Generic[E]):
             self._checkpoints.keep(BEST, state.step)
 
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
-        """Sets the weights to those of the best epoch, or to the mean of the last checkpoints if that scores higher.
+        """Restores the weights of the best epoch, or sets the mean of the last checkpoints if it scores higher.
 
         Returns
         -------
         dict
-            The best epoch's row of the history, or the metrics of the mean, with "states" instead of "epoch".
+            The row of the best epoch in the history, or the metrics of the mean, with "states" instead of "epoch".
 
         Raises
         ------
         NpformerError
-            If the run saved no weights, or has no such score.
+            If the run saved no weights, or `evaluate` returned no such score.
 
         References
         ----------
@@ -282,11 +282,11 @@ class Trainer(Generic[E]):
         return best
 
     def remove_checkpoints(self) -> None:
-        """Removes the checkpoints from the folder: the run can no longer be resumed."""
+        """Removes the checkpoints from the folder. The run can then no longer be resumed."""
         self._checkpoints.remove()
 
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:
-    """Ranks a row by score, then by epoch; NaN and a row without the score come last."""
+    """The rank of a row: by score, then by epoch. Rows with NaN and rows without the score come last."""
     found = row.get(score, math.nan)
     return (-math.inf if math.isnan(found) else found, row["epoch"])

@@ -1,4 +1,4 @@
-"""A new translation model: its vocabulary, its config, and the files that accompany its weights."""
+"""A new translation model: its vocabulary, its config, and its other files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from npformer.config import Config, Decoder
 from npformer.families.marian import MARIAN
 from npformer.text.translation_tokenizer import FILE
 
-END, PAD = "</s>", "<pad>"  # ids 0 and 1; the decoder starts with the padding token, as in Marian's models
+END, PAD = "</s>", "<pad>"  # ids 0 and 1; as in Marian, the decoder starts with the padding token
 MOST = 10**6  # maximum size of a vocabulary
 
 
 def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """Learns a shared byte-level BPE vocabulary for both languages; no character is unknown.
+    """Learns a byte-level BPE vocabulary that both languages share and in which no character is unknown.
 
-    Returns a `tokenizers.Tokenizer` that appends `END`; the same texts give the same tokenizer. Raises NpformerError
-    for a size below the number of bytes. Sennrich et al., 2016.
+    Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError
+    for a size that is too small for all bytes. Sennrich et al., 2016.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -41,10 +41,10 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
-    """Returns the config of the 2017 encoder-decoder in Marian's layout, which Transformers can also read.
+    """The config of the encoder-decoder of 2017 as a Marian model, which Transformers can also read.
 
-    Source, target and projection share one table, scaled by sqrt(width); ReLU; post-norm. Vaswani et al., 2017,
-    sections 3.3 and 3.4.
+    Source, target and projection share one table, which is scaled by sqrt(width). The activation is ReLU, and norms
+    come after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
     """
     return MARIAN.config(
         "translation", vocab_size=vocabulary, d_model=width, n_heads=heads, n_layers=layers, d_ffn=ffn,
@@ -54,7 +54,7 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
 
 
 def companions(tokenizer: Any, longest: int) -> dict[str, bytes]:
-    """Writes a translation model's tokenizer and generation settings."""
+    """The content of the tokenizer and generation settings of a translation model, by file name."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,

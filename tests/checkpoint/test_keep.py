@@ -131,7 +131,7 @@ def test_golden_files_and_the_doctor_read_the_numbers(folder: Path) -> None:
 
 def test_narrow_weights_are_neither_changed_nor_trained(folder: Path) -> None:
     model = npformer.load(folder, keep="int8")
-    with pytest.raises(NpformerError, match=r"kept in int8, not trainable; load the model without keep"):
+    with pytest.raises(NpformerError, match=r"expected float32, got int8; load the model without keep"):
         Trainable(model.weights, model.config)
     with pytest.raises(NpformerError, match="cannot be changed"):
         model.weights["layers"][0]["ffn"]["hidden"]["weight"][0, 0] = 1

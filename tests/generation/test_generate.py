@@ -202,7 +202,7 @@ def test_streamed_tokens_are_the_greedy_ones() -> None:
         assert [first, *stream] == whole
     sampled = list(model.stream(source.tolist(), do_sample=True, seed=5, max_new_tokens=12))
     assert sampled == model.generate([source.tolist()], do_sample=True, seed=5, max_new_tokens=12)[0][0].ids.tolist()
-    with pytest.raises(NpformerError, match="stream: not supported with beam search"):
+    with pytest.raises(NpformerError, match="stream: expected one beam and one sequence"):
         model.stream(source.tolist(), num_beams=2)
 
 

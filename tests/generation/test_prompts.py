@@ -165,7 +165,8 @@ def test_an_empty_prompt_is_the_start_token() -> None:
     [[found], [expected]] = generate(model(), [empty, Text(np.array([START]))], max_new_tokens=9)
     assert np.array_equal(found.ids, expected.ids)
     with pytest.raises(
-        NpformerError, match=r"prompt 0 has no tokens, and the model has no start token \(bos_token_id\)"
+        NpformerError,
+        match=r"prompt 0: expected at least one token, because the model has no start token \(bos_token_id\)",
     ):
         generate(model(start_id=None), [empty])
 

@@ -61,9 +61,9 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"min_length": 9, "max_new_tokens": 65}, "^max_new_tokens: expected a whole number from 1 to 64, got 65"),
         ({"min_new_tokens": 3.0}, "min_new_tokens: expected a whole number from 0 to 2147483648, got 3.0"),
         ({"num_beams": 0}, "num_beams: expected a whole number from 1"),
-        ({"num_beams": 61}, "num_beams: 61 is too many for a vocabulary of 120"),
+        ({"num_beams": 61}, "num_beams: 61 is too large for a vocabulary of 120"),
         ({"num_beams": 2.0}, "num_beams: expected a whole number"),
-        ({"num_beams": 2, "do_sample": True}, "sampling needs num_beams=1"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams: expected 1 for sampling"),
         ({"num_return_sequences": 2}, "2 sequences need as many beams, or do_sample=True; num_beams is 1"),
         ({"temperature": 0}, "temperature: expected a number from 1e-06 to 1000000.0, got 0"),
         ({"top_p": 1.5}, "top_p: expected a number from 1e-06 to 1, got 1.5"),
@@ -74,10 +74,10 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"bad_words_ids": 5}, "bad_words_ids: expected a list of ids for each word, got 5"),
         (
             {"forced_bos_token_id": 9, "suppress_tokens": [9]},
-            "the settings ban every next token, or ban a token that they force",
+            "settings: they ban every next token, or ban a token that they force",
         ),
-        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "the settings ban every next token"),
-        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "the settings ban every next token"),
+        ({"num_beams": 2, "suppress_tokens": np.arange(120)}, "settings: they ban every next token"),
+        ({"do_sample": True, "suppress_tokens": np.arange(120)}, "settings: they ban every next token"),
         ({"early_stopping": "soon"}, "early_stopping: expected True, False or \"never\", got 'soon'"),
         ({"suppress_tokens": [120]}, "suppress_tokens: expected a whole number from 0 to 119, got 120"),
         ({"bad_words_ids": [[3], [-1]]}, "bad_words_ids: expected a whole number"),
@@ -86,19 +86,19 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"min_p": 1.5}, "min_p: expected a number from 0 to 1, got 1.5"),
         ({"top_h": "high"}, "top_h: expected a number from 1e-06 to 1, got 'high'"),
         ({"epsilon_cutoff": -1}, "epsilon_cutoff: expected a number from 0 to 1, got -1"),
-        ({"sequence_bias": [[3, 4, 5]]}, "sequence_bias: expected pairs, got a list"),
+        ({"sequence_bias": [[3, 4, 5]]}, "sequence_bias: expected a list of pairs, got a list"),
         ({"sequence_bias": [[[], 1.0]]}, "sequence_bias: tokens of a sequence: expected a whole number of at least 1"),
         ({"sequence_bias": {(3, 400): 1.0}}, "sequence_bias: expected a whole number from 0 to 119, got 400"),
         ({"sequence_bias": [[[3], "up"]]}, "sequence_bias: expected a number from -1000000.0 to 1000000.0, got 'up'"),
-        ({"exponential_decay_length_penalty": 2}, "exponential_decay_length_penalty: expected pairs, got "),
+        ({"exponential_decay_length_penalty": 2}, "exponential_decay_length_penalty: expected a list of pairs, got "),
         ({"exponential_decay_length_penalty": (5, 0)}, "exponential_decay_length_penalty: expected a number from"),
         (
             {"force_words_ids": [[5]]},
-            "force_words_ids: a list is not supported: Transformers 5 has moved this search to the repository "
+            "force_words_ids: a list is not supported: Transformers 5 moved this search to the repository "
             "transformers-community/constrained-beam-search; use bad_words_ids, .*; leave it out",
         ),
         ({"diversity_penalty": 0.5}, "0.5 is not supported: .*transformers-community/group-beam-search; leave it out"),
-        ({"stop_strings": "a"}, "stop_strings: 'a' is not supported: only the text-generation task has it"),
+        ({"stop_strings": "a"}, "stop_strings: 'a' is not supported: only the text-generation task supports it"),
         ({"seed": -1}, "seed: expected a whole number from 0"),
     ],
 )
@@ -124,11 +124,11 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
     """As in Transformers. Each prompt has its own maximum; the other texts are not refused."""
     model = golden_model("marian-small")
-    with pytest.warns(UserWarning, match="min_length .* requires 29 new tokens, but the maximum is 7; texts end at 7"):
+    with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but the maximum is 7, where texts end"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
     assert [len(each[0].ids) for each in found] == [7, 7]
     prompts = [[5], [5, 6, 7, 8], [5, 6]]
-    with pytest.warns(UserWarning, match="min_length .* requires 8 new tokens, but the maximum is 5; texts end at 5"):
+    with pytest.warns(UserWarning, match="min_length .* asks for 8 new tokens, but the maximum is 5, where texts end"):
         found = writers.model(seed=4).generate(prompts, min_length=9, max_new_tokens=5)
     assert [len(each[0].ids) for each in found] == [5, 5, 5]
 

@@ -251,7 +251,7 @@ def test_windows_of_a_pair_move_over_the_longer_text():
 
 
 def test_a_question_longer_than_the_model_is_refused():
-    with pytest.raises(NpformerError, match="leaves no room for the other"):
+    with pytest.raises(NpformerError, match="leave no room for the other"):
         make("question-answering")(Pair(LONG, "ice cream"))
 
 

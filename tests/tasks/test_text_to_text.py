@@ -143,7 +143,7 @@ def test_a_sample_has_one_beam(tmp_path: Path) -> None:
     task = npformer.pipeline("summarization", bart_folder(tmp_path / "bart"), max_new_tokens=8)
     drawn = task(TEXT, do_sample=True, seed=1, temperature=2.0)
     assert drawn == task(TEXT, do_sample=True, seed=1, temperature=2.0, num_beams=1) != task(TEXT)
-    with pytest.raises(NpformerError, match="num_beams: sampling needs num_beams=1"):
+    with pytest.raises(NpformerError, match="num_beams: expected 1 for sampling"):
         task(TEXT, do_sample=True, num_beams=2)
 
 

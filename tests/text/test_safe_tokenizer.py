@@ -76,10 +76,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a template of a million texts": ({"post_processor": template(single=[A] * 10**6)}, "limit `tokenizer`"),
     "a map of 4 GB": (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 4).decode()}},
-        "a trie of 4294967295 bytes in 4 bytes",
+        "invalid size of the trie, 4294967295 of 4 bytes",
     ),
     "a map without an end": (
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAAA"}}, "a trie of 0 bytes",
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAAA"}}, "invalid size of the trie, 0 of",
     ),
     "a sequence in a sequence": (
         {"normalizer": several("normalizers", [several("normalizers", BOMB["normalizers"])])}, "limit `growth`"
@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"post_processor": several("processors", [BYTES, template(pair=[A, B, CLS_PIECE])])}, "pair: the token"
     ),
     "a template in a template": (
-        {"post_processor": several("processors", [template(), template()])}, "a second template"
+        {"post_processor": several("processors", [template(), template()])}, "got a second one"
     ),
     "ends beyond the table": (
         {"post_processor": {"type": "BertProcessing", "sep": ["x", 2**32 - 1], "cls": ["y", 9]}}, "got 4294967295"

@@ -90,7 +90,7 @@ def test_a_history_with_values_other_than_numbers_is_refused(tmp_path: Path, odd
     state = metadata["state"].replace('"accuracy": 0.5', f'"accuracy": {odd}', 1)
     assert state != metadata["state"]
     save_arrays(path, arrays, {**metadata, "state": state})
-    with pytest.raises(npformer.NpformerError, match="history: expected a list of objects of numbers"):
+    with pytest.raises(npformer.NpformerError, match="history: expected a list of objects with numbers"):
         resumed(path)
 
 

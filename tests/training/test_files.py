@@ -53,22 +53,26 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"x", r"a\.txt: expected a file that ends in"),
+        ("a.txt", b"x", r"a\.txt: expected a file name that ends in"),
         ("a.tsv", b"", r"a\.tsv: no rows"),
         ("a.tsv", b"label\ttext\n", r"a\.tsv: no rows"),
         ("a.tsv", b"label\ttext\n1\ta\n1\n", r"a\.tsv:3: expected 2 columns \(label, text\), got 1"),
         ("a.tsv", b"label\ttext\n1\t \n", r"a\.tsv:2: 'text' is empty"),
         ("a.tsv", b"label\ttext\n1\t\xff\n", r"a\.tsv:2: not UTF-8 \(byte 2\)"),
-        ("a.tsv", b"label\tx\ty\n1\ta\tb\n", r"a\.tsv:1: columns label, x, y; expected the text in one of"),
+        (
+            "a.tsv",
+            b"label\tx\ty\n1\ta\tb\n",
+            r"a\.tsv:1: expected text columns with one of these names: .*; got label, x, y",
+        ),
         ("a.tsv", b"label\tlabel\n1\ta\n", r"a\.tsv:1: duplicate column name"),
-        ("a.tsv", b"kind\ttext\n1\ta\n", r"a\.tsv:2: no 'label'; the row has kind, text"),
+        ("a.tsv", b"kind\ttext\n1\ta\n", r"a\.tsv:2: expected a column 'label', got kind, text"),
         ("a.csv", b'label,text\n1,"a\n', r"a\.csv:2: expected a closing quote within"),
         ("a.jsonl", b'{"label": 1, "text": "a"}\n{"label"\n', r"a\.jsonl:2: not JSON"),
         ("a.csv", b"label,text\n1,a\rb\n", r"a\.csv:2: a carriage return within a line"),
         (
             "a.jsonl",
             b'{"label": 1, "text": "a"}\n{"label": 1, "text": "a", "text_pair": "b"}\n',
-            r"a\.jsonl:2: text in text and text_pair, but in text in the rows above$",
+            r"a\.jsonl:2: expected text in text, as above, got text and text_pair$",
         ),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object, got a list"),
         ("a.jsonl", b'{"label": 1, "text": ["a"]}\n', r"a\.jsonl:1: 'text': expected text, got a list"),
@@ -94,13 +98,13 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("label\ttext\ngood\ta\nGOOD\ta\n1\ta\nawful\tb\n", encoding="utf-8")
     rows = read_labelled(tmp_path / "a.tsv")
     assert label_ids("a.tsv", rows[:3], ("bad", "good")) == [1, 1, 1]
-    with pytest.raises(NpformerError, match=r"a\.tsv:5: label 'awful'; expected one of bad \(0\), good \(1\)"):
+    with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of bad \(0\), good \(1\), got 'awful'"):
         label_ids("a.tsv", rows, ("bad", "good"))
     with pytest.raises(NpformerError, match="No such file"):
         read_labelled(tmp_path / "b.tsv")
     with pytest.raises(NpformerError, match=r"a\.tsv: labels Bad, bad: expected names that differ by more than case"):
         label_ids("a.tsv", rows, ("Bad", "bad"))
-    with pytest.raises(NpformerError, match=r"line 2: 9{80} is too large for the number of a label"):
+    with pytest.raises(NpformerError, match=r"line 2: expected label numbers of at most four digits, got 9{80}"):
         label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])
 
 
@@ -108,7 +112,7 @@ def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
     """Labels 1, 2, 3 and a file with 0: not by number here and by name there, which would make one label of two."""
     rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
-    with pytest.raises(NpformerError, match=r"a\.tsv:5: label '0'; expected one of 1, 2, 3$"):
+    with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):
         label_ids("a.tsv", [*rows, LabelledText("0", "a", None, 5)], ("1", "2", "3"))
     assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # outputs are counted from 0
 
@@ -155,12 +159,12 @@ def test_finetune_that_makes_no_sense(
     for source, dev, more, message in (
         (model, two, (), "one has one text per row, the other has two"),
         (model, one, ("--average-every", "3"), "--average-every: expected --average too"),
-        (model, one, ("--labels", "no, maybe"), "label 'yes'; expected one of no (0), maybe (1)"),
+        (model, one, ("--labels", "no, maybe"), "label: expected one of no (0), maybe (1), got 'yes'"),
         (
             str(translator_folder / "out"),
             one,
             (),
-            "needs an encoder, but a marian has a decoder and no head for labels",
+            "expected an encoder to fine-tune for labels, got a marian model, which has a decoder",
         ),
         (model, one, ("--learning-rate", "999", "--weight-decay", "1e30", "--warmup", "0"), "smaller learning rate"),
     ):
@@ -252,7 +256,7 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
     (folder / "some.de").write_text("ein Hund\nein Mann\n", encoding="utf-8")
     (folder / "some.en").write_text("a dog\n\n", encoding="utf-8")
     assert cli.main(["evaluate", "-m", model, "--source", files[0], "--reference", files[1]]) == 1
-    assert "some.en:2: an empty line; each line needs its translation" in capsys.readouterr().err
+    assert "some.en:2: expected a sentence in each line, got an empty line" in capsys.readouterr().err
     (folder / "some.en").write_text("a dog\n" + "a man " * 300 + "\n", encoding="utf-8")
     assert cli.main(["evaluate", "-m", model, "--source", files[0], "--reference", files[1]]) == 0
     assert "some.en:2: 602 tokens, cut to 256; 1 of 2 texts were cut" in capsys.readouterr().err
@@ -279,11 +283,11 @@ def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("target", "more", "message"),
     [
-        (b"ein\n\n", (), r"a\.de:2: an empty line; each line needs its translation"),
-        (b"ein\n", (), r"a\.de: has 1 lines, but .*a\.en has 2"),
+        (b"ein\n\n", (), r"a\.de:2: expected a sentence in each line, got an empty line"),
+        (b"ein\n", (), r"a\.de: expected 2 lines, as in .*a\.en, got 1"),
         (b"ein\n\xff\n", (), r"a\.de:2: not UTF-8"),
         (b"ein\nzwei\n", ("--vocabulary", "100"), "expected a vocabulary of 258 to 1000000 tokens, got 100"),
-        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: [0-9]+ tokens, but the model takes 9"),
+        (b"ein\n1 2 3 4 5 6 7 8 9\n", ("--max-length", "9"), r"a\.de:2: expected at most 9 tokens, got [0-9]+"),
         (b"ein\nzwei\n", ("--vocabulary", "9" * 30), "expected a vocabulary of 258 to 1000000 tokens, got 9"),
         (b"ein\nzwei\n", ("--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
         (b"ein\nzwei\n", ("--warmup", "nan"), "warmup: expected a number of at least 0, got nan"),
@@ -344,7 +348,7 @@ def test_principal_components() -> None:
     whole = project(x, dimensions=5)
     distances = [np.linalg.norm(each[:, None] - each, axis=-1) for each in (x, whole)]
     assert np.abs(distances[0] - distances[1]).max() < 1e-12
-    with pytest.raises(NpformerError, match=r"project: expected .* at least dimensions, 9"):
+    with pytest.raises(NpformerError, match=r"project: expected .* at least 9, the dimensions"):
         project(x, dimensions=9)
     with pytest.raises(NpformerError, match="method"):
         project(x, "umap")

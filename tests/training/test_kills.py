@@ -110,7 +110,7 @@ def test_best_weights_that_were_changed_are_named(tmp_path: Path, damage: str) -
     else:
         arrays, metadata = load_arrays(path)
         save_arrays(path, {name: np.full_like(array, np.nan) for name, array in arrays.items()}, metadata)
-    with pytest.raises(NpformerError, match=r"best\.safetensors: (damaged|not this run's weights)"):
+    with pytest.raises(NpformerError, match=r"best\.safetensors: (damaged|not the weights of this run)"):
         run.choose(lambda epoch: {"accuracy": 1.0})
 
 
