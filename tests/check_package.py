@@ -1,7 +1,7 @@
-"""Checks the package as users get it: built, installed, type-checked, and tested from its source distribution.
+"""Builds, installs and type-checks the package, and tests its source distribution.
 
-    python tests/check_package.py                       and every test of the source distribution, which takes ten minutes
-    python tests/check_package.py tests/cli/test_commands.py -x  and these of them: arguments for pytest
+    python tests/check_package.py                       and every test of the source distribution, which takes ten
+    minutes python tests/check_package.py tests/cli/test_commands.py -x  and these of them: arguments for pytest
 
 Needs the `package` group. Each environment is new, with Python's bundled pip.
 """
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The wheel, made from the source distribution, and that; both with metadata that an index takes."""
+    """Builds the source distribution and from it the wheel; returns both, with metadata that an index accepts."""
     say("wheel and source distribution")
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
     (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
@@ -50,7 +50,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check_wheel(folder: Path, wheel: Path) -> None:
-    """A user's program runs with the wheel, its types are known, and the wheel has the learner's file of the course."""
+    """Checks that a user's program runs and type-checks with the wheel, and that the wheel has the course's file."""
     say("a user's program, run and type-checked")
     python = environment(folder / "user", wheel, "mypy")
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
@@ -64,7 +64,7 @@ def check_wheel(folder: Path, wheel: Path) -> None:
 
 
 def check_install_without_the_model(folder: Path) -> None:
-    """NPFORMER_DEMO=0 leaves the model out. Its name is then answered by its path, and works in the checkout."""
+    """Checks that NPFORMER_DEMO=0 leaves the model out; its name is then an error outside the checkout."""
     say("pip install . without the bundled model")
     python = environment(folder / "small", ROOT, NPFORMER_DEMO="0")
     size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())
@@ -78,7 +78,7 @@ def check_install_without_the_model(folder: Path) -> None:
 
 
 def check_tests(folder: Path, source: Path, arguments: list[str]) -> None:
-    """The README's second command, in the unpacked source distribution, with these arguments for pytest."""
+    """Runs the README's second command in the unpacked source distribution, with these arguments for pytest."""
     say("tests of the source distribution")
     with tarfile.open(source) as archive:
         archive.extractall(folder, filter="data")
@@ -88,7 +88,7 @@ def check_tests(folder: Path, source: Path, arguments: list[str]) -> None:
 
 
 def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variables: str) -> Path:
-    """The Python of a new virtual environment that has these packages."""
+    """Returns the Python of a new virtual environment with these packages."""
     run(sys.executable, "-m", "venv", folder)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     run(python, "-m", "pip", "install", "-q", *packages, cwd=cwd, **variables)
@@ -96,13 +96,13 @@ def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variabl
 
 
 def load(python: Path, name: str, cwd: Path) -> str:
-    """The output of a program that loads a model by this name in this folder."""
+    """Returns the output of a program that loads a model by this name in this folder."""
     command = [python, "-c", PROGRAM, name]
     return subprocess.run(command, cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
 
 
 def run_for_json(*command: str | Path, cwd: Path) -> dict[str, Any]:
-    """The JSON that a program prints, whatever its exit code."""
+    """Returns the JSON that a program prints, regardless of its exit code."""
     return json.loads(subprocess.run(command, cwd=cwd, env=CLEAN, check=False, capture_output=True, text=True).stdout)
 
 

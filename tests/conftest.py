@@ -17,15 +17,15 @@ settings.load_profile("tests")
 
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
-    """As a model's run has it. Functions called alone leave BLAS its threads, which share out a product's inner axis
-    and rows by their own rules: a row's last bits may then depend on the other rows."""
+    """Limits BLAS to one thread, as in a model's run. A function called alone leaves BLAS its threads, which divide a
+    product's inner axis and rows by their own rules, so a row's last bits may depend on the other rows."""
     with single_blas_thread():
         yield
 
 
 @pytest.fixture
 def settable_blas() -> None:
-    """For what is claimed of a BLAS whose threads threadpoolctl can set, as OpenBLAS's. It knows no libblas.so."""
+    """Skips claims about a BLAS with threads that threadpoolctl can set, such as OpenBLAS but not libblas.so."""
     if not blas_libraries():
         pytest.skip("threadpoolctl can set no threads of this BLAS")
 
@@ -36,7 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     so files named alone run in this process."""
     option = config.option
     if hasattr(config, "workerinput") or getattr(option, "numprocesses", 0) is not None:
-        return  # a worker itself, or -n is given, or pytest-xdist is not installed
+        return  # this is a worker, -n is given, or pytest-xdist is missing
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
     if not (named or option.usepdb or option.collectonly):
         option.numprocesses, option.dist = min(os.cpu_count() or 1, 8), "loadfile"
@@ -49,7 +49,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Collects the kernels that a worker left out. A worker that crashed has no output."""
+    """Collects the kernels that a worker skipped. A worker that crashed has no output."""
     kernels.left_out.extend(getattr(node, "workeroutput", {}).get("left_out", ()))
 
 

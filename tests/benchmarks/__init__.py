@@ -1,4 +1,4 @@
-"""Measurements, each a program: `python -m tests.benchmarks.peers`, and the same with the other names in `README.md`.
+"""Benchmarks, each a program: `python -m tests.benchmarks.peers`, and likewise for the other names in `README.md`.
 
-They are not tests: nothing here is asserted, and pytest collects none of it. `README.md` says what each one needs.
+They assert nothing, and pytest does not collect them. `README.md` lists the requirements of each.
 """

@@ -1,7 +1,7 @@
-"""How fast datasets are answered, and in how much memory: `python -m tests.benchmarks.datasets [ROWS ...]`.
+"""Measures the speed and memory of answering datasets: `python -m tests.benchmarks.datasets [ROWS ...]`.
 
-Each run is a process of its own, with a tiny model, so that what is not the model shows. CPU seconds are those of the
-process that reads and writes; with workers theirs are not among them. Rows are short: a sentence and a number.
+Each run is a separate process with a tiny model, so that the overhead shows. CPU seconds are those of the
+process that reads and writes, without its workers. Rows are short: a sentence and a number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support import tiny
 
 ROWS = (1_000, 10_000, 100_000)
-RUNS = 3  # of which the quickest counts
+RUNS = 3  # the fastest counts
 TEXTS = ("I love ice cream", "not my music", "she was in Paris", "who will be there this time", "no news is good")
 
 
@@ -48,7 +48,7 @@ def run(model: str, source: str, sink: str, scheduler: str = "") -> None:
 
 
 def measured(model: Path, given: Path, suffix: str, scheduler: str, runs: int) -> tuple[float, float, float]:
-    """The least seconds and CPU seconds, and the most memory of some runs."""
+    """Returns the minimum seconds and CPU seconds, and the maximum memory, of several runs."""
     found = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as place:

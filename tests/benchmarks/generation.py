@@ -1,9 +1,8 @@
-"""One step of GPT-2's size beside Transformers, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.generation`.
+"""A generation step at GPT-2's size against three engines: `python -m tests.benchmarks.generation`.
 
-A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) writes greedily after prompts of some
-tokens, 32 each; what is told is the time of all of it over the 32, the prompt's pass among it. Every engine has to write
-the same tokens. Engines take turns in one process, and the least time of each counts. Needs the groups `oracle` and
-`bench`.
+A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily writes 32 tokens after each
+prompt. The figure is the total time, including the prompt's pass, divided by 32. Every engine must write the same
+tokens. Engines take turns in one process, and the minimum time of each counts. Needs the groups `oracle` and `bench`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Engine = Callable[[np.ndarray], Any]  # the tokens after prompts (B, L), (B, TOK
 
 
 def write_model(folder: Path) -> Any:
-    """The checkpoint, as Transformers saves it; returns its model."""
+    """Writes the checkpoint as Transformers saves it; returns its model."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -38,7 +37,7 @@ def write_model(folder: Path) -> Any:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(eos_token_id=None, bos_token_id=None)).eval()
     model.save_pretrained(folder)
-    # What CTranslate2 asks for: a vocabulary of names for the ids, and merges, which nothing reads here.
+    # CTranslate2 requires a vocabulary of names for the ids, and merges, which nothing reads here.
     (folder / "vocab.json").write_text(json.dumps({name(i): i for i in range(VOCABULARY)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": name(0), "bos_token": name(0), "unk_token": name(0)}
@@ -81,7 +80,7 @@ def ctranslate2_engine(folder: Path, threads: int) -> Engine:
 
 
 def onnx_engine(model: Any, folder: Path, threads: int) -> Engine:
-    """A session for any number of new tokens after kept keys and values, which stay in ONNX Runtime's memory."""
+    """Opens a session for any number of new tokens after cached keys and values, kept in ONNX Runtime's memory."""
     import onnxruntime
 
     path, layers = folder / "step.onnx", len(model.transformer.h)
@@ -155,7 +154,7 @@ def npformer_engine(folder: Path, threads: int) -> Engine:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.generation", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="one turn: a look, not a measurement")

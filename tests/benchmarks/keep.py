@@ -1,8 +1,8 @@
-"""Memory and time of a decoder whose weights are kept narrow: `python -m tests.benchmarks.keep gpt2`.
+"""Memory and time of a decoder with narrow weights: `python -m tests.benchmarks.keep gpt2`.
 
-A model with random weights reads a prompt of 512 tokens and writes 32 more after a prompt of 16. Memory: each way of
-keeping weights has a process of its own; what is told is its resident memory at the end and at its highest, over the
-bytes of the weights in float32. Time: all ways take turns in one process, and the least time of each counts.
+A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. Memory: each way of
+keeping weights has its own process; the figures are its resident memory at the end and at its peak, relative to the
+bytes of the weights in float32. Time: all ways take turns in one process, and the minimum time of each counts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def works(model: npformer.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 def memory(folder: Path, keep: str) -> dict[str, float]:
-    """Megabytes at the end and at most, of this process after some work."""
+    """Returns the megabytes of this process after some work, at the end and at its peak."""
     model = npformer.load(folder, keep=keep)
     for work in works(model):
         work()

@@ -1,11 +1,11 @@
-"""Every kernel this CPU can run: tests, bits and what they cost: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
+"""Tests, bits and costs of each kernel this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
 
 OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE when it is loaded, so each kernel has a process of its
 own. There the tests that touch numbers run (`pytest -m numbers`), and the bundled model answers lone texts and a batch
 in turns, once with the same bits and once with plain products, on the threads this machine has.
 
-Use the newest NumPy: an old OpenBLAS is not to be trusted with kernels newer than itself. Where one stops Python under
-some kernel, the table says so.
+Use the newest NumPy: an old OpenBLAS is unreliable with kernels newer than itself. If a kernel stops Python, the
+table says so.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def python(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def stopped(ran: subprocess.CompletedProcess) -> str:
-    """What to say of a process that a signal ended, "" of others."""
+    """Describes a process that a signal ended; "" for any other."""
     return f"Python stopped: {kernels.stop(ran)}" if ran.returncode < 0 else ""
 
 
@@ -89,7 +89,7 @@ def measured() -> dict[str, Any]:
 
 
 def costs() -> list[float]:
-    """Least time with the same bits over least time with plain products, of turns in one process."""
+    """Returns the minimum time with the same bits divided by that with plain products, from turns in one process."""
     model, random = npformer.load("distilbert-sst2"), np.random.default_rng(0)
     tokens = [*(int(words * 1.25) + 2 for words in WORDS)]
 
@@ -106,7 +106,7 @@ def costs() -> list[float]:
             for repeat in range(30 if len(work) == 1 else 3):
                 before = time.perf_counter()
                 model.run(work)
-                if repeat:  # the first only warms up
+                if repeat:  # the first call only warms up
                     least[turn % 2] = min(least[turn % 2], time.perf_counter() - before)
                     if time.perf_counter() - start > 3:
                         break

@@ -1,8 +1,8 @@
-"""How the benchmarks measure: turns instead of one engine after another, and two floors under every figure.
+"""Measuring for the benchmarks: engines take turns, and every figure has two lower bounds.
 
-Engines are raced in one process, a turn each (A B C A B C ...), so that whatever else the machine does meets all of
-them, and the least time of each counts. The floors are the products alone, by `x @ W`, and reading the weights once.
-npformer may go below the first with few rows: there `x @ W` copies the weight in every call, and panels do not.
+Engines are raced in one process, one turn each (A B C A B C ...), so that any other load on the machine affects all of
+them, and the minimum time of each counts. The lower bounds are the products alone, by `x @ W`, and reading the weights
+once. npformer may beat the first with few rows: `x @ W` copies the weight in every call, and panels do not.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from npformer.model import Model
 from npformer.runtime.packing import shards
 from npformer.runtime.threads import available_cores, blas_libraries
 
-SPARED = 1.25  # setups this much slower than their engine's best have no further turns
-TRIED = 1  # rounds in which all have theirs
+SPARED = 1.25  # setups slower than their engine's best by this factor get no further turns
+TRIED = 1  # rounds in which every setup gets a turn
 
 
 class Runner(Protocol):
-    """What is raced; `models.Contender` is one."""
+    """A contender in the race, such as `models.Contender`."""
 
     engine: str
     setup: str
@@ -37,7 +37,7 @@ class Runner(Protocol):
 
 
 def settle() -> None:
-    """Wait for the process to be idle: the threads of OpenMP and of ONNX Runtime spin for a while after a call."""
+    """Waits until the process is idle: the threads of OpenMP and of ONNX Runtime spin for a while after a call."""
     for _ in range(100):
         before = time.process_time()
         time.sleep(0.005)
@@ -46,7 +46,7 @@ def settle() -> None:
 
 
 def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
-    """An answer, and the times of calls for about so many seconds; the first of several short ones only warms up."""
+    """Returns an answer, and the times of calls during about this many seconds; the first of several only warms up."""
     settle()
     start = time.perf_counter()
     answer = run()
@@ -62,10 +62,10 @@ def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
 def race(
     runners: Sequence[Runner], rounds: int, seconds: float, check: Callable[[Runner, Any], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """For each engine the least time of a call, its best setup, and every setup's least time.
+    """Returns each engine's minimum time of a call, its best setup, and every setup's minimum time.
 
-    All take a turn in the first round; then of each engine only those near its best. check: called with what each
-    runner answered in its first turn, to raise where that is not what was asked for.
+    All setups take a turn in the first round; then only those near their engine's best. check: called with each
+    runner's answer in its first turn, to raise an error if it is wrong.
     """
     least: dict[tuple[str, str], float] = {}
     for number in range(rounds):
@@ -89,7 +89,7 @@ def race(
 
 
 def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
-    """engine -> its quickest setup and that one's time."""
+    """Returns engine -> its fastest setup and that setup's time."""
     best: dict[str, tuple[str, float]] = {}
     for (engine, setup), seconds in least.items():
         if engine not in best or seconds < best[engine][1]:
@@ -97,7 +97,7 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
     return best
 
 
-# --- the work, counted -----------------------------------------------------------------------------------------------
+# --- counts of the work ----------------------------------------------------------------------------------------------
 
 
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
@@ -120,7 +120,7 @@ def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def weight_arrays(model: Model) -> list[np.ndarray]:
-    """The weights of every product: what one short text has to read. Of the embedding tables it reads a few rows."""
+    """Returns the bytes of the weights of all products, which one short text must read; it reads few rows of tables."""
     layers = [
         group["weight"]
         for layer in model.weights["layers"]
@@ -133,10 +133,10 @@ def weight_arrays(model: Model) -> list[np.ndarray]:
 
 
 class BareProducts:
-    """The model's own x @ W, and nothing else, into arrays that are there already, on all threads.
+    """Computes only the model's x @ W, into existing arrays, on all threads.
 
-    Two ways, as either may be quicker: BLAS's own threads on all rows at once, and a shard of the rows a thread, cut as
-    npformer cuts them.
+    Two ways, because either may be faster: BLAS's own threads on all rows, or one shard of rows per thread, cut as
+    in npformer.
     """
 
     engine = "x @ W alone"
@@ -175,7 +175,7 @@ def _bare_work(model: Model, lengths: Sequence[int]) -> list[Product]:
 
     found = []
     for i, layer in enumerate(model.weights["layers"]):
-        rows = sum(lengths) if i + 1 < config.n_layers else len(lengths)  # the last layer's answer is one row a text
+        rows = sum(lengths) if i + 1 < config.n_layers else len(lengths)  # the last layer computes one row per text
         attention, ffn = layer["attention"], layer["ffn"]
         found += [product(attention[name]["weight"], sum(lengths)) for name in ("key", "value")]
         found += [product(attention[name]["weight"], rows) for name in ("query", "output")]
@@ -189,7 +189,7 @@ def _multiply(products: list[Product]) -> None:
 
 
 class Reading:
-    """Reading the weights once, on all threads: the dot product of each thread's share with itself."""
+    """Reads the weights once, on all threads: each thread computes its share's dot product with itself."""
 
     engine = "reading the weights"
 
@@ -215,7 +215,7 @@ PACKAGES = ("npformer", "numpy", "tokenizers", "torch", "transformers", "onnxrun
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what a figure was measured."""
+    """Describes the machine and software of a measurement."""
     return {
         "cpu": _cpu_model(),
         "cores": available_cores(),
@@ -230,7 +230,7 @@ def machine() -> dict[str, Any]:
 
 
 def described(machine: dict[str, Any]) -> str:
-    """The machine in two lines, for the head of a table."""
+    """Describes the machine in two lines, for the head of a table."""
     blas = ", ".join(f"{each['internal_api']} {each['version']} ({each['architecture']})" for each in machine["blas"])
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     cores = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}"

@@ -1,7 +1,7 @@
 """The two models of the benchmarks, and the same weights in every engine.
 
 `folders` writes them as Hugging Face checkpoints; `Engines` opens one in npformer, torch, ONNX Runtime and
-CTranslate2, and makes of each a function from texts to logits. `measure.py` races those functions.
+CTranslate2, and turns each into a function from texts to logits. `measure.py` races those functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ids = Sequence[np.ndarray]  # the token ids of each text, (L,)
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute a row of the table: an engine, how it is set up, and the call that is timed."""
+    """One way to compute a row of the table: an engine, its setup, and the timed call."""
 
     engine: str
     setup: str
@@ -38,7 +38,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What an engine that pads is given."""
+    """The input of an engine that pads."""
 
     ids: np.ndarray  # (B, L)
     mask: np.ndarray  # (B, L): 1 where a token stands
@@ -82,7 +82,7 @@ class Engines:
         self.encoders = _encoders(folder, threads)
 
     def contenders(self, ids: Ids) -> list[Contender]:
-        """Every engine's ways to compute the logits of these texts; a peer's batches are made before the clock runs."""
+        """Yields every engine's ways to compute the logits of these texts; peers' batches are made before timing."""
         texts = [Text(each) for each in ids]
         found = [Contender("npformer", "", lambda: np.stack([each["logits"] for each in self.npformer.run(texts)]))]
         for size in BATCH_SIZES:
@@ -96,7 +96,7 @@ class Engines:
         return found
 
     def _peers(self, n_batches: int) -> Iterator[tuple[str, list[str], Run]]:
-        """(engine, how it is set up, what runs its batches)."""
+        """Yields (engine, setup, function that runs its batches)."""
         yield "torch", [], self._run_torch
         for setup, session in self.sessions.items():
             yield "ONNX Runtime", [setup], partial(_run_session, session)
@@ -113,7 +113,7 @@ class Engines:
                 yield self.torch(torch.from_numpy(batch.ids), attention_mask=mask).logits.numpy()
 
     def _run_encoder(self, encoder: Any, callers: int, batches: list[_Batch]) -> Iterator[np.ndarray]:
-        """CTranslate2 has the encoder alone; the head's two small products are added here, in NumPy."""
+        """CTranslate2 has only the encoder; the head's two small products are added here, in NumPy."""
         from ctranslate2 import StorageView
 
         def first_rows(batch: _Batch) -> np.ndarray:
@@ -134,7 +134,7 @@ class Engines:
 
 
 def _batches(ids: Ids, size: int) -> tuple[np.ndarray, list[_Batch]]:
-    """The texts' order by length, longest first, and batches of `size` in that order, so that little is padded."""
+    """Returns the texts' order by length, longest first, and batches of `size` in that order, with little padding."""
     order = np.argsort([-len(each) for each in ids], kind="stable")
     batches = []
     for start in range(0, len(order), size):
@@ -154,7 +154,7 @@ def _in_order(run: Run, batches: list[_Batch], back: np.ndarray) -> np.ndarray:
 
 
 def quieten() -> None:
-    """Exporting and converting are talkative, and have nothing to say here."""
+    """Silences the messages of exporting and converting."""
     import logging
     import warnings
 
@@ -174,7 +174,7 @@ def _torch_model(folder: Path, attention: str) -> Any:
 
 
 def _export(folder: Path) -> dict[str, Path]:
-    """ONNX files: the export, and the same with the transformers' parts fused by ONNX Runtime's own tool.
+    """Writes two ONNX files: the export, and the same with layers fused by ONNX Runtime's own tool.
 
     Attention is exported as it is written out ("eager"): the tool knows that pattern, and the plain file is no slower.
     """

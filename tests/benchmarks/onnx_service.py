@@ -1,10 +1,10 @@
-"""The peers of `service.py`: the same model in ONNX Runtime behind starlette, batched as such servers do it.
+"""The peers of `service.py`: the same model in ONNX Runtime behind starlette, with the usual batching of such servers.
 
     python -m tests.benchmarks.onnx_service ENGINE FOLDER PORT
 
-ENGINE is `onnxruntime`, with its session as it is best here, or `fastembed`, the library as its users have it. FOLDER is
-what `service.py --export` makes. Of what waits, up to 64 texts are sorted by length and computed in groups of 8, padded to
-the longest, which is the least work for this model here. Vectors are means of length 1, as /embed gives them.
+ENGINE is `onnxruntime`, with its best session settings here, or `fastembed`, the library with its defaults. FOLDER is
+the output of `service.py --export`. Up to 64 waiting texts are sorted by length and computed in groups of 8, padded to
+the longest, which is the least work for this model. Vectors are means of length 1, like those of /embed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Vectors = Callable[[list[str]], np.ndarray]  # texts -> (N, D)
 
 
 def by_onnxruntime(folder: str) -> Vectors:
-    """Threads do not spin: on shared cores that takes half the processor time."""
+    """Turns off spinning threads, which take half the processor time on shared cores."""
     import onnxruntime
     from tokenizers import Tokenizer
 
@@ -54,7 +54,7 @@ def by_fastembed(folder: str) -> Vectors:
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    source = ModelSource(hf="local")  # which nothing is fetched from: the folder is given
+    source = ModelSource(hf="local")  # nothing is downloaded, because the folder is given
     TextEmbedding.add_custom_model("local", PoolingType.MEAN, True, source, dim=384, model_file="model.onnx")
     model = TextEmbedding("local", threads=available_cores(), specific_model_path=folder)
     return lambda texts: np.stack(list(model.embed(texts)))
@@ -84,7 +84,7 @@ async def embed(request: Request) -> Response:
 
 
 def main(engine: str, folder: str, port: str) -> None:
-    """Serve."""
+    """Serves the model."""
     vectors = ENGINES[engine](folder)
 
     @asynccontextmanager

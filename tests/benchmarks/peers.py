@@ -1,7 +1,7 @@
-"""npformer beside torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
+"""npformer against torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
 
-Every engine gets the same weights and texts, and the setup in which it is quickest: texts sorted by length, in batches
-of 1, 4, 8 or 32. All have to answer with the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the
+Every engine gets the same weights and texts, and its fastest setup: texts sorted by length, in batches
+of 1, 4, 8 or 32. All must give the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the
 engines, `measure.py` races them, `table.py` prints.
 """
 
@@ -26,7 +26,7 @@ from tests.benchmarks.models import Contender, Engines, folders
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is measured: rounds of turns, seconds a turn, texts of mixed length."""
+    """The amount of measuring: rounds of turns, seconds per turn, texts of mixed length."""
 
     rounds: int
     seconds: float
@@ -35,11 +35,11 @@ class Effort:
 
 FULL = Effort(rounds=4, seconds=0.5, mixed=256)
 QUICK = Effort(rounds=2, seconds=0.1, mixed=32)
-APART = 1e-4  # float32 rounds each engine's sums in its own way; a wrong mask or activation shows from 1e-2 on
+APART = 1e-4  # engines round float32 sums differently; a wrong mask or activation changes logits by 1e-2 or more
 
 
 def measure_row(engines: Engines, work: str, lengths: list[int], effort: Effort, pool: Any) -> dict[str, Any]:
-    """One row: the race, in which every engine's logits have to be npformer's."""
+    """Races one row of the table; every engine's logits must agree with npformer's."""
     model = engines.npformer
     ids = sizes.random_ids(lengths, model.config.vocab_size)
     expected = np.stack([each["logits"] for each in model.run([Text(each) for each in ids])])
@@ -69,10 +69,10 @@ def measure_row(engines: Engines, work: str, lengths: list[int], effort: Effort,
 
 
 def measure_all(effort: Effort) -> dict[str, Any]:
-    """Every row of both models, printed as they come."""
+    """Measures every row of both models, and prints each when it is done."""
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "effort": vars(effort), "models": {}}
     threads = available_cores()
-    # NumPy's BLAS stays on one thread in between as well: its idle threads would spin into the peers' time.
+    # NumPy's BLAS stays on one thread throughout: its idle threads would spin during the peers' turns.
     with (
         single_blas_thread(),
         ThreadPoolExecutor(threads) as pool,
@@ -93,7 +93,7 @@ def measure_all(effort: Effort) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="a few turns only: a look, not a measurement")

@@ -1,9 +1,9 @@
-"""Where the milliseconds go: `python -m tests.benchmarks.profile [--json FILE] [--quick]`.
+"""Profiles the stages of a forward pass: `python -m tests.benchmarks.profile [--json FILE] [--quick]`.
 
-The functions that a stage consists of are wrapped in clocks while a model runs, and each counts the time that is its
-own, without what it calls. The clocks run on the calling thread: its milliseconds are the ones a caller waits for,
-and whatever a helper has not done by then shows up as waiting. A clock costs about a microsecond a call.
-Below the table: attention's share of the time at every length, which says how far the cost is linear in tokens.
+While a model runs, the functions of each stage are wrapped in clocks, each of which counts a function's own time
+without its callees. Clocks run on the calling thread, so the figures are the milliseconds that a caller waits; work
+that a helper has not finished counts as waiting. A clock costs about a microsecond per call. The rows below the table
+show attention's share at every length, and so how far the cost is linear in tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCORES, SOFTMAX, HEADS = "attention: products", "attention: softmax", "attention
 LAYER, TABLES, WAITING = "residuals and calls", "embeddings", "hand-over and waiting"
 REST = "shards, packing, the answer"
 
-#: (module, name there, stage): a name counts where it is called from, so that `matmul` is attention's own.
+#: (module, name there, stage): a name counts in the module that calls it, so that `matmul` is attention's own.
 CLOCKS = (
     ("npformer.functions", "weight_products", PRODUCTS),
     ("npformer.functions", "linears", BIAS),
@@ -80,7 +80,7 @@ class Clocks:
         return clocked
 
     def sharing(self, share: Callable[..., Any]) -> Callable[..., Any]:
-        """`share` as the hand-over; the tasks the caller works on count to the stage that shared them out."""
+        """Wraps `share` as the hand-over stage; the caller's own tasks count to the stage that shared them."""
 
         def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> Any:
             if threading.get_ident() != self._caller:
@@ -92,7 +92,7 @@ class Clocks:
 
 
 def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float]:
-    """Each stage's seconds in the quickest of the calls that fit into so much time."""
+    """Returns each stage's seconds in the fastest of the calls that fit into this time."""
     texts = sizes.random_texts(lengths)
     with ExitStack() as stack:
         clocks = Clocks()
@@ -121,7 +121,7 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
 
 
 def stages_table(profiles: dict[str, dict[str, float]]) -> str:
-    """Stages against works, in milliseconds and as a share of the whole."""
+    """Prints a table of stages and workloads, in milliseconds and as shares of the whole."""
     whole = {work: sum(each.values()) for work, each in profiles.items()}
     order = (PRODUCTS, BIAS, *ATTENTION, GELU, NORM, LAYER, TABLES, WAITING, REST)
 
@@ -134,7 +134,7 @@ def stages_table(profiles: dict[str, dict[str, float]]) -> str:
 
 
 def growth(model: Model, seconds: float, tokens: int = 4096) -> list[dict[str, float]]:
-    """The same number of tokens in texts of every length: what a token costs, and what attention has of it."""
+    """Measures the same number of tokens in texts of every length: the cost of a token, and attention's share."""
     found = []
     for length in LENGTHS:
         lengths = [length] * (tokens // length)
@@ -154,7 +154,7 @@ def growth(model: Model, seconds: float, tokens: int = 4096) -> list[dict[str, f
 
 
 def growth_table(found: list[dict[str, float]]) -> str:
-    """One row a length."""
+    """Prints one row for each length."""
     head = ["tokens a text", "a token costs", "attention of it", "share", "share of the operations"]
     body = [
         [
@@ -170,7 +170,7 @@ def growth_table(found: list[dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Profile three rows of the table and every length, on DistilBERT-base's size."""
+    """Profiles three rows of the table and every length, at DistilBERT-base's size."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profile", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="fewer calls")

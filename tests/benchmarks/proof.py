@@ -1,9 +1,9 @@
-"""The README's three lines of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
+"""The README's three rows of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
 
-A whole process that answers one text, beside the same by a pipeline of transformers; all-MiniLM-L6-v2 from text to
-vectors, beside sentence-transformers at the batch size that suits it best; and what is installed for either. SENTENCES
-is a file with a sentence in each line; without it there are as many of `streaming`'s random words. Needs the extra
-`oracle`, and sentence-transformers.
+A process that answers one text, compared with a pipeline of transformers; all-MiniLM-L6-v2 from text to vectors,
+compared with sentence-transformers at its best batch size; and the size of the installed packages. SENTENCES is a file
+with one sentence per line; by default, random words of `streaming` are used instead. Needs the extra `oracle`, and
+sentence-transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.benchmarks.sizes import BUNDLED
 
 COUNT = 1821  # sentences, as many as SST-2's test set has
 BATCHES = (8, 32, 128)
-PROCESSES = ("npformer classify", "transformers")  # what the engines' names begin with
+PROCESSES = ("npformer classify", "transformers")  # prefixes of the engines' names
 INSTALLED = {"npformer": ("npformer",), "transformers and torch": ("transformers", "torch")}
 
 
@@ -57,7 +57,7 @@ def engines(folder: Path, sentences: list[str]) -> list[Vectors]:
 
 
 def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
-    """The least time of each engine, and the largest difference between a number of theirs and of npformer's."""
+    """Returns each engine's minimum time, and the largest difference of its numbers from npformer's."""
     ours: list[np.ndarray] = []
     apart = 0.0
 
@@ -70,7 +70,7 @@ def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
 
 
 def installed(names: tuple[str, ...]) -> dict[str, int]:
-    """Package -> the bytes of its files: these packages, and all that they require."""
+    """Returns package -> the bytes of its files, for these packages and all their dependencies."""
     from packaging.requirements import Requirement
 
     found, waiting = dict[str, int](), list(names)
@@ -92,7 +92,7 @@ def size(folder: Path) -> int:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.proof", description=__doc__)
     parser.add_argument("sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file, a sentence a line")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def size_of_models() -> int:
-    """The bytes of the models inside the package, as an installed one has them."""
+    """Returns the bytes of the models inside an installed package."""
     package = Path(npformer.__file__).parent
     return sum(size(folder) for folder in bundled().values() if folder.is_relative_to(package))
 

@@ -1,8 +1,8 @@
 """Errors of float32 products by rows and by length of the sums: `python -m tests.benchmarks.rounding`.
 
-OPENBLAS_CORETYPE chooses the kernel. With torch installed, its linear layer gets the same operands. Then the price of
-adding in shorter parts, which would round less: a batch's error and time on one thread, measured as processor time so
-that other work on the machine counts little.
+OPENBLAS_CORETYPE chooses the kernel. With torch installed, its linear layer gets the same operands. It then measures
+the cost of adding in shorter parts, which would round less: a batch's error and time on one thread, as processor time,
+so that other load on the machine matters little.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZES = ((64, 384), (384, 384), (768, 768), (1536, 384), (3072, 768))  # (K, N)
 BATCHES = ((384, 1536), (768, 3072), (1536, 384))
 ROWS = (1, 2, 4, 8, 12, 40, 512)
 PARTS = (192, 128, 96, 64, 32)  # terms
-SAMPLE = 64  # the least number of rows behind each figure
+SAMPLE = 64  # minimum number of rows behind each figure
 SECONDS = 2.0
 BATCH = 512  # rows
 
@@ -32,7 +32,7 @@ def rms(errors: np.ndarray) -> float:
 
 
 def operands(rows: int, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x and a weight whose product has elements of variance 1, and that product in float64."""
+    """Returns x and a weight with a product of variance 1, and that product in float64."""
     random = np.random.default_rng((rows, inner, columns))
     x, weight = random.standard_normal((rows, inner)), random.standard_normal((inner, columns)) / np.sqrt(inner)
     x, weight = x.astype(np.float32), weight.astype(np.float32)
@@ -71,7 +71,7 @@ def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) ->
 
 
 def least(action: Callable[[], object]) -> float:
-    """The least processor time of a call."""
+    """Returns the minimum processor time of a call."""
     best, end = np.inf, time.monotonic() + SECONDS
     while time.monotonic() < end:
         start = time.thread_time()
@@ -81,7 +81,7 @@ def least(action: Callable[[], object]) -> float:
 
 
 def price(inner: int, columns: int) -> list[str]:
-    """For whole sums and each of PARTS: a batch's error, and its time over that of whole sums."""
+    """Returns, for whole sums and each of PARTS, a batch's error and its time relative to whole sums."""
     x, weight, truth = operands(BATCH, inner, columns)
     room = np.empty(truth.shape, np.float32)
     whole = least(lambda: np.matmul(x, weight, out=room))

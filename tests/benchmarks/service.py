@@ -1,12 +1,12 @@
-"""`npformer serve` under load, beside the same model in ONNX Runtime and in fastembed behind starlette.
+"""Compares `npformer serve` under load with the same model in ONNX Runtime and in fastembed behind starlette.
 
     python -m tests.benchmarks.service [--onnx FOLDER] [--seconds N] [--soak MINUTES]
 
-Shown are requests a second, and how long they wait. The load comes from `wrk` (apt-get install wrk) over loopback, on
-the same cores as the server: 64 different texts of 6 to 60 words in turn, one text a request to /embed. The servers take
-turns, and of each figure the best turn counts.
-`--export FOLDER` makes the ONNX file, which needs torch and transformers, where those are in another environment.
-`--soak` asks one server with two workers for minutes, kills a worker each minute, and shows memory and errors.
+The figures are requests per second, and their waiting times. The load comes from `wrk` (apt-get install wrk) over
+loopback, on the same cores as the server: 64 different texts of 6 to 60 words in turn, one text a request to /embed.
+The servers take turns, and of each figure the best turn counts. `--export FOLDER` makes the ONNX file, which needs
+torch and transformers, where those are in another environment. `--soak` asks one server with two workers for minutes,
+kills a worker each minute, and shows memory and errors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def script(path: Path) -> Path:
 
 
 def load(url: str, lua: Path, connections: int, seconds: int) -> dict[str, float]:
-    """Requests a second, and the milliseconds that half and 99 of 100 requests take at most."""
+    """Returns requests per second, and the median and 99th percentile of their milliseconds."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(lua), f"{url}/embed"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     requests, rate, p50, p99, errors = map(float, re.search(r"FIGURES\s+(.*)", printed)[1].split())
@@ -69,7 +69,7 @@ def load(url: str, lua: Path, connections: int, seconds: int) -> dict[str, float
 
 
 def processor_time(server: Server) -> float:
-    """Seconds that the server and its workers have worked: what other work on the machine changes least."""
+    """Returns the processor seconds of the server and its workers, which other load affects least."""
     ticks = 0
     for pid in (server.process.pid, *server.workers()):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -112,7 +112,7 @@ def peer(engine: str, folder: Path) -> Server:
 
 
 def ready(server: Server) -> np.ndarray:
-    """The answers to the first texts; asked for until the server listens."""
+    """Returns the answers to the first texts, retrying until the server listens."""
     for _ in range(100):
         try:
             return np.array([server.post("/embed", {"inputs": each})[1][0] for each in texts()[:8]])
@@ -122,7 +122,7 @@ def ready(server: Server) -> np.ndarray:
 
 
 def race(folder: Path | None, seconds: int) -> dict[str, Any]:
-    """The best figures of each server at each number of connections."""
+    """Returns the best figures of each server at each number of connections."""
     servers = {"npformer": Server("distilbert-sst2"), "npformer, 2 workers": Server("distilbert-sst2", "--workers", 2)}
     if folder is not None:
         servers |= {name: peer(engine, folder) for name, engine in PEERS.items()}
@@ -169,7 +169,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def memory(server: Server) -> float:
-    """Megabytes of the server and its workers, each page that they share counted once."""
+    """Returns the megabytes of the server and its workers, counting shared pages once."""
     total = 0
     for pid in (server.process.pid, *server.workers()):
         rollup = Path(f"/proc/{pid}/smaps_rollup")
@@ -179,7 +179,7 @@ def memory(server: Server) -> float:
 
 
 def soak(minutes: float, clients: int = 8) -> dict[str, Any]:
-    """Asks two workers from several threads for minutes, and kills one each minute."""
+    """Sends requests to two workers from several threads for minutes, and kills a worker each minute."""
     statuses: Counter[str] = Counter()
     end = time.monotonic() + minutes * 60
     curve = []
@@ -219,7 +219,7 @@ def soak(minutes: float, clients: int = 8) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.service", description=__doc__)
     parser.add_argument(
         "--onnx", type=Path, metavar="FOLDER", help="what --export made; without it no peer is measured"

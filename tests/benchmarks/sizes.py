@@ -1,6 +1,6 @@
-"""What is measured: the table's rows of work, and models of DistilBERT-base's size with random weights.
+"""The workloads of the benchmarks: rows of the table, and models of DistilBERT-base's size with random weights.
 
-No torch here, so that `profile` and `start` run wherever npformer does.
+This module does not import torch, so that `profile` and `start` run wherever npformer does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEXT = "I love ice cream"
 
 
 def rows(mixed: int) -> dict[str, list[int]]:
-    """The table's rows: what is worked on -> the tokens of each text; `mixed` texts in the first row."""
+    """Returns the table's rows: workload -> tokens of each text, with `mixed` texts in the first row."""
     random = np.random.default_rng(0)
     lengths = np.clip(np.exp(random.normal(np.log(27), 0.7, mixed)).round(), 3, 512).astype(int).tolist()
     return {
@@ -45,12 +45,12 @@ def random_ids(lengths: Sequence[int], vocab_size: int = BASE.vocab_size) -> lis
 
 
 def random_texts(lengths: Sequence[int]) -> list[Text]:
-    """The same as npformer's model takes them."""
+    """Returns the same ids in the form that npformer's model takes."""
     return [Text(ids) for ids in random_ids(lengths)]
 
 
 def base_weights() -> layout.Tree:
-    """Random weights of DistilBERT-base's size, of the spread that checkpoints begin with; read-only as loaded ones."""
+    """Returns random weights of DistilBERT-base's size with the usual initial spread, read-only like loaded weights."""
     random = np.random.default_rng(0)
     flat = {}
     for name, parameter in layout.parameters(BASE).items():
@@ -66,7 +66,7 @@ def base_model(threads: int) -> Model:
 
 
 def write_base(folder: Path, form: str) -> Path:
-    """The same as a checkpoint's weights and config, in npformer's own layout or in torch's."""
+    """Writes the model as a checkpoint in npformer's own layout or in torch's."""
     import json
 
     folder.mkdir(parents=True)

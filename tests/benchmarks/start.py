@@ -1,9 +1,9 @@
-"""What starting costs: `python -m tests.benchmarks.start [--json FILE] [--quick]`.
+"""Measures start-up: `python -m tests.benchmarks.start [--json FILE] [--quick]`.
 
-Whole processes, raced in turns: importing, the first answer of the command and of a pipeline, against importing NumPy
-alone and against a transformers pipeline (where torch and transformers are installed). Then loading a model of
-DistilBERT-base's size from npformer's own layout, whose pages are mapped, and from torch's, which has to be read and
-turned over: its time, its peak memory, and what two processes that load it have in common.
+Whole processes take turns: an import, and the first answer of the command and of a pipeline, compared with importing
+NumPy and with a transformers pipeline (if torch and transformers are installed). Then a model of DistilBERT-base's size
+is loaded from npformer's own layout, which is mapped, and from torch's, which must be read and transposed: the figures
+are its time, its peak memory, and the memory that two processes share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ report["later answers"] = min(seconds(lambda: model([101] * 16)) for _ in range(
 report["peak with short texts"] = peak()  # their weights are kept in a second layout
 print(json.dumps(report), flush=True)
 """
-WAIT = "sys.stdin.read()\n"  # until the parent has looked at its pages
+WAIT = "sys.stdin.read()\n"  # waits until the parent has read its page counts
 TRANSFORMERS = """
 import sys
 from transformers import pipeline
@@ -55,7 +55,7 @@ print(pipeline("text-classification", model=sys.argv[1], device="cpu")(sys.argv[
 
 @dataclass(frozen=True)
 class Process:
-    """A program whose whole run is timed."""
+    """A program that is timed as a whole."""
 
     engine: str
     arguments: tuple[str, ...]
@@ -66,7 +66,7 @@ class Process:
 
 
 def processes(folder: Path) -> list[Process]:
-    """What is raced; the bundled model in torch's layout for transformers."""
+    """Returns the contenders, with the bundled model in torch's layout for transformers."""
     answer = f"from npformer import pipeline; pipeline('text-classification')({TEXT!r})"
     found = [
         Process("python", ("-c", "pass")),
@@ -82,7 +82,7 @@ def processes(folder: Path) -> list[Process]:
 
 
 def loading(folder: Path, rounds: int) -> dict[str, float]:
-    """The least of each figure that a fresh process reports."""
+    """Returns the minimum of each figure that fresh processes report."""
     reports = []
     for _ in range(rounds):
         measure.settle()
@@ -109,7 +109,7 @@ def together(folder: Path, count: int) -> list[dict[str, int]]:
 
 
 def _pages(process: int) -> dict[str, int]:
-    """All resident pages; with each shared page divided among those that share it; shared; written to, so its own."""
+    """Memory: all resident pages; with shared pages divided among their users; shared pages; private pages."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kinds = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return {
@@ -121,7 +121,7 @@ def _pages(process: int) -> dict[str, int]:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="fewer runs")

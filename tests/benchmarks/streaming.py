@@ -1,4 +1,4 @@
-"""A generator of texts against a list of them: `python -m tests.benchmarks.streaming [--json FILE] [--quick]`.
+"""Compares a generator of texts with a list: `python -m tests.benchmarks.streaming [--json FILE] [--quick]`.
 
 100,000 short texts go through `pipeline(generator)` while the process's memory is watched; then, in turns, the same
 texts as a generator and as a list, for their throughput. The bundled model, so nothing but npformer is needed.
@@ -28,7 +28,7 @@ WORDS = (
 
 
 def texts(count: int) -> Iterator[str]:
-    """Texts of three to eighteen words, made as they are asked for; the same in every run."""
+    """Yields texts of three to eighteen words, the same in every run."""
     chance = random.Random(0)
     for _ in range(count):
         yield " ".join(chance.choices(WORDS, k=chance.randint(3, 18)))
@@ -41,7 +41,7 @@ def resident() -> int:
 
 
 def memory(task: Any, count: int, points: int = 20) -> dict[str, Any]:
-    """The resident memory after each twentieth of a stream; the stream's seconds and its tokens."""
+    """Returns the resident memory after each twentieth of a stream, the stream's seconds and its tokens."""
     curve, tokens = [], 0
     start = time.perf_counter()
     for answered, answer in enumerate(task(texts(count)), 1):
@@ -52,7 +52,7 @@ def memory(task: Any, count: int, points: int = 20) -> dict[str, Any]:
 
 
 def throughput(task: Any, count: int, rounds: int) -> dict[str, float]:
-    """The least seconds that `count` texts take as a generator and as a list, measured in turns."""
+    """Returns the minimum seconds of `count` texts as a generator and as a list, measured in turns."""
 
     def stream() -> None:
         for _ in task(texts(count)):
@@ -67,7 +67,7 @@ def throughput(task: Any, count: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.streaming", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="a tenth of the texts")
@@ -76,7 +76,7 @@ def main() -> None:
 
     task, machine = pipeline("text-classification"), measure.machine()
     print(f"{measure.described(machine)}\n", flush=True)
-    task(list(texts(2 * task.window)))  # whatever is made once is made
+    task(list(texts(2 * task.window)))  # one-time costs are paid
     before = resident()
     streamed = memory(task, count)
     rows = [[f"{each['answered']:,}", megabytes(each["resident"])] for each in streamed["curve"]]

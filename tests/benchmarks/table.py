@@ -1,4 +1,4 @@
-"""The benchmarks' figures as text: one row for each work, times in milliseconds, peers as ratios of time."""
+"""The benchmarks' figures as text: a row for each workload, times in milliseconds, peers as ratios of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PEERS = ("torch", "ONNX Runtime", "CTranslate2")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that is read as well in a terminal as on a page: the first column left, the others right."""
+    """Formats a table for terminals and pages: the first column aligned left, the others right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -21,7 +21,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def peers_table(rows: Sequence[dict[str, Any]]) -> str:
-    """npformer's time and rate, the floors, and npformer's time as a part of each peer's: less than 1 is quicker."""
+    """Formats npformer's time and rate, the lower bounds, and npformer's time divided by each peer's."""
     head = ["work", "npformer", "GFLOP/s", "x @ W alone", "rate of it", "read weights", *PEERS]
     return markdown(head, [_peers_row(row) for row in rows])
 
@@ -42,13 +42,13 @@ def _peers_row(row: dict[str, Any]) -> list[str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """To three figures."""
+    """Formats a number to three significant digits."""
     value = seconds * 1e3
     return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
 
 def progress(row: dict[str, Any]) -> str:
-    """One row as it is done: each engine's least time and its setup, and the largest difference between logits."""
+    """Formats a finished row: each engine's minimum time and setup, and the largest difference between logits."""
     engines = "; ".join(
         f"{name} {milliseconds(each['seconds'])}" + (f" ({each['setup']})" if each["setup"] else "")
         for name, each in row["engines"].items()
@@ -57,7 +57,7 @@ def progress(row: dict[str, Any]) -> str:
 
 
 def notes(rows: Sequence[dict[str, Any]]) -> str:
-    """What the columns mean, and the figures that are the same for every row."""
+    """Explains the columns, with the figures that are equal for all rows."""
     apart = max(max(row["logits_apart"].values()) for row in rows)
     bandwidth = max(row["bytes_per_second"] for row in rows)
     return (

@@ -1,11 +1,11 @@
-"""npformer's trainings run in torch, from the same weights on the same batches: what it would have come to there.
+"""Runs npformer's trainings in torch, from the same weights on the same batches.
 
     python -m tests.benchmarks.torch_run encoder --train train.tsv --test test.tsv -o DIR
     python -m tests.benchmarks.torch_run translation --train a.en a.de --dev b.en b.de --like MODEL -o DIR
 
-The first is `examples/train_encoder.py`'s training and prints each epoch's accuracy on the test texts. The second is
-that of a folder that `npformer train-translation` left, with its tokenizer; it prints each epoch's loss on the dev
-pairs and leaves a folder that `npformer evaluate` takes. Stopped, the same command goes on. Needs the group `oracle`.
+The first is the training of `examples/train_encoder.py`, and prints each epoch's accuracy on the test texts. The second
+repeats a training by `npformer train-translation`, with its tokenizer; it prints each epoch's loss on the dev pairs and
+writes a folder for `npformer evaluate`. After an interruption, the same command continues. Needs the group `oracle`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 def train(
     module: Any, objective: Any, examples: Sequence[Example], recipe: Recipe, folder: Path, watch: Callable[[], str]
 ) -> None:
-    """`Trainer.train`'s order, batches and learning rates; a line an epoch, and the state to go on from."""
+    """Trains with `Trainer.train`'s order, batches and learning rates; prints a line per epoch and saves the state."""
     adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     per_epoch = -(-len(examples) // recipe.batch_size)
     factor = recipe.factors(per_epoch * recipe.epochs, objective.config.d_model)

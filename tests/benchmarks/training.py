@@ -1,10 +1,9 @@
-"""A step of training beside torch's: `python -m tests.benchmarks.training [--quick] [--json FILE]`.
+"""Compares a training step with torch's: `python -m tests.benchmarks.training [--quick] [--json FILE]`.
 
-Forward, backward, clipping and AdamW on a batch, of three models: DistilBERT-base on 32 texts of 64 tokens, an encoder
-of width 256 on 32 texts of 256, and an encoder-decoder of width 128 on 128 pairs of like lengths. Both engines begin
-with the same weights, drop out at the same places and take turns in one process; without dropout their first losses
-must agree.
-Needs the group `oracle`.
+A step is forward, backward, clipping and AdamW on a batch. The models are DistilBERT-base on 32 texts of 64 tokens, an
+encoder of width 256 on 32 texts of 256 tokens, and an encoder-decoder of width 128 on 128 pairs of similar length. Both
+engines begin with the same weights, have dropout at the same places and take turns in one process. Without dropout,
+their first losses must agree.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ENCODER = Config(
 )  # fmt: skip
 TRANSLATOR = translator(vocabulary=6000, width=128, heads=4, layers=4, ffn=256, longest=256)
 SMOOTHING = 0.1
-APART = 1e-5  # of the first loss, which both compute in float32, in their own order
+APART = 1e-5  # tolerance of the first loss, which both compute in float32, in different orders
 
 Row = tuple[Config, list[Example], Any, dict[str, float], Callable[[Any, float], Any]]
 
@@ -46,7 +45,7 @@ def texts(config: Config, count: int, length: int) -> list[Example]:
 
 
 def pairs(count: int) -> list[Example]:
-    """A batch as the training makes them, of like lengths: one of twenty that were sorted together."""
+    """Returns a batch of similar lengths as in training: one of twenty that were sorted together."""
     random, recipe = np.random.default_rng(0), Recipe(batch_size=count, window=20)
     lengths = random.integers(8, 25, (count * recipe.window, 2))
     found = [Example(Text(random.integers(2, 6000, a)), random.integers(2, 6000, b)) for a, b in lengths]
@@ -55,7 +54,7 @@ def pairs(count: int) -> list[Example]:
 
 
 def rows() -> dict[str, Row]:
-    """Work -> config, batch, objective, dropout, and the torch module of a tree and a rate."""
+    """Returns workload -> config, batch, objective, dropout, and the torch module of a tree and a rate."""
     base = sizes.BASE
     return {
         "DistilBERT-base, 32 x 64": (
@@ -75,7 +74,7 @@ def rows() -> dict[str, Row]:
 
 
 def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
-    """The least time of a step of each, and how far apart their first losses are, relatively."""
+    """Returns each engine's minimum time of a step, and the relative difference of their first losses."""
     config, examples, objective, dropout, twin = row
     tree = initialise(config, 0, "xavier" if config.model_type == "marian" else "normal")
     recipe = Recipe(learning_rate=1e-4, dropout=dropout, lazy=False)
@@ -100,7 +99,7 @@ def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.training", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="two turns only: a look, not a measurement")

@@ -1,9 +1,9 @@
-"""Translation beside Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
+"""Translation against Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
 
 A Marian-base sized model with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
-length, greedily and with four beams, into targets of a fixed length; then npformer alone, the time of a token as the
-target grows. Engines take turns in one process, and the least time of each counts. Needs the groups `oracle` and
-`bench`, and the extra `translate`.
+length, greedily and with four beams, into targets of a fixed length. For npformer alone, it also measures the time of
+a token as the target grows. Engines take turns in one process, and the minimum time of each counts. Needs the groups
+`oracle` and `bench`, and the extra `translate`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender
 
 VOCABULARY = 58_101
-TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"  # its models; the ids are made up
+TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"  # the ids are random
 
 
 def write_model(folder: Path) -> None:
-    """The checkpoint, as Transformers saves it; a vocabulary of names for the ids, which CTranslate2 asks for."""
+    """Writes the checkpoint as Transformers saves it, with names for the ids, which CTranslate2 requires."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -109,7 +109,7 @@ def own_engine(model: Seq2Seq, texts: list[np.ndarray]) -> Callable[[int, int], 
 
 
 def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
-    """The mean time of a token of one source's target, by the part of the target it is in."""
+    """Returns the mean time of a token, for each part of one source's target."""
     source, ids = sources(1)[0].tolist(), []
     for _ in range(2):  # the first to warm up
         times = [perf_counter()]
@@ -121,7 +121,7 @@ def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
 
 
 def main() -> None:
-    """Measure, print, and write the JSON file that was asked for."""
+    """Measures, prints, and writes the requested JSON file."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.translation", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     parser.add_argument("--quick", action="store_true", help="shorter targets and one turn: a look, not a measurement")

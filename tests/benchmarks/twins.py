@@ -1,6 +1,6 @@
-"""The models that npformer trains, as torch modules that begin with the same weights: a loss of a padded batch.
+"""The models that npformer trains, as torch modules with the same initial weights, which return a padded batch's loss.
 
-Dropout stands at the same places. `training.py` races their steps, `torch_run.py` trains them to the end.
+Dropout is at the same places. `training.py` races their steps, `torch_run.py` trains them to the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IGNORED = -100
 
 
 def load_weights(module: nn.Module, tree: layout.Tree, config: Config) -> nn.Module:
-    """The module with npformer's weights, which are all that it has to learn."""
+    """Loads npformer's weights into the module as its only parameters."""
     state = {name: torch.from_numpy(np.array(a, order="C")) for name, a in layout.to_torch(tree, config).items()}
     missing = set(module.load_state_dict(state, strict=False).missing_keys)
     if lost := sorted(missing & {name for name, each in module.named_parameters() if each.requires_grad}):
@@ -34,7 +34,7 @@ def load_weights(module: nn.Module, tree: layout.Tree, config: Config) -> nn.Mod
 
 
 def padded(rows: Sequence[np.ndarray], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, L) ids with `fill` behind the shorter ones, and where a token stands."""
+    """Returns (B, L) ids with `fill` after shorter texts, and the mask of tokens."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(mask.shape, fill)
@@ -114,7 +114,7 @@ class Translator(nn.Module):
 
 
 def optimiser(module: nn.Module, rate: float, betas: tuple[float, float], eps: float, decay: float) -> Any:
-    """torch's AdamW as it comes, which decays matrices and tables alone, as npformer's."""
+    """Returns torch's AdamW, which decays only matrices and tables, like npformer's."""
     decayed = [p for p in module.parameters() if len(p.squeeze().shape) > 1]
     others = [p for p in module.parameters() if len(p.squeeze().shape) < 2]
     groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
@@ -122,7 +122,7 @@ def optimiser(module: nn.Module, rate: float, betas: tuple[float, float], eps: f
 
 
 def step(module: Any, examples: Sequence[Example], adam: Any, clip: float | None) -> float:
-    """One update; the loss before it."""
+    """Makes one update; returns the loss before it."""
     adam.zero_grad()
     loss = module.loss(examples)
     loss.backward()

@@ -1,9 +1,9 @@
-"""How large the views' files are, and how long they take to open: the table of `README.md` beside this file.
+"""Measures the size of the views' files and the time to open them: the table of `README.md` in this folder.
 
     python -m tests.benchmarks.views
 
-Weights are the softmax of random scores, 12 layers of 12 heads, as sharp as makes the largest file of 128 tokens. A page
-is open when it says that all it shows is drawn; the time is the browser's own, from the start of the navigation,
+Weights are the softmax of random scores, 12 layers of 12 heads, with the sharpness that makes the largest file. A page
+is open when it reports that everything is drawn; the time is the browser's own, from the start of the navigation,
 the best of several.
 """
 
@@ -21,7 +21,7 @@ from tests.browser.page import Page
 LENGTHS = (16, 128, 512)  # tokens
 LAYERS = HEADS = 12
 SHARP = 2.5  # the spread of the scores
-#: Runs before any script of the page, which cannot see it: its policy allows none but its own.
+#: Runs before any script of the page, which cannot see it: the page's policy allows only its own script.
 CLOCK = """new MutationObserver(() => {
     if (document.documentElement?.dataset.ready) globalThis.openedAfter ??= performance.now();
 }).observe(document, { attributes: true, subtree: true, attributeFilter: ["data-ready"] });"""
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def table(page: Page, times: int) -> list[str]:
-    """The rows in Markdown, a length each."""
+    """Returns the rows in Markdown, one for each length."""
     page.cdp("Page.addScriptToEvaluateOnNewDocument", source=CLOCK)
     lines = [f"| tokens, {LAYERS} x {HEADS} heads | head view | model view |", "| --- | --- | --- |"]
     for length in LENGTHS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from npformer.view import View
 
-SECONDS = 10  # until a condition that never comes true fails; nothing waits this long otherwise
+SECONDS = 10  # seconds until a condition that never comes true fails; nothing else waits this long
 
 
 class Page:
@@ -53,14 +53,14 @@ class Page:
         return self.driver.find_element("css selector", selector)
 
     def text(self, selector: str) -> str:
-        """All text of an element, also what a stylesheet hides."""
+        """Returns all text of an element, including text that a stylesheet hides."""
         return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
 
     def texts(self, selector: str) -> list[str]:
         return self.js("return [...document.querySelectorAll(arguments[0])].map((node) => node.textContent)", selector)
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for a condition, looking every few milliseconds."""
+        """Wait for a condition, polling every few milliseconds."""
         from selenium.webdriver.support.ui import WebDriverWait
 
         return WebDriverWait(self.driver, SECONDS, poll_frequency=0.01).until(lambda _: condition())
@@ -78,7 +78,7 @@ class Page:
         self._actions().move_to_element_with_offset(element, *offset).perform()
 
     def rest(self) -> None:
-        """Move the pointer where nothing is."""
+        """Move the pointer to an empty place."""
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
         builder = ActionBuilder(self.driver, duration=0)
@@ -93,7 +93,7 @@ class Page:
         self._actions().double_click(element).perform()
 
     def press(self, *keys: str) -> None:
-        """Press keys where the focus is."""
+        """Press keys on the focused element."""
         self._actions().send_keys(*keys).perform()
 
     def focus(self, element: Any) -> None:

@@ -38,7 +38,7 @@ def effects() -> HeadEffects:
 
 
 def test_a_slider_recomputes_the_softmax_of_the_whole_vocabulary(page: Page, causal: Any) -> None:
-    """At every step that it stops at, with the probability of all the words that are not listed."""
+    """Checks every step of the slider, with the total probability of the words that are not listed."""
     page.show(view.page(causal, NOVEL, methods="roll-out"))
     logits = np.sort(trace(causal, NOVEL)["logits"][-1].astype(np.float64))[::-1]
     slider = page.one(".temperature input")
@@ -60,13 +60,13 @@ def test_a_classifier_has_no_temperature(page: Page) -> None:
 
 
 def listed(names: list[str], scores: np.ndarray, sign: int) -> list[str]:
-    """The names with the largest scores of this sign, without those below a tenth of the largest of both."""
+    """Returns the names with the largest scores of this sign, except scores below a tenth of the largest."""
     order = [i for i in np.argsort(-np.abs(scores), kind="stable") if abs(scores[i]) > 0.1 * np.abs(scores).max()]
     return [f"{names[i]} {scores[i]:+.2f}" for i in order if sign * scores[i] > 0][:3]
 
 
 def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> None:
-    """A positive number is for the answer, of words and of heads."""
+    """A positive number supports the answer, for words and for heads."""
     shown = view.page(tiny.model(), TEXT, methods="leave-one-out")
     (answer,) = shown.answers
     assert answer is not None
@@ -108,7 +108,7 @@ def test_a_click_on_a_head_switches_it_off(page: Page, effects: HeadEffects) -> 
         name: f"{percent(share)} → {percent(after[name])}" for name, share in effects.whole
     }
     assert page.js("return location.hash") == "#layer=1&head=2"
-    page.press(DOWN, LEFT, ENTER)  # below the last layer is nothing
+    page.press(DOWN, LEFT, ENTER)  # nothing is below the last layer
     assert page.text(".panel h2") == "Without layer 1, head 1"
     page.press(ENTER)
     assert page.text(".panel h2") == "With all heads"

@@ -1,4 +1,4 @@
-"""The head view in a browser: every number is the array's, by pointer and by keyboard, for texts, pairs, two sides."""
+"""The head view in a browser: every number equals the array's, by pointer and keyboard, also for pairs and two sides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shown(array: np.ndarray) -> list[str]:
 
 
 def painted(page: Page) -> int:
-    """How many pixels of the canvas have a line on them, once the next frame is drawn."""
+    """Counts the pixels of the canvas with a line, once the next frame is drawn."""
     return page.driver.execute_async_script("""const done = arguments[0];
         requestAnimationFrame(() => requestAnimationFrame(() => {
             const canvas = document.querySelector(".lines canvas"), copy = document.createElement("canvas");
@@ -84,7 +84,7 @@ def test_tokens_kept_by_a_click_stay_and_a_pair_shows_every_head(page: Page) -> 
     page.rest()
     assert [option.get_attribute("aria-selected") for option in queries(page)].count("true") == 2
     assert numbers(page) == shown(WEIGHTS[0][:, [1, 5]].max(axis=(0, 1)))
-    page.click(queries(page)[5])  # again: let go
+    page.click(queries(page)[5])  # a second click deselects
     page.hover(keys(page)[3])
     assert page.text(".panel h2") == "Every head for this pair"
     assert page.texts(".panel output") == shown(WEIGHTS[0, :, 1, 3])
@@ -119,7 +119,7 @@ def test_a_square_toggles_its_head_and_a_double_click_isolates_it(page: Page) ->
     page.one(".heads .quiet:last-child").click()
     assert pressed() == []
     assert painted(page) == 0
-    page.press("\ue004")  # nothing breaks with no head
+    page.press("\ue004")  # works without any head
     page.hover(queries(page)[2])
     assert numbers(page) == [""] * len(WORDS)
     page.one(".heads .quiet").click()
@@ -203,7 +203,7 @@ def test_encoder_decoder_and_cross_attention(page: Page) -> None:
         assert page.texts(".from .token") == list(rows)
         assert page.texts(".to .token") == list(columns)
         page.hover(queries(page)[1])
-        expected = shown(arrays[name][0, 1])  # the layer and the heads stay as they were chosen
+        expected = shown(arrays[name][0, 1])  # the selected layer and heads stay
         page.until(lambda expected=expected: numbers(page) == expected)
 
 

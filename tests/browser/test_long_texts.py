@@ -22,7 +22,7 @@ ENTER = "\ue007"
 
 
 def largest(values: np.ndarray) -> list[int]:
-    """The places of the KEPT largest values, in order of place."""
+    """Returns the indices of the KEPT largest values, in ascending order."""
     return sorted(np.argsort(-values, kind="stable")[:KEPT].tolist())
 
 
@@ -49,7 +49,7 @@ def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
 
 
 def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
-    """Half as many strongest rows; each of them may leave a folded row behind it."""
+    """Half of the rows are the strongest; each of them may be followed by a folded row."""
     page.show(view.heads(ARRAY, tokens=TOKENS, layer=1, heads=[2]), width=390, height=844)
     assert page.segment(f"Strongest {KEPT // 2}").is_displayed()
     assert KEPT // 2 <= len(places(page, "from")) < KEPT
@@ -91,14 +91,14 @@ def test_a_threshold_leaves_lines_out(heads: Page) -> None:
 
 
 def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
-    """All of its weights are above a quarter of the largest: 90,000 lines, which take a browser seconds."""
+    """All weights exceed a quarter of the largest, which makes 90,000 lines: seconds for a browser."""
     even = weights(8, 1, 1, LENGTH, LENGTH, sharp=0.1)
     page.show(view.heads(even, tokens=TOKENS))
     drawn = page.js("""const canvas = document.querySelector(".lines canvas");
         return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
     units = np.sort(np.round(even.ravel() * 10**4))[::-1]
     assert 0 < drawn <= LINES
-    assert drawn > LINES - (units == units[LINES]).sum()  # all of one weight, or none of it
+    assert drawn > LINES - (units == units[LINES]).sum()  # all lines of one weight, or no line of it
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:
@@ -125,7 +125,7 @@ def test_words_wrap_in_lines_and_their_list_is_folded(page: Page, width: int) ->
     model: Any = tiny.model(max_length=512)
     page.show(view.attribution(model, "good ice cream " * 100, methods="gradient", steps=1), width=width)
     boxes = page.js("return [...document.querySelectorAll('.word')].map((word) => word.getClientRects()[0].y)")
-    assert len(set(boxes)) < len(boxes) / 3  # several words a line
+    assert len(set(boxes)) < len(boxes) / 3  # several words per line
     assert (KEPT if width > 640 else KEPT // 2) <= len(page.all(".list tbody tr:not(.fold)")) < 100
     folded = sum(int(text.split()[1]) for text in page.texts(".fold button"))
     assert folded + len(page.all(".list output")) == len(boxes)

@@ -1,4 +1,4 @@
-"""The model view in a browser: every thumbnail answers to the pointer and the keyboard, and opens large."""
+"""The model view in a browser: every thumbnail responds to the pointer and the keyboard, and can be enlarged."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_click_shows_a_head_large_and_the_arrows_walk_its_cells(page: Page) ->
     page.until(lambda: page.text("#detail-title") == "Layer 2, head 2")
     page.press(ESCAPE)
     assert not page.one("dialog").is_displayed()
-    assert page.js("return document.activeElement.dataset.head") == "2"  # back on the head last looked at
+    assert page.js("return document.activeElement.dataset.head") == "2"  # back on the last head shown
 
 
 def test_enter_opens_a_head(page: Page) -> None:

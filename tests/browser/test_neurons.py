@@ -1,4 +1,4 @@
-"""The neuron view in a browser: from a query and the keys to the output, every number the one NumPy computes."""
+"""The neuron view in a browser: from a query and the keys to the output, every number equals NumPy's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_choosing_layer_head_and_token(page: Page) -> None:
     page.until(lambda: showing(1, 2, 0))
     page.choose("From", "3 like")
     page.until(lambda: showing(1, 2, 3))
-    page.all(".keys th")[5].click()  # look from the token clicked
+    page.all(".keys th")[5].click()  # uses the clicked token as the query
     page.until(lambda: showing(1, 2, 5))
 
 

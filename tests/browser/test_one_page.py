@@ -1,4 +1,4 @@
-"""The page of all views in a browser: tabs, links between views, choices in the address, pictures of what is selected."""
+"""The page of all views in a browser: tabs, links between views, selections in the address, and pictures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tab(page: Page, kind: str) -> Any:
 
 
 def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
-    """Shows the page at an address, as a link to it would."""
+    """Opens the page at an address, as a link would."""
     path = shown.save(page.folder / "view.html")
     page.show(path, wait=False, **size)
     page.driver.get("about:blank")  # otherwise a new address would not reload the page
@@ -58,7 +58,7 @@ def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
 
 
 def look(page: Page, part: str) -> list[Any]:
-    """The visible choices: the state of every control, and the texts of this part of the page."""
+    """Returns the visible selections: the state of every control, and the texts of this part of the page."""
     return page.js(
         """const all = (selector) => [...document.querySelectorAll(selector)];
         return [

@@ -81,7 +81,7 @@ def test_right_to_left_words_keep_their_own_direction(page: Page) -> None:
         "ltr",
     ]
     boxes = [element.rect for element in page.all(".to .place")]
-    assert len({round(box["x"] + box["width"] / 2) for box in boxes}) == 1  # an override does not leave its token
+    assert len({round(box["x"] + box["width"] / 2) for box in boxes}) == 1  # an override stays inside its token
 
 
 @every_view
@@ -107,7 +107,7 @@ def test_the_policy_allows_no_network_and_no_other_script(page: Page, make: Make
         "const done = arguments[0]; fetch('https://example.com/').then(() => done('reached'), () => done('blocked'));"
     )
     assert answer == "blocked"
-    lines = page.driver.get_log("browser")  # read, so that the page counts as quiet again
+    lines = page.driver.get_log("browser")  # clears the console
     assert any("Content Security Policy" in line["message"] for line in lines)
 
 
@@ -159,7 +159,7 @@ def test_light_and_dark(page: Page, make: Make) -> None:
     assert page.colour("html", "backgroundColor") == dark
     page.media(dark=False)
     page.until(lambda: page.colour("html", "backgroundColor") == light)
-    page.js("postMessage('dark', '*')")  # as a page does that shows this one in a frame
+    page.js("postMessage('dark', '*')")  # like a page that shows this one in a frame
     page.until(lambda: page.colour("html", "backgroundColor") == dark)
     page.js("postMessage({ theme: 'light' }, '*'); postMessage('other', '*'); postMessage('light', '*')")
     page.until(lambda: page.colour("html", "backgroundColor") == light)
@@ -226,7 +226,7 @@ def test_the_printed_head_view_has_all_its_lines(page: Page) -> None:
 
 
 def looks_like_a_trained_model(layers: int, heads: int, length: int) -> list[np.ndarray]:
-    """Weights as uneven as a trained model's: about half of each row on a few tokens, the rest spread."""
+    """Returns weights as uneven as a trained model's: about half of each row on a few tokens, the rest spread out."""
     return [weights(layer, heads, length, length, sharp=3.0) for layer in range(layers)]
 
 

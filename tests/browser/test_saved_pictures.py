@@ -1,4 +1,4 @@
-"""Pictures saved from the page in a browser: every view as it is selected, as SVG and PNG."""
+"""Pictures saved from the page in a browser: every view with its selections, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown() -> view.PageView:
 
 @pytest.fixture
 def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
-    """The folder that the browser saves files to."""
+    """Returns the folder that the browser saves files to."""
     page.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     yield tmp_path
     page.cdp("Browser.setDownloadBehavior", behavior="default")
@@ -33,7 +33,7 @@ def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
 
 def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
     """Saves what is shown, and waits for the file."""
-    buttons = page.all(".tools button, dialog[open] button")  # the dialog's last: it covers the others
+    buttons = page.all(".tools button, dialog[open] button")  # the last element of the dialog covers the others
     [button for button in buttons if button.text == f"Save {kind}"][-1].click()
 
     def found() -> list[Path]:
@@ -70,7 +70,7 @@ def test_every_view_is_saved_as_it_is_selected(page: Page, shown: view.PageView,
     ("kind", "cells"), [("logit", ".part"), ("attribution", ".word, .bar i"), ("neurons", ".score output")]
 )
 def test_a_picture_has_every_colour(page: Page, shown: view.PageView, saved: Path, kind: str, cells: str) -> None:
-    """The deepest too, whose blue is 0."""
+    """Includes the deepest colour, with blue 0."""
     at(page, shown, f"view={kind}")
     colours = page.js(
         """return [...document.querySelectorAll(arguments[0])].filter((cell) => cell.offsetWidth).map((cell) =>

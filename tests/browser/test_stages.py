@@ -1,4 +1,4 @@
-"""The stage view in a browser: the walk from text to label, with the trace's own shapes, formulas and numbers."""
+"""The stage view in a browser: from text to label, with the trace's own shapes, formulas and numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model() -> Any:
 
 
 def card(page: Page, names: list[str], name: str) -> str:
-    """The selector of a stage's card, its layer opened and its numbers read."""
+    """Opens a stage's layer and numbers; returns the selector of its card."""
     step = names.index(name)
     if "layers." in name:
         layer = name.split(".")[1]

@@ -1,4 +1,4 @@
-"""Files of named arrays: npz files with valid and with false headers and archives."""
+"""Files of named arrays: npz files with valid and invalid headers and archives."""
 
 import io
 import zipfile
@@ -11,7 +11,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 
 
 def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
-    """A member with this header, whatever is in it."""
+    """Returns a member with this header, which may be invalid."""
     text = header.encode().ljust(118) + b"\n"
     return b"\x93NUMPY" + version + len(text).to_bytes(2 if version < b"\x02" else 4, "little") + text + data
 
@@ -41,7 +41,7 @@ def test_arrays_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("member", "message"),
     [
-        (npy("{'descr': ("), "not a readable npz file"),  # a TokenError or SyntaxError of Python's own parser
+        (npy("{'descr': ("), "not a readable npz file"),  # Python's own parser raises TokenError or SyntaxError
         (npy("'" * 99), "not a readable npz file"),
         (npy("(" * 99), "not a readable npz file"),
         (npy(described("(2**60,)")), "not a readable npz file"),

@@ -1,4 +1,4 @@
-"""convert: round trips bit for bit, loading without a copy, and no half-written files after errors."""
+"""convert: bit-exact round trips, loading without a copy, and no half-written files after errors."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ from tests.support import torch_writer
 
 
 def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.float32, kind="safetensors"):
-    """As Hugging Face writes it, with every companion file."""
+    """Writes a folder as Hugging Face does, with every companion file."""
     _, tensors = random_checkpoint(name)
     tensors = {key: array.astype(dtype) for key, array in tensors.items()}
     path.mkdir()
@@ -167,7 +167,7 @@ def full(*_, **__):
 
 
 def test_no_room_for_the_weights(tmp_path):
-    """An error of the kernel, here for a process that may write files of 1 kB, leaves no file."""
+    """A kernel error, here for a process limited to files of 1 kB, leaves no file."""
     model_folder(tmp_path / "a")
     code = (
         "import resource; from npformer.checkpoint import convert\n"

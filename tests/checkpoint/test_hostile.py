@@ -20,9 +20,9 @@ from npformer.families import read_config
 from tests.support.torch_writer import dump, storage, tensor, write_zip
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60  # a hundred times what the slowest case takes alone on an idle machine
+SECONDS = 60  # seconds: a hundred times the slowest case on an idle machine
 
-# Loads a folder; prints what came of it, and by how many bytes the peak of memory grew.
+# Loads a folder; prints the result, and the growth of peak memory in bytes.
 CHILD = """
 import resource, sys
 import npformer, npformer.checkpoint.loading, npformer.checkpoint.torch_file
@@ -53,7 +53,7 @@ STORAGE = b"\x8c\x07storagectorch\nFloatStorage\n\x8c\x010\x8c\x03cpuK\x06"
 
 
 def loaded_alone(folder: Path) -> tuple[str, int]:
-    """The message of loading the folder, and the memory it takes in bytes."""
+    """Returns the message of loading the folder, and its memory in bytes."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS,
         check=False,
@@ -69,7 +69,7 @@ def described(folder: Path, config: object) -> Path:
 
 
 def empty(folder: Path, config: object) -> Path:
-    """A folder whose file of weights has next to nothing."""
+    """Writes a folder with a nearly empty file of weights."""
     write_tensors(folder / "model.safetensors", {"a": np.zeros(2, np.float32)}, {"format": "pt"})
     return described(folder, config)
 
@@ -107,7 +107,7 @@ def headed(folder: Path, header: bytes) -> Path:
 
 
 def entries(count: int) -> bytes:
-    """The header of this many tensors without elements."""
+    """Returns the header of this many tensors without elements."""
     entry = {"dtype": "I8", "shape": [0], "data_offsets": [0, 0]}
     return json.dumps(dict.fromkeys(map(str, range(count)), entry), separators=(",", ":")).encode()
 
@@ -192,7 +192,7 @@ HOSTILE = {
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_cheaply(tmp_path, name):
-    """Thirty times the files' size and 40 MB at most: JSON's lists are the largest for their size."""
+    """At most thirty times the files' size plus 40 MB: JSON's lists take the most memory for their size."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())
     said, grown = loaded_alone(tmp_path)
@@ -203,7 +203,7 @@ def test_hostile_folders_are_refused_cheaply(tmp_path, name):
 
 
 def test_tensors_over_the_same_bytes_are_one(tmp_path):
-    """Whatever their number: 100 layers of the same megabyte take one, not 600 MB."""
+    """For any number of views: 100 layers of the same megabyte take 1 MB, not 600 MB."""
     config = {**BERT, "hidden_size": 500, "num_hidden_layers": 100, "intermediate_size": 500}
     said, grown = loaded_alone(views(tmp_path, config, rows, 0, 10**6 + 16_000))
     assert said.startswith("<npformer.Model bert base: 100 layers")

@@ -24,7 +24,7 @@ from tests.support.hub_server import CLIENT, cache, closed_port, loads, python
 NAME = "owner/tiny"
 
 
-# --- what is fetched, and what is not --------------------------------------------------------------------------------
+# --- files that are fetched --------------------------------------------------------------------------------
 
 
 def test_only_the_files_needed_are_fetched_and_a_second_load_needs_no_network(hub, env, folder):
@@ -166,9 +166,9 @@ def test_info_fetches_no_weights(hub, env, folder):
     assert (facts["weights"], facts["tasks"].split(", ")[0]) == ("not here", "text-classification")
     assert hub.asked("GET") == ["config.json", "tokenizer_config.json"]
     hub.requests.clear()
-    assert python(env, program).stdout == done.stdout  # of the cache alone
+    assert python(env, program).stdout == done.stdout  # from the cache only
     assert not hub.requests
-    (loaded,) = loads(env, {"name": NAME})  # the rest is fetched when it is needed
+    (loaded,) = loads(env, {"name": NAME})  # other files are fetched on demand
     assert "model.safetensors" in loaded["files"]
 
 
@@ -186,7 +186,7 @@ def test_info_of_a_model_that_does_not_run(hub, env):
 
 
 def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, tmp_path):
-    """Although others of its family write."""
+    """Although other models of its family generate text."""
     hub.add(NAME, tiny.folder(tmp_path / "bert", "bert", "masked-lm"))
     loads(env, {"name": NAME})
     assert "config.json" in hub.asked("GET")
@@ -236,7 +236,7 @@ def test_a_branch_in_the_cache_is_used_as_it_is(hub, env, folder, tmp_path):
     assert (Path(kept["folder"]).name, Path(newer["folder"]).name) == (old, new)
 
 
-# --- the cache is everybody's ----------------------------------------------------------------------------------------
+# --- other programs share the cache ----------------------------------------------------------------------------------
 
 
 def test_the_client_finds_npformer_s_downloads(hub, env, folder):
@@ -247,7 +247,7 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
 
 
 def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
-    """Other tools do not record files that the hub lacks, so npformer asks for them, and continues if the hub is
+    """Other tools do not record which files the hub lacks, so npformer asks for them, and continues if the hub is
     unreachable."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")

@@ -1,4 +1,4 @@
-"""Errors with models from the hub: each is clear, and leaves no half-written file in the cache.
+"""Errors with models from the hub: each has a clear message, and leaves no half-written file in the cache.
 
 The hub is the small one on loopback; every call runs in its own process, with an empty cache.
 """
@@ -78,11 +78,11 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
     assert set(sent) == {f"Bearer {hub_server.TOKEN}"}
 
 
-# --- what goes wrong on the way --------------------------------------------------------------------------------------
+# --- failures of downloads --------------------------------------------------------------------------------------
 
 
 def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
-    """By the client at once, or by older ones when asked again. They receive in pieces of 10 MB: a file of more."""
+    """Noticed by the client at once, or by older ones on a retry. They receive pieces of 10 MB, so the file is larger."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
     hub.break_after = [11_000_000]
@@ -217,7 +217,7 @@ def test_a_cache_that_cannot_be_written(hub, env, folder, tmp_path):
 
 
 def test_a_disk_that_is_full(hub, env, folder):
-    """Stood in for by a limit on the size of files, which fails the same writes."""
+    """Simulated by a limit on file sizes, which fails the same writes."""
     hub.add(NAME, folder)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
     done = python(env, limit + PROGRAM, text=json.dumps([{"name": NAME}]))

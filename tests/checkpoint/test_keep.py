@@ -38,7 +38,7 @@ def narrow(model: Any) -> dict[str, NarrowWeight]:
 
 
 def in_float32(model: Any) -> npformer.Model:
-    """The model with float32 arrays of its weights' numbers."""
+    """Returns the model with its weights' numbers as float32 arrays."""
     arrays = {name: np.array(each) for name, each in flatten(dict(model.weights)).items()}
     return npformer.Model(model.config, npformer.checkpoint.unflatten(arrays))
 
@@ -52,7 +52,7 @@ def test_answers_are_those_of_the_float32_numbers(folder: Path, keep: str) -> No
     table, head = arrays["embeddings.token.weight"], arrays["head.output.weight"]
     assert np.shares_memory(table.values, head.values)
     found, expected = model(IDS).logits, in_float32(model)(IDS).logits
-    if keep == "int8":  # whose products are scaled after the sum
+    if keep == "int8":  # products are scaled after the sum
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     else:
         np.testing.assert_array_equal(found, expected)
@@ -100,7 +100,7 @@ def test_a_translation_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(each(expected), each(found))
 
 
-# --- everything that reads weights -----------------------------------------------------------------------------------
+# --- other readers of weights -----------------------------------------------------------------------------------
 
 
 def test_traces_gradients_and_copies_read_the_numbers(folder: Path) -> None:

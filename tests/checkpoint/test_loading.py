@@ -1,4 +1,4 @@
-"""How `load` interprets a name, at which cost, without network or hub client unless the name is a hub id."""
+"""`load` interprets a name cheaply, and needs no network or hub client unless the name is a hub id."""
 
 import json
 import re
@@ -103,7 +103,7 @@ def test_a_folder_without_weights(tmp_path):
 
 
 def test_the_bundled_model_gives_the_answers_of_its_card():
-    """Four printed decimals: half a unit of the last one, and 2e-5 for another order of adding in float32."""
+    """The card prints four decimals: half a unit of the last one, plus 2e-5 for another float32 summation order."""
     model = load(BUNDLED)
     for text, (logits, label) in EXAMPLES.items():
         answer = model(model.tokenizer.encode(text).ids).logits[0]
@@ -180,7 +180,7 @@ def test_a_bundled_model_that_is_not_installed(site, name):
 
 
 def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, monkeypatch):
-    """As the notebooks in docs/learn do after `pip install .`: at the top of the checkout and in any of its folders."""
+    """Like the notebooks in docs/learn after `pip install .`: at the top of the checkout and in any of its folders."""
     checkout = tmp_path / "checkout"
     (checkout / "npformer").mkdir(parents=True)
     (checkout / "examples").mkdir()
@@ -194,7 +194,7 @@ def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, mon
     assert bundled() == {}
 
 
-# --- what loading costs ----------------------------------------------------------------------------------------------
+# --- the cost of loading ---------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import json, socket, sys
@@ -232,7 +232,7 @@ def test_importing_npformer_imports_no_hub_client():
 def test_the_peak_of_memory(tmp_path, layout, dtype):
     """At most 1.5 times the float32 weights and 80 MB, for 100 MB of weights: a copy of one tensor at a time.
 
-    In our own layout and float32 the pages of the file are the weights, and nothing is read before it is used.
+    In npformer's own layout in float32, the file's pages are the weights, and are read only on use.
     """
     folder = tiny.folder(tmp_path / "model", d_model=768, n_heads=12, d_ffn=3072, n_layers=3, own=layout == "npformer")
     (file,) = folder.glob("*.safetensors")

@@ -1,4 +1,4 @@
-"""Weights in a mapped file: a write under a loaded model is an error before the next call, not the end of the process."""
+"""Weights in a mapped file: a write to a loaded model's file raises an error at the next call."""
 
 import copy
 import os
@@ -99,7 +99,7 @@ def test_weights_read_into_memory_depend_on_no_file(own):
 
 @pytest.mark.parametrize("make", [tiny.folder, shards, pickled])
 def test_weights_in_torch_s_layout_are_copies(tmp_path, make):
-    """All of them: the tables too, which need not be transposed."""
+    """All tensors, including tables, which need not be transposed."""
     folder = make(tmp_path / "model")
     assert mapped_files(flatten(npformer.load(folder).weights).values()) == []
     assert truncated(folder) == "True"
@@ -117,7 +117,7 @@ def test_files_that_are_not_mapped_give_the_same_numbers(tmp_path, make):
 
 
 def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
-    """Compared as numbers: a copy needs no file, and no copy is made after the file has changed."""
+    """Values are compared: a copy needs no file, and no copy is made after the file has changed."""
     model = npformer.load(own)
     expected = model(IDS).logits
     again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)
@@ -134,7 +134,7 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
 
 
 def test_another_file_under_the_name_is_no_change(own, tmp_path):
-    """The mapped one stays what it was, whatever its name is given to."""
+    """The mapped file stays unchanged, even if its name goes to another file."""
     model = npformer.load(own)
     before = model(IDS).logits
     other = tiny.folder(tmp_path / "other", own=True, seed=1)

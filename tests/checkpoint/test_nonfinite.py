@@ -1,4 +1,4 @@
-"""Weights and answers that are NaN or infinite: refused with their names, and no warning of NumPy's in between."""
+"""Weights and answers that are NaN or infinite: refused with their names, without a warning from NumPy."""
 
 import warnings
 
@@ -87,7 +87,7 @@ def base(tmp_path, value):
 
 @pytest.mark.parametrize("texts", [1, 64])
 def test_weights_that_are_finite_and_too_large(tmp_path, texts):
-    """The sum overflows in float32, on this thread or a worker's; in float64 it does not."""
+    """The sum overflows in float32, on this thread or a worker's, but not in float64."""
     folder = tiny.folder(tmp_path / "model")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["classifier.weight"][:] = 3e38
@@ -101,7 +101,7 @@ def test_weights_that_are_finite_and_too_large(tmp_path, texts):
 
 
 def test_a_head_of_masked_words_that_is_finite_and_too_large(tmp_path):
-    """It runs at the masks alone, after the encoder."""
+    """The head runs only at the masks, after the encoder."""
     folder = tiny.folder(tmp_path / "model", head="masked-lm")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["vocab_transform.weight"][:] = 3e38
@@ -128,7 +128,7 @@ def test_translations_of_such_weights_are_errors(tmp_path):
 
 
 def test_a_converted_checkpoint_marked_as_finite_is_not_checked_again(tmp_path):
-    """The mark saves checking every number; a wrong mark is noticed in the answers."""
+    """The mark makes checking every number unnecessary; a wrong mark shows in the answers."""
     finite = convert(tiny.folder(tmp_path / "a"), tmp_path / "b")
     assert read_tensors(finite / OWN_WEIGHTS)[1]["finite"] == "true"
     source = damaged(tmp_path / "c")

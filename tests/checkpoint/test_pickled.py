@@ -1,4 +1,4 @@
-"""The pickle machine: it makes what torch.save describes, and of everything else it executes nothing."""
+"""The pickle machine: it builds the tensors that torch.save describes, and executes nothing else."""
 
 import io
 import os
@@ -28,7 +28,7 @@ def read(code: bytes):
     return read_pickle(io.BytesIO(code))
 
 
-PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)  # torch.save can write these
+PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)  # files that torch.save can write
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -212,7 +212,7 @@ def test_a_memo_bomb_takes_no_memory(index):
 
 
 def test_a_billion_laughs_cost_nothing():
-    """Each tuple holds the one before twice: 2**500 leaves, if anyone looked at them all."""
+    """Each tuple holds the previous one twice: 2**500 leaves in all."""
     code = b"\x80\x02Nq\x00" + b"h\x00\x86q\x00" * 500 + b"."
     outer, inner = read(code)
     assert outer is inner
@@ -227,7 +227,7 @@ def test_a_pickle_without_end_or_too_long():
         read(b"\x80\x02" + b"(" * 3_000_000 + b".")
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in text that damage made
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in damaged text
 @settings(max_examples=500, deadline=None)
 @given(data=st.data())
 def test_any_bytes_at_all(data):

@@ -1,4 +1,4 @@
-"""A model folder: which files are read, and the errors for files that do not belong together."""
+"""A model folder: the files that are read, and errors for files that do not fit together."""
 
 import json
 import os

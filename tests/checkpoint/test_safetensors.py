@@ -1,4 +1,4 @@
-"""safetensors files: read as the safetensors library reads them, and everything its format forbids is refused."""
+"""safetensors files: read like by the safetensors library, with everything that the format forbids refused."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def write(path, header, data=b""):
 
 
 def sha256_of(path):
-    """The metadata's correct sha256, from the file's bytes alone, as described in the docstring of `checksum`."""
+    """Returns the correct sha256 of the metadata, from the file's bytes, as in the docstring of `checksum`."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -75,7 +75,7 @@ def test_the_library_reads_our_files(tmp_path):
 @settings(max_examples=100)
 @given(st.dictionaries(st.text(), st.text(), min_size=1))
 def test_metadata_may_be_any_text(tmp_path_factory, metadata):
-    """The header is rewritten in order, in its place: whatever is escaped in it, its length stays."""
+    """The header is rewritten in place and in order: its length stays, with any escapes."""
     path = tmp_path_factory.getbasetemp() / "metadata.safetensors"
     write_tensors(path, ARRAYS, metadata)
     with safetensors.safe_open(path, "np") as file:
@@ -112,7 +112,7 @@ def test_a_file_without_a_checksum_has_none(tmp_path):
 
 
 def test_equal_contents_are_equal_bytes(tmp_path):
-    """In other processes, too, and whatever the order they are given in. The library reorders metadata."""
+    """In other processes too, and for any order of tensors. The library reorders metadata."""
     metadata = {str(n): "x" for n in range(10)}
     write_tensors(tmp_path / "a.safetensors", ARRAYS, metadata)
     write_tensors(tmp_path / "b.safetensors", dict(reversed(ARRAYS.items())), dict(reversed(metadata.items())))

@@ -1,4 +1,4 @@
-"""Bytes as arrays: nothing outside of its span is ever read, half precision widens exactly."""
+"""Bytes as arrays: nothing outside its span is read, and half precision widens exactly."""
 
 import os
 
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_mapped(tmp_path):
             open_buffer(tmp_path / name)
 
 
-@np.errstate(invalid="ignore")  # half of the NaNs are signalling ones
+@np.errstate(invalid="ignore")  # half of the NaNs are signalling
 def test_half_precision_widens_exactly():
     """All 65,536 bit patterns of each: float16 as NumPy widens it, bfloat16 as the upper half of a float32."""
     bits = np.arange(2**16, dtype=np.uint16)

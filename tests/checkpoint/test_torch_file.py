@@ -1,4 +1,4 @@
-"""Files of torch.save: real ones, value for value, and forged ones."""
+"""Files of torch.save: real files, value by value, and forged files."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ def assert_equal(arrays, values):
         if "bfloat16" in name:
             array = converted(array, np.dtype(np.float32))
         assert (array.dtype, array.shape) == (expected.dtype, expected.shape), name
-        assert array.tobytes() == expected.tobytes(), name  # every bit, signed zeros and NaNs too
+        assert array.tobytes() == expected.tobytes(), name  # every bit, including signed zeros and NaNs
         assert not array.flags.writeable
 
 
@@ -176,7 +176,7 @@ def test_duplicate_entries_are_refused(tmp_path):
 def test_an_archive_with_wrong_offsets_is_refused(tmp_path):
     good = save(tmp_path / "a.bin", {"a": SIX}).read_bytes()
     start = good.index(b"PK\x01\x02")  # the first entry of the central directory
-    for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # its place, and its two sizes
+    for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # offset, and two sizes
         bad = bytearray(good)
         bad[start + field : start + field + 4] = struct.pack("<I", value)
         (tmp_path / "b.bin").write_bytes(bad)
@@ -218,7 +218,7 @@ def test_a_legacy_storage_that_promises_more_than_the_file_has(tmp_path):
 
 @contextmanager
 def within(seconds):
-    """An alarm that ends what hangs."""
+    """Sets an alarm that ends a hanging test."""
     signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError()))
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -236,7 +236,7 @@ def test_truncated_anywhere(tmp_path, name):
             read_torch(tmp_path / "a.bin")
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in text that damage made
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in damaged text
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), name=st.sampled_from(ZIPS + LEGACY + ("state_dict", "whole_module")))
 def test_any_damage_is_refused_or_harmless(tmp_path_factory, data, name):

@@ -1,4 +1,4 @@
-"""Checksums: of every file of a folder when asked, of a bundled model once, remembered outside of the installed package."""
+"""Checksums: of every file of a folder on request, and of a bundled model once, stored outside the package."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
 
 
 def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -> None:
-    """Large files by their SHA-256, small ones by what git calls their content."""
+    """Large files by their SHA-256, small ones by git's hash of their content."""
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
     blobs.mkdir(parents=True)
     (snapshot / "1_Pooling").mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were held to their checksums, with the folder as a bundled model and a cache of our own."""
+    """Returns the files that were checked, with the folder as a bundled model and a separate cache."""
     found: list[Path] = []
     check = verifying.check_sums
     monkeypatch.setattr(verifying, "check_sums", lambda path, *rest: [found.append(path), check(path, *rest)][1])
@@ -123,7 +123,7 @@ def test_a_bundled_model_is_checked_once(folder: Path, reads: list[Path], tmp_pa
     verifying._checked.clear()  # another process
     load("ours")
     assert len(reads) == 1
-    os.utime(folder / WEIGHTS, (1, 1))  # perhaps another file
+    os.utime(folder / WEIGHTS, (1, 1))  # possibly another file
     load("ours")
     assert len(reads) == 2
     assert sorted(os.listdir(folder)) == before

@@ -17,7 +17,7 @@ TEXT = [Text(IDS)]
 
 
 def test_a_change_changes_the_next_answer_however_often_the_model_was_called() -> None:
-    """Of a weight that cannot be written, a copy in another layout is kept from the third call on."""
+    """A read-only weight gets a copy in another layout from the third call on."""
     model, other = npformer.load("distilbert-sst2", writable=True), npformer.load("distilbert-sst2")
     weight = model.weights["layers"][0]["attention"]["query"]["weight"]
     for _ in range(5):
@@ -50,7 +50,7 @@ def test_the_file_stays_as_it_is(tmp_path: Path, own: bool) -> None:
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
-    """A vocabulary's projection and its table, and layers with one set of weights."""
+    """Checks a projection tied to its table, and layers that share weights."""
     model = npformer.load(tiny.folder(tmp_path / "bert", "bert", "masked-lm"), writable=True)
     model.weights["embeddings"]["token"]["weight"][3, 4] = 7
     assert model.weights["head"]["output"]["weight"][4, 3] == 7

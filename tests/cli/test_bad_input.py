@@ -58,7 +58,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
 def test_a_missing_model_is_bad_input(command):
-    """Also for a command whose options have the names of the task's settings."""
+    """Also for a command with options named like the task's settings."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
     assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")
@@ -128,11 +128,11 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )
-    with open(tmp_path / "slow", "wb"), process:  # open once the command has come to read it
+    with open(tmp_path / "slow", "wb"), process:  # opens once the command reads it
         while process.poll() is None:
-            process.send_signal(signal.SIGINT)  # again: Python misses one between its check and the system's read
+            process.send_signal(signal.SIGINT)  # again: Python misses one before the read
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         assert (process.stdout.read(), process.stderr.read()) == (b"", b"")

@@ -44,7 +44,7 @@ def printed(text: str) -> str:
 
 
 def test_messages_have_answers_alone(folder: Path) -> None:
-    """Each line of a pipe is a message of its own, as with other commands."""
+    """Each line of a pipe is a separate message, as with other commands."""
     task = npformer.pipeline("text-generation", folder, chat=True, do_sample=False, max_new_tokens=9)
     answers = [printed(task(text)[0]["generated_text"]) for text in ("Hi", "there")]
     code, out, _ = run("generate", "-m", folder, "--chat", *GREEDY, stdin=b"Hi\nthere\n")
@@ -59,7 +59,7 @@ def test_messages_have_answers_alone(folder: Path) -> None:
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """Returns an `input` that gives these lines, and raises these keys' exceptions."""
+    """Returns an `input` that returns these lines, and raises the exceptions of these keys."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -115,7 +115,7 @@ def test_a_conversation_on_a_terminal(folder: Path) -> None:
     given = command("generate", "-m", folder, "--chat", "--seed", "1", "--max-new-tokens", "400")
     process, terminal = pty.fork()
     if process == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job ignores it
         os.execvpe(given[0], given, ENVIRONMENT)
     screen = b""
 

@@ -221,7 +221,7 @@ def test_embed_writes_a_row_of_nan_for_a_text_it_cannot_read(models, tmp_path):
 
 
 def test_rerank_shows_the_best_text_first(models, tmp_path):
-    """Of the lines of all files; one that cannot be read is reported, and comes last as JSON."""
+    """Lines of all files are ranked; an unreadable line is reported, and comes last in JSON."""
     (tmp_path / "a.txt").write_bytes(b"ice cream\nnot my music\n\xff\n")
     (tmp_path / "b.txt").write_text("she was in Paris\n\n")
     texts = ["ice cream", "not my music", "she was in Paris", ""]

@@ -1,4 +1,4 @@
-"""Completion by the Tab key: typed into a real bash, and the answers that every shell asks the command for."""
+"""Completion by the Tab key: typed into a real bash, and the command's answers for every shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--input without its extra or its other options, or with options that are only for texts."""
+"""--input without its extra or required options, or with options that apply only to texts."""
 
 import sys
 

@@ -22,7 +22,7 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with such labels, words, a tensor that it does not know, and such a name of its folder."""
+    """Writes a model with such labels, words, an unknown tensor, and such a folder name."""
     path = tiny.folder(tmp_path_factory.mktemp("models") / "model\x1b[31m", labels=LABELS)
     tokenizer = path / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text(encoding="utf-8").replace('"##ness"', json.dumps("ice\x1b[5m")))

@@ -1,4 +1,4 @@
-"""`npformer golden suite` and `golden run`, and the formats of `golden compare` that programs read."""
+"""`npformer golden suite` and `golden run`, and the machine-readable formats of `golden compare`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, out, _ = run("golden", "suite", folder, "--case", "marian-*", "--case", CASE)
     assert code == 0
     assert f"{folder}: 5 cases, " in out
-    assert main(["golden", "suite", str(folder)]) == 1  # which exists already
+    assert main(["golden", "suite", str(folder)]) == 1  # already exists
     return folder
 
 
@@ -42,7 +42,7 @@ def test_the_exit_code_is_0_only_if_all_cases_pass(suite: Path) -> None:
 
 
 def test_options_after_the_dashes_are_the_program_s(suite: Path, tmp_path: Path) -> None:
-    """So that npformer does not parse `-m` and `--case` there."""
+    """After `--`, npformer does not parse `-m` and `--case`."""
     (tmp_path / "port").write_text('#!/bin/sh\ntest "$1 $2" = "-m --case" && cp $3/golden.safetensors $5\n')
     (tmp_path / "port").chmod(0o755)
     assert run("golden", "run", suite, "--case", CASE, "--", "./port", "-m", "--case", cwd=tmp_path)[0] == 0
@@ -92,7 +92,7 @@ def test_wrong_arguments_are_bad_input(
 
 @pytest.fixture
 def stages(suite: Path, tmp_path: Path) -> Path:
-    """A port's stages with a mistake: the scores are not scaled."""
+    """Writes a port's stages with a mistake: the scores are not scaled."""
     arrays, _ = load_arrays(suite / CASE / "golden.safetensors")
     made = {name: a * 2 if name.endswith("scores") else a for name, a in arrays.items() if "float64" not in name}
     save_arrays(tmp_path / "stages.safetensors", made, {})

@@ -73,7 +73,7 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
 def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     """Every row has its token, all numbers of a stage have one format, and no line is wider than 80."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
-    for name in ("embeddings.norm", "layers.0.attention.weights"):  # with columns left out, and all of them
+    for name in ("embeddings.norm", "layers.0.attention.weights"):  # some columns, and all of them
         array = t[name][0] if name.endswith("weights") else t[name]
         array[3, 1] = -1e-7
         lines = teardown(t, patterns=[name]).split("\n\n")[1].splitlines()[1:]
@@ -94,7 +94,7 @@ def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     ],
 )
 def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], folder: Path) -> None:
-    """And nothing is where patterns choose the stages."""
+    """With patterns, nothing is left out."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
     assert said == [f"... left out: {each} (--layer N shows one)" for each in lines]
@@ -102,7 +102,7 @@ def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], fo
 
 
 def test_pair_is_one_option_of_trace_view_and_classify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--pair, to trace, view and classify; in classify for every text."""
+    """Checks --pair in trace, view and classify, where it applies to every text."""
     run(trace_command, [TEXT, "--pair", "no", "-m", folder])
     printed = capsys.readouterr().out
     label, score = printed.splitlines()[-1].split()
@@ -186,7 +186,7 @@ def test_golden_compare_shows_and_diagnoses_a_divergence_with_exit_code_3(
     printed = capsys.readouterr().out
     assert "the first stage that diverges: layers.0.ffn.activation" in printed
     assert "cause: tanh GELU for erf" in printed
-    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3  # the file names the folder
+    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3  # the file has the folder's path
     assert "cause: tanh GELU for erf" in capsys.readouterr().out
 
 

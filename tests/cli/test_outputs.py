@@ -1,4 +1,4 @@
-"""Every command that writes a file, to what is not one: devices, pipes, links, stdout, a full disk, a limit of size.
+"""Every command that writes a file, with a device, pipe, link, stdout, full disk or size limit as its output.
 
 Only regular files are replaced; a failure is one line that names the output, and leaves no file.
 """
@@ -20,7 +20,7 @@ from tests.common.test_files import own_device
 from tests.support import tiny
 
 TEXT = "it was so hot"
-#: The writer -> its arguments before -o, and the name that it writes to (a trace's ends in .safetensors).
+#: Command -> its arguments before -o, and the name of its output (a trace's ends in .safetensors).
 WRITERS = {
     "page": ["view", TEXT],
     "picture": ["view", TEXT, "--svg"],
@@ -66,7 +66,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_full_device_stays_and_is_reported(write, tmp_path, capsys):
-    """As root, too, whom nothing stops from replacing a device by a file."""
+    """Also as root, who could replace a device by a file."""
     device = own_device(tmp_path, "/dev/full")
     path = tmp_path / "out.safetensors"
     path.symlink_to(device)
@@ -105,7 +105,7 @@ def test_a_link_is_followed(write, expected, tmp_path, there):
 
 
 def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
-    """It is appended; a trace's table is printed after it, otherwise the file has only the output's bytes."""
+    """The output is appended; a trace's table follows, otherwise the file has only the output's bytes."""
     path = tmp_path / "out.safetensors"
     path.symlink_to("/dev/stdout")
     capfdbinary.readouterr()
@@ -118,12 +118,12 @@ def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
 
 @pytest.mark.parametrize("limit", [0, 100, 2000])
 def test_a_file_size_limit_keeps_the_existing_file(write, tmp_path, capsys, limit):
-    """The same writes fail that do on a full disk or at a quota's end."""
+    """The same writes fail as on a full disk or at a quota."""
     path = tmp_path / "out.safetensors"
     path.write_bytes(b"old")
     with largest_file(limit):
         code = write(path)
-    if code == 0:  # the vectors of one text are no more than that
+    if code == 0:  # the vectors of one text fit into the limit
         assert len(path.read_bytes()) <= limit
         return
     assert code == 1
@@ -175,7 +175,7 @@ def test_a_limit_of_size_leaves_no_model(name, limit, model, data, tmp_path, cap
     assert not (tmp_path / "out" / "config.json").exists()
     assert not list(tmp_path.rglob("*.partial"))
     assert not list(tmp_path.rglob("*.safetensors")) or name in ("finetune", "translate")
-    assert cli.main(command) == 0  # with room again
+    assert cli.main(command) == 0  # with free space again
 
 
 @pytest.mark.parametrize("name", ["finetune", "translate"])
@@ -190,7 +190,7 @@ def test_a_folder_that_another_run_uses_is_refused(name, model, data, tmp_path, 
     assert os.listdir(tmp_path / "out" / "training") == []
 
 
-# --- commands that write a file beside what they are for --------------------------------------------------------------
+# --- commands that also write a file --------------------------------------------------------------
 
 
 def test_a_limit_of_size_leaves_no_verdicts(tmp_path, capsys):

@@ -23,7 +23,7 @@ SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
 MODULE = [sys.executable, "-m", "npformer"]
 WAYS = {"script": SCRIPT, "module": MODULE}
 TEXT = "I love ice cream"
-#: Commands that print. Starting them all in every way would take minutes: they take turns, and two are started in all.
+#: Commands that print. Starting all in every way would take minutes: they take turns, and two are started in every way.
 PRINTING = {
     "overview": ["--help"],
     "version": ["--version"],
@@ -79,7 +79,7 @@ def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, star
 
 
 def test_commands_that_write_a_file_need_no_standard_output(way, models, tmp_path):
-    """Files are complete, and no file gets a standard stream's descriptor."""
+    """Output files are complete, and no file gets a standard stream's descriptor."""
     arguments = ["embed", "-m", str(models["embed"]), TEXT, "-o", "v.npy"]
     assert shell('"$@" <&- >&- 2>&-', way, arguments, models, tmp_path) == (0, "", "")
     assert np.load(tmp_path / "v.npy").shape == (1, 32)
@@ -92,7 +92,7 @@ def test_commands_that_write_a_file_need_no_standard_output(way, models, tmp_pat
     ("errors", "way"), [("2>&-", SCRIPT), ("2> /dev/full", MODULE), ("2> >(exec 0<&-; sleep 1)", SCRIPT)]
 )
 def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path):
-    """They are lost; answers and exit codes are as ever."""
+    """Messages are lost, but answers and exit codes are unchanged."""
     code, output, _ = shell(f'"$@" {errors}', way, ["classify", TEXT], models, tmp_path)
     assert (code, output[-17:]) == (0, f"{TEXT}\n")
     for arguments, expected in (
@@ -105,7 +105,7 @@ def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path)
 
 
 def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
-    """It is not needed if texts are given; otherwise the error names it."""
+    """stdin is not needed if texts are given; otherwise the error names it."""
     (tmp_path / "texts").write_text("ice\n")
     for arguments in (["classify", "ice"], ["classify", "-f", "texts"]):
         code, output, said = shell('"$@" <&-', way, arguments, models, tmp_path)
@@ -146,7 +146,7 @@ def test_an_encoding_of_few_letters_changes_no_text_that_is_read(environment, wa
 
 
 def test_the_process_ends_after_all_that_was_registered_for_its_end(tmp_path):
-    """In their order, with all that was written, and with the command's exit code."""
+    """Hooks run in order, after all output is written, and the exit code is the command's."""
     for argument, code in (("--version", 0), ("nothing", 2)):
         program = f"""
 import atexit, sys
@@ -163,7 +163,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """As measuring coverage is, by a module that Python imports when it starts."""
+    """Like coverage, which starts by a module that Python imports at start-up."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):
@@ -176,7 +176,7 @@ def test_exit_functions_registered_earlier_still_run(tmp_path):
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
-#: Interrupts the process where it imports a module, or at its end; or says that it imports it, and goes on.
+#: Interrupts the process at the import of a module, or at its end; or only reports the import.
 INTERRUPTING = """
 import atexit, os, signal, sys
 where, told = os.environ["INTERRUPT_AT"], os.environ.get("TELL")
@@ -198,7 +198,7 @@ PLACES = ("argparse", "numpy", "datetime", "npformer.taps", "npformer.model", "t
 
 
 def started(way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **more):
-    """The command begun in `place`, with what interrupts it."""
+    """Starts the command in `place`, with an interrupter."""
     (place / "sitecustomize.py").write_text(INTERRUPTING)
     model = models["embed" if arguments[0] == "embed" else "classify"]
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{place}:{ENVIRONMENT['PYTHONPATH']}", **more.pop("environment")}
@@ -212,7 +212,7 @@ def started(way: list[str], arguments: list[str], models: dict[str, Path], place
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp_path):
-    """Also while the process ends. Nothing is half-written."""
+    """Also at the end of the process. No output is half-written."""
     process = started(*COMMANDS[name], models, tmp_path, environment={"INTERRUPT_AT": place})
     output, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (128 + signal.SIGINT, b"")
@@ -223,7 +223,7 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_time_ends_quietly(name, models, tmp_path):
-    """At every tenth of the time that the command takes, from where it has set itself up."""
+    """Interrupts at every tenth of the command's time, after its set-up."""
     taken = None
     codes = []
     for step in (None, *range(11)):
@@ -249,7 +249,7 @@ def test_ctrl_c_at_any_time_ends_quietly(name, models, tmp_path):
 
 
 def test_an_interrupt_that_compiled_code_prints_is_not_shown():
-    """NumPy's `import_array` calls PyErr_Print, and that the hook, for what ends the import of `numpy`."""
+    """For an error in the import of `numpy`, NumPy's `import_array` calls PyErr_Print, which calls the hook."""
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from npformer.cli.process import set_up; set_up()\n"
@@ -263,7 +263,7 @@ def test_an_interrupt_that_compiled_code_prints_is_not_shown():
 
 
 def test_a_background_job_ignores_ctrl_c(way, models, tmp_path):
-    """A shell starts it with SIGINT ignored, and so it stays."""
+    """A shell starts a background job with SIGINT ignored, which stays so."""
     code, output, said = shell('trap "" INT; "$@"', way, ["classify", TEXT], models, tmp_path)
     assert (code, said) == (0, "")
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)

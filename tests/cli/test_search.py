@@ -60,7 +60,7 @@ def test_vectors_are_kept_until_the_file_or_the_model_changes(model, file, tmp_p
     first = search(model, "music", file)
     arrays, metadata = load_arrays(kept(file))
     assert arrays["vectors"].shape == (6, 32)
-    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # shows which are read
+    save_arrays(kept(file), {"vectors": -arrays["vectors"]}, metadata)  # records the files that are read
     assert search(model, "music", file)[1] != first[1]
     other = tiny.folder(tmp_path / "other", "bert", "base", seed=9)
     assert search(other, "music", file)[1] not in (first[1], "")
@@ -96,7 +96,7 @@ def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
 def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
-    """With a correct checksum, or without one: these were once used, or ended every search."""
+    """With or without a correct checksum: such files were once used, or ended every search."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     arrays, metadata = load_arrays(kept(file))
@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """Like a read-only folder, which root could still write to: a name too long for a suffix."""
+    """A name too long for a suffix simulates a read-only folder, which root could still write to."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """The exit code, stdout and stderr of `npformer view ...`; no error is a traceback."""
+    """Returns the exit code, stdout and stderr of `npformer view ...`; checks that no error is a traceback."""
     code = main(["view", *map(str, arguments)])
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
@@ -49,7 +49,7 @@ def check_page(page: str) -> None:
     """A self-contained document that fetches nothing and contains no markup from texts."""
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
-    assert re.findall(r"<link[^>]*>", page) == ['<link rel="icon" href="data:,">']  # or a browser asks for favicon.ico
+    assert re.findall(r"<link[^>]*>", page) == ['<link rel="icon" href="data:,">']  # prevents a request for favicon.ico
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg\")|src=\"|href=\"(?!data:,)|@import|url\(|<img", page)
     assert page.count("</script>") == page.count("<script")
     assert "default-src 'none'" in page
@@ -201,7 +201,7 @@ def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", command.KINDS)
 def test_a_text_longer_than_the_model_is_cut_as_elsewhere(kind: str, folder: Path, capsys) -> None:
-    """The view shows as much as the model reads, with one warning."""
+    """The view shows the text that the model reads, with one warning."""
     long = run(capsys, "love " * 150, "-m", folder, "--kind", kind)
     assert long[::2] == (0, "npformer: input 0: 152 tokens, cut to 128\n")
     assert long[1].rstrip() == run(capsys, "love " * 126, "-m", folder, "--kind", kind)[1].rstrip()

@@ -1,1 +1,1 @@
-"""Tests of npformer/common; `test_files.py` has what other tests use of it."""
+"""Tests of npformer/common; `test_files.py` has helpers for other tests."""

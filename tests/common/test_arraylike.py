@@ -1,4 +1,4 @@
-"""Public functions take what np.asarray takes, and compute with it as with an array of float64."""
+"""Public functions accept every input of np.asarray, and compute with it in float64."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def wrapped() -> set[str]:
 
 
 def test_every_public_function_of_arrays_is_tried() -> None:
-    """`load` takes no arrays, and answers other libraries' arguments; `shift_right` converts its arguments itself."""
+    """`load` takes no arrays, and explains other libraries' arguments; `shift_right` converts its own arguments."""
     assert wrapped() - {"load"} == CASES.keys() - {"shift_right"}
 
 
@@ -95,7 +95,7 @@ def test_array_likes_give_the_float64_result(name: str, form: str) -> None:
     found, expected = function(**changed(CASES[name], FORMS[form])), function(**CASES[name])
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found, expected)
-    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # they keep the type
+    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # these keep the type
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 
@@ -248,7 +248,7 @@ def test_empty_arrays_give_empty_results() -> None:
 
 
 def test_a_model_calls_the_functions_as_they_are_written() -> None:
-    """The conversion is in the functions of `npformer` alone, so that it costs a model nothing."""
+    """Only the public functions of `npformer` convert, so that models pay nothing for it."""
     modules = [importlib.import_module(f"npformer.{name}") for name in ("functions", "encoder_layers", "transformer")]
     for name in wrapped():
         inside = {id(getattr(module, name)) for module in modules if hasattr(module, name)}

@@ -197,7 +197,7 @@ def own_device(folder: Path, name: str) -> Path:
     return path
 
 
-# --- what a run that was killed left ---------------------------------------------------------------------------------
+# --- files of a killed run ---------------------------------------------------------------------------------
 
 WRITER = """
 import os, sys, time
@@ -222,7 +222,7 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
     for run in runs:
         assert run.stdout is not None
         assert run.stdout.read(5) == b"ready"
-    os.mkdir(tmp_path / ".result.precious.lock")  # not a temporary name of npformer
+    os.mkdir(tmp_path / ".result.precious.lock")  # not one of npformer's temporary names
     assert len(os.listdir(tmp_path)) == 5
     runs[0].send_signal(signal.SIGKILL)
     runs[0].wait()
@@ -230,19 +230,19 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
         write(tmp_path / name)
         assert len(os.listdir(tmp_path)) == 4 + (
             name == "other"
-        )  # the other run's two, this run's, and the one to keep
+        )  # two of the other run, one of this run, and the one to keep
     runs[1].send_signal(signal.SIGKILL)
     runs[1].wait()
     for run in runs:
         run.stdout.close()  # type: ignore[union-attr]
     write(tmp_path / "other")
-    assert len(os.listdir(tmp_path)) == 5  # it removes the unfinished `other`
+    assert len(os.listdir(tmp_path)) == 5  # removes the unfinished `other`
     write(tmp_path / "result")
     assert sorted(os.listdir(tmp_path)) == [".result.precious.lock", "other", "result"]
 
 
 def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the system's temporary folder, readable only by its owner."""
+    """The file is in the system's temporary folder, readable only by its owner."""
     os.mkfifo(tmp_path / "fifo")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -255,7 +255,7 @@ def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch
         (folder,) = temporary.glob(".npformer-fifo.*.partial")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         run.kill()
-    with pytest.raises(ZeroDivisionError):  # no reader is waited for
+    with pytest.raises(ZeroDivisionError):  # does not wait for a reader
         fail(tmp_path / "fifo")
     assert os.listdir(temporary) == []
 
@@ -272,7 +272,7 @@ for i in range(150):
 
 
 def test_runs_that_write_one_file_at_once_leave_each_other_alone(tmp_path: Path) -> None:
-    """Each removes files of dead processes, at any moment while others create and remove their own."""
+    """Processes remove files of dead processes while others create and remove their own."""
     command = [sys.executable, "-c", MANY, str(tmp_path / "result")]
     runs = [subprocess.Popen([*command, letter], cwd=ROOT) for letter in "abc"]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
@@ -320,7 +320,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 
 
 def test_rows_of_two_tables_are_read_by_turns() -> None:
-    """Their limits of a cell are their own, and csv's for the rest of the process stays."""
+    """These readers have their own cell limits, and csv's limit for the rest of the process stays."""
     usual = csv.field_size_limit()
     long = csv_rows([(1, "a\n"), (2, "b" * 2 * usual)], "long", 3 * usual)
     short = csv_rows([(1, "a\n"), (2, "b" * 9)], "short", 8)
@@ -333,7 +333,7 @@ def test_rows_of_two_tables_are_read_by_turns() -> None:
 
 
 def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
-    """Half of a pair cannot be written again; a whole pair is a character."""
+    """A lone surrogate cannot be written again; a pair is a character."""
     (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude00"}')
     assert read_json(tmp_path / "whole.json") == {"a": "\U0001f600"}
     (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')

@@ -22,7 +22,7 @@ TABLE = {field.name: field.default for field in fields(Limits)}
 
 
 def torch_folder(path: Path) -> Path:
-    """A tiny model whose weights are a file of torch.save."""
+    """Writes a tiny model with weights in a file of torch.save."""
     folder = tiny.folder(path)
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     torch_writer.save(folder / "pytorch_model.bin", tensors)
@@ -41,7 +41,7 @@ def sharded_folder(path: Path) -> Path:
 
 
 def sinusoidal(_: Path) -> Path:
-    """A model of the 2017 paper, whose positions are computed."""
+    """Writes a model of the 2017 paper, with computed positions."""
     return Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 
@@ -188,7 +188,7 @@ def test_a_model_made_by_hand_has_limits():
 
 
 def test_the_cache_of_configs_is_bounded():
-    """A config can have 70 kB, and the tables computed from it megabytes."""
+    """A config of 70 kB can need computed tables of megabytes."""
     model = tiny.model("bert").config
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)

@@ -118,7 +118,7 @@ while had < 100:
 
 
 def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
-    """The lock's file is removed at the end, so that others open it, or its successor, at any moment of that."""
+    """The lock's file is removed at the end, while others open it or its successor at any moment."""
     runs = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")], cwd=ROOT) for _ in range(3)]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
 
@@ -126,7 +126,7 @@ def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
 def test_a_lock_that_was_replaced_while_it_was_opened_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that clears opens a lock, a second clears it first, and its owner creates it anew before the first locks."""
+    """One run opens a stale lock, a second removes it first, and a new owner creates it before the first locks it."""
     lock = tmp_path / ".result.00000000.lock"
     lock.touch()
     take = locks._lock

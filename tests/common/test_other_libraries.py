@@ -1,4 +1,4 @@
-"""Names and arguments of other libraries end in an error with the line to write, and that line is right."""
+"""Names and arguments of other libraries raise an error that shows the correct line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
 def test_a_name_of_another_library_is_answered(table, name):
-    """By Python's own type of error, so that `hasattr` works. A task that has the name needs no answer."""
+    """The error has Python's own type, so that `hasattr` works. A task with the name needs no error."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:
@@ -67,7 +67,7 @@ def test_unknown_names_stay_python_s_own():
 
 @pytest.mark.parametrize("line", sorted({line for table in TABLES.values() for line in table.values()}))
 def test_the_names_in_a_line_to_write_exist(line):
-    """Its attributes exist on a model, a task, a config, a tokenizer or the module, and its commands are commands."""
+    """The line's attributes exist on a model, task, config, tokenizer or the module, and its commands exist."""
     known = {"model": OBJECTS["MODEL"], "task": TASKS, "config": OBJECTS["CONFIG"], "tokenizer": OBJECTS["TOKENIZER"]}
     for owner, path in re.findall(r"(?<![\w.])(model|task|config|tokenizer|npformer)((?:\.[a-z]\w*)+)", line):
         values = known.get(owner, (npformer,))

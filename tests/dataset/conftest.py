@@ -27,7 +27,7 @@ def classify(model: Path) -> Task:
 
 @pytest.fixture(scope="session")
 def rows() -> pa.Table:
-    """100 rows: numbers, texts of all kinds, and texts that look like something else."""
+    """Returns 100 rows: numbers, texts of all kinds, and texts that look like other types."""
     count = range(100)
     odd = ["007", "1.50", "NA", "2024-01-01T00:00:00", "", " x "]
     return pa.table(

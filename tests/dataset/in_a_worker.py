@@ -47,7 +47,7 @@ loads: list[dict[str, object]] = []
 
 
 def note_loads() -> None:
-    """Has this worker note how it makes tasks."""
+    """Makes this worker record how it creates tasks."""
     real = work.pipeline
 
     def made(*arguments, **options):
@@ -58,7 +58,7 @@ def note_loads() -> None:
 
 
 def noted() -> list[tuple[object, bool]]:
-    """The threads of each task on this worker, and whether all its tables are memory-mapped."""
+    """Returns the threads of each task on this worker, and whether all its tables are memory-mapped."""
     (task,) = work._tasks.values()
     arrays = stored(dict(task.model.weights), task.model.config).values()
     mapped = all(isinstance(_base(array), mmap.mmap) for array in arrays)

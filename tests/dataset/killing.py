@@ -1,8 +1,8 @@
-"""Runs `npformer.dataset.map` in children that are killed with SIGKILL, and compares what a last whole run leaves.
+"""Runs `npformer.dataset.map` in child processes that are killed with SIGKILL, and compares the final output.
 
-A program of its own, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: all is
-imported and the model is loaded once, and no thread has been started when a child begins. It prints how many children
-were killed, and fails if a run that was broken off ends with other bytes than one that was not.
+A separate program, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: everything is
+imported and the model loaded once, and no thread runs when a child begins. It prints how many children
+were killed, and fails if an interrupted run ends with other bytes than an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.compute  # noqa: F401 - the children import nothing anew
 import npformer
 import npformer.dataset
 
-#: What a run does to files, by the audit events of Python (PEP 578).
+#: A run's file operations, as audit events of Python (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 KILLS = 50
 ROWS = 40  # of a part
@@ -54,7 +54,7 @@ class Runs:
         return False
 
     def taken(self) -> dict[str, bytes]:
-        """The files of the output and the run's other files, which are then removed."""
+        """Returns the files of the output and the run's other files, and removes them."""
         found = {}
         for path in sorted(self.sink.parent.rglob("*")):
             if path.is_file():
@@ -74,7 +74,7 @@ class Runs:
         return self.taken()
 
     def at_every_step(self) -> int:
-        """Kills a run at the first, the second, ... thing that it does to a file of the output."""
+        """Kills a run at its first, second, ... operation on a file of the output."""
         whole, step = self.unbroken(), 0
         while self.was_killed(self.child(partial(self.count_down, step))):
             step += 1

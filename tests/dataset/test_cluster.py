@@ -16,7 +16,7 @@ from tests.dataset.in_a_worker import pretend
 from tests.support import tiny
 from tests.support.cli_runner import run_apart
 
-# Dask closes what it can when a worker dies or a cluster ends, and leaves the rest to the collector.
+# When a worker dies or a cluster ends, Dask leaves some resources to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -38,10 +38,10 @@ def test_workers_make_the_bytes_of_one_machine(sink, client, classify, source_of
 
 
 def test_a_worker_with_another_model_is_named(client, source_of_500, tmp_path):
-    """The folder that it loads is not what it was when the task was made."""
+    """The worker loads a folder that changed after the task was made."""
     folder = tiny.folder(tmp_path / "model")
     task = npformer.pipeline("text-classification", folder)
-    (folder / "model.safetensors").rename(tmp_path / "kept")  # which the task has mapped
+    (folder / "model.safetensors").rename(tmp_path / "kept")  # the task has mapped it
     tiny.folder(folder, seed=1)
     with pytest.raises(NpformerError, match=r"worker tcp://.*: the model differs from that of the run in its weights$"):
         map(task, source_of_500, tmp_path / "out", column="text", client=client)
@@ -106,7 +106,7 @@ def test_a_missing_scheduler_is_an_error(monkeypatch):
 
 
 def test_a_probe_distinguishes_orders_of_addition(monkeypatch):
-    """The same digest each time; another one where products add in another order."""
+    """The digest is stable, and differs where products add in another order."""
     first = work.probe()
     monkeypatch.setattr(work, "_probed", [])
     assert work.probe() == first

@@ -92,7 +92,7 @@ def test_answers_to_questions(top_k, tmp_path):
 
 
 def test_masks(tmp_path):
-    """A list of words for each mask, also for one; a text without one is an error."""
+    """Each mask gets a list of words, even a single mask; a text without a mask is an error."""
     task = npformer.pipeline("fill-mask", tiny.folder(tmp_path / "model", "bert", "masked-lm"), top_k=2)
     found = answered(task, tmp_path)["masks"].to_pylist()
     assert found == [None, [list(task(TEXTS[1]))], list(task(TEXTS[2])), None]
@@ -116,7 +116,7 @@ def test_vectors_have_the_bits_of_the_model(dtype, tmp_path):
 
 
 def test_translations(tmp_path):
-    """The text, or the list of the best; an empty one and one that is too long are errors. A sample can be drawn again."""
+    """A row has the text or a list of the best; empty and long texts are errors. A sample can be reproduced."""
     folder = seq2seq_models.folder_of_letters(tmp_path / "model")
     one = npformer.pipeline("translation", folder, max_new_tokens=6)
     texts = ["a dog", "", "x " * 500, "news"]
@@ -143,7 +143,7 @@ def test_translations(tmp_path):
 
 
 def test_continuations_of_prompts_are_columns(tmp_path):
-    """The text, or the list of texts; sampling needs a seed."""
+    """A row has the text or a list of texts; sampling needs a seed."""
     folder = writers.folder(tmp_path / "model")
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
     with pytest.raises(NpformerError, match="seed: missing"):
@@ -158,7 +158,7 @@ def test_continuations_of_prompts_are_columns(tmp_path):
 
 
 def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
-    """Of every model that writes: another repetition_penalty is another run."""
+    """Holds for every generating model: another repetition_penalty is another run."""
     for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
         before = identity(npformer.pipeline(model=folder))["options"]["settings"]
         path = folder / "generation_config.json"

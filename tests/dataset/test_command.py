@@ -83,7 +83,7 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
 
 
 def test_progress_on_a_terminal(models, place):
-    """How many rows of how many, how many a second, and the time left."""
+    """The bar shows rows done, their total, the rate, and the time left."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     given = ("-m", models["classify"], "--input", "in.parquet", "--column", "text", "--output", "o.csv")

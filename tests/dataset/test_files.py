@@ -36,7 +36,7 @@ def written(path: Path, table: pa.Table) -> Path:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, by readers that are not npformer's where there are any."""
+    """Returns the rows of a file, by readers other than npformer's where they exist."""
     form = format_of(path)
     if form.kind in ("csv", "tsv", "jsonl"):
         with pa.OSFile(str(path)) as file:
@@ -49,7 +49,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("suffix", "sink"), list(product(SUFFIXES, (".jsonl", ".parquet"))))
 def test_every_format_is_read(suffix, sink, classify, rows, tmp_path):
-    """Rows and columns in order, whatever the size of parts; a csv has texts, and no nulls."""
+    """Rows and columns stay in order for any size of parts; a csv has texts, and no nulls."""
     source = written(tmp_path / f"in{suffix}", rows)
     report = map(classify, source, tmp_path / f"out{sink}", column="text", part_rows=7)
     found = read(tmp_path / f"out{sink}")
@@ -128,7 +128,7 @@ def test_types_that_other_libraries_write_come_through(classify, tmp_path):
 
 
 def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
-    """Whole numbers and others, fields that come late, and texts that look like times."""
+    """Integers and floats, late fields, and texts that look like times."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text(
         '\ufeff{"text": "a", "n": 1, "t": "2024-01-01", "d": [{"u": 1}]}\n\n', "utf-8"
@@ -145,7 +145,7 @@ def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
 
 
 def test_blocks_of_text_end_anywhere(classify, rows, tmp_path, monkeypatch):
-    """Lines and cells that begin in one block and end in another, of any size of block."""
+    """Lines and cells may cross blocks, for any block size."""
     for suffix, block in product((".jsonl", ".jsonl.gz"), (1, 2, 50, 999)):
         source = written(tmp_path / f"in{suffix}", rows)
         monkeypatch.setattr("npformer.dataset.readers.BLOCK", block)
@@ -185,7 +185,7 @@ def test_texts_that_are_not_utf_8_are_rows_with_an_error(classify, tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
-    """Blank lines of a single column, quoted line ends and null characters; lines and not rows are blank elsewhere."""
+    """Blank lines in a single column, quoted line ends and null characters; elsewhere blank lines are not rows."""
     (tmp_path / "in.csv").write_bytes(end.join(["\ufefftext", "a", "", '"b\nc"', '""', "\0", "", ""]).encode())
     (tmp_path / "two.csv").write_bytes(end.join(["", "text,x", "a,1", "", '"b\r\nc",', ""]).encode())
     map(classify, tmp_path / "in.csv", tmp_path / "o.jsonl", column="text")
@@ -195,7 +195,7 @@ def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
 
 
 def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
-    """A file, a folder, and files of a folder, as a cache has them; the name of the link has the format."""
+    """Links to a file, to a folder, and inside a folder, as in a cache; the link's name determines the format."""
     (tmp_path / "data" / "blobs").mkdir(parents=True)
     blob = written(tmp_path / "data" / "blobs" / "a.parquet", rows).rename(tmp_path / "data" / "blobs" / "12ab")
     (tmp_path / "parts").mkdir()
@@ -208,7 +208,7 @@ def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
         map(classify, tmp_path / "folder", tmp_path / "o.csv", column="text")
 
 
-# --- what cannot be read ---------------------------------------------------------------------------------------------
+# --- unreadable files ---------------------------------------------------------------------------------------------
 
 BAD = {
     "empty.csv": (b"", "the file is empty"),
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
 
 @pytest.mark.parametrize("column", ["text", "list", "coded"])
 def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path):
-    """Offsets of texts and of lists and numbers of a dictionary, each larger than what they refer to."""
+    """Offsets of texts and lists, and dictionary indices, each out of range."""
     marked = 123_456_789
     array = {
         "text": pa.array(["x" * 3, "y"]),
@@ -266,7 +266,7 @@ def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path)
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl.gz", ".parquet", ".arrow"])
 def test_a_file_that_changes_while_it_is_read_is_refused(suffix, change, classify, rows, tmp_path, monkeypatch):
-    """A mapped file that loses pages would end the process; one that is removed stays readable where it is open."""
+    """A mapped file that loses pages would end the process; an open file stays readable after removal."""
     source = written(tmp_path / f"in{suffix}", rows)
     answer = mapping.answer
 

@@ -1,4 +1,4 @@
-"""JSON Lines: every value is carried exactly, or refused with its file, line and column."""
+"""JSON Lines: every value is kept exactly, or refused with its file, line and column."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
     ],
 )
 def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_path):
-    """However far apart the two values are that exclude each other."""
+    """Even if the two conflicting values are far apart."""
     for between in (0, 30_000):
         source = lines(tmp_path / "in.jsonl", *values[:-1], *["null"] * between, values[-1])
         expected = message.replace(f":{len(values)}:", f":{len(values) + between}:")
@@ -96,7 +96,7 @@ def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_pa
 
 
 def test_types_of_two_files_exclude_each_other(classify, tmp_path):
-    """The second one is named, and waits until it is mended."""
+    """The second file is named, and is skipped until it is fixed."""
     (tmp_path / "in").mkdir()
     lines(tmp_path / "in" / "a.jsonl", "9007199254740993")
     lines(tmp_path / "in" / "b.jsonl", "1.5")
@@ -108,7 +108,7 @@ def test_types_of_two_files_exclude_each_other(classify, tmp_path):
 
 @pytest.mark.parametrize("depth", [DEPTH + 1, 100, 1000, 5000, 100_000])
 def test_deep_nesting_is_refused_by_its_line(depth, tmp_path):
-    """On the command line: 10,000 brackets ended the process, and 1,000 printed a traceback."""
+    """On the command line, 10,000 brackets once ended the process, and 1,000 printed a traceback."""
     model = make_models(tmp_path)["classify"]
     for opening, closing in (("[", "]"), ('{"a": ', "}")):
         lines(tmp_path / "in.jsonl", "null", opening * depth + "1" + closing * depth)

@@ -39,7 +39,7 @@ def source(rows, tmp_path) -> Path:
 
 
 def run(task, source, sink, **how) -> dict[str, bytes]:
-    """The output's files, of a run in parts of 25 rows."""
+    """Returns the output's files after a run in parts of 25 rows."""
     sink.parent.mkdir(exist_ok=True)
     map(task, source, sink, **{"column": "text", "part_rows": 25, **how})
     return files_in(sink.parent)
@@ -73,11 +73,11 @@ def test_a_resumed_run_ends_with_the_same_bytes(sink, classify, source, tmp_path
         assert len(list((tmp_path / f"{parts}").rglob("part-*"))) == parts
         assert not list((tmp_path / f"{parts}").rglob(".in-use"))
         with monkeypatch.context() as patch:
-            breaking_after(5 - parts, patch)  # no part is made twice
+            breaking_after(5 - parts, patch)  # no part is computed twice
             assert run(classify, source, tmp_path / f"{parts}" / sink) == whole
     with monkeypatch.context() as patch:
         breaking_after(0, patch)
-        assert run(classify, source, tmp_path / "0" / sink) == whole  # which has nothing to do
+        assert run(classify, source, tmp_path / "0" / sink) == whole  # has nothing to do
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -113,7 +113,7 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tmp_path):
-    """Each field of a header and of a part is lost or of another type, or the whole line is another value."""
+    """Each field of the header and of a part is missing or of another type, or the whole line is another value."""
     out = tmp_path / "out" / "o"
     run(classify, source, out)
     manifest = out / "_manifest.jsonl"
@@ -288,7 +288,7 @@ def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
-    """The other files are answered; once the file can be read, the same call answers it and repeats no part."""
+    """Other files are answered; once the file is readable, the same call answers it without repeating a part."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     good = (source / "a.parquet").read_bytes()
     (source / "a.parquet").write_bytes(good[:-50])

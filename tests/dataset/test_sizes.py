@@ -30,7 +30,7 @@ before = peak()
 npformer.dataset.map(task, *sys.argv[2:], column="text")
 print(peak() - before)
 """
-WIDE = 100_000  # bytes of a text; as rows 4,000 of them are 400 MB
+WIDE = 100_000  # bytes of a text; 4,000 rows of them take 400 MB
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def wide(tmp_path_factory) -> Path:
     ],
 )
 def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tmp_path):
-    """400 MB of rows in at most 250 MB more than the model: several copies of a part, and the most it was is 180 MB."""
+    """400 MB of rows take at most 250 MB more than the model, for copies of a part; the largest measured is 180 MB."""
     command = [sys.executable, "-c", PEAK, model, wide / name, tmp_path / sink]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
-    mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # which the system takes back
+    mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # the system can reclaim these
     assert int(done.stdout) / 1e3 - mapped < 250
 
 
@@ -76,7 +76,7 @@ def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tm
     ("suffix", "sink"), list(product(("arrow", "parquet"), ("arrow", "parquet", "jsonl", "csv", "")))
 )
 def test_a_dictionary_is_carried_as_one(suffix, sink, classify, rows, tmp_path):
-    """With values that come late or never, in parts of 7 rows; also as the column of texts."""
+    """Columns with late or missing values, in parts of 7 rows; also as the column of texts."""
     values = [*rows["text"].to_pylist(), "rare", None]
     coded = pa.array(values).dictionary_encode()
     halves = [coded.slice(0, 50), pa.array(values[50:]).dictionary_encode()]
@@ -134,7 +134,7 @@ def test_parts_end_by_rows_or_by_bytes(monkeypatch):
 
 
 def test_the_size_of_a_row_is_that_of_its_values():
-    """Slices and dictionaries change nothing; a missing value has the size of its column alone."""
+    """Slices and dictionaries change no size; a missing value has only the fixed size of its column."""
     lists = pa.array([["ab", "c"], None, [], ["defg"]])
     table = pa.table(
         {

@@ -1,4 +1,4 @@
-"""Workers that die, that fail, that run on another kernel or that get the model from the hub: the answers stay the same."""
+"""Workers die, fail, run on another kernel or load the model from the hub: the answers stay the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.dataset.in_a_worker import Deadly, Slow, fail_once, note_loads, noted
 from tests.support import hub_server, kernels, tiny
 from tests.support.cli_runner import ENVIRONMENT, ROOT
 
-# Dask closes what it can when a worker dies or a cluster ends, and leaves the rest to the collector.
+# When a worker dies or a cluster ends, Dask leaves some resources to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 PARTS = 50
@@ -59,12 +59,12 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
             written.append(place)
             if len(written) in moments:
                 alive = [worker.pid for worker in made.workers.values() if worker.pid]
-                if alive:  # else both are being started
+                if alive:  # otherwise both are still starting
                     killed.append(chosen.choice(alive))
                     os.kill(killed[-1], signal.SIGKILL)
 
         monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
-        made.scheduler.allowed_failures = KILLS  # a part that several of them had is not at fault
+        made.scheduler.allowed_failures = KILLS  # the part is not at fault, although several workers had it
         map(classify, source_of_500, tmp_path / "there", column="text", part_rows=10, client=client)
     assert len(set(killed)) > 2
     assert len(written) == len(set(written)) == PARTS
@@ -83,7 +83,7 @@ with connected("local:2") as client:
 
 
 def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
-    """Its workers end with it: they do not work on without a client."""
+    """The workers end with it: they do not continue without a client."""
     command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
     for done in (random.Random(1).randrange(1, 20), random.Random(2).randrange(20, 40)):
         run = subprocess.Popen([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT)
@@ -159,13 +159,13 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """The oldest kernels that this CPU runs: the run and the manifest name the worker's parts, if a trial says so."""
+    """On the CPU's oldest kernels, the run and the manifest name the worker's parts if a trial finds a difference."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]
     bits = subprocess.run(trial, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     with started(ENVIRONMENT, environment) as client:
-        client.register_plugin(Slow(0.01))  # so that both have parts
+        client.register_plugin(Slow(0.01))  # ensures that both have parts
         if bits == work.probe():
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
             assert files_in(tmp_path / "out") == whole

@@ -68,7 +68,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
-    """In memory, in both kinds of files, and among what is trained."""
+    """In memory, in both kinds of files, and among the trained weights."""
     fields = {"n_layers": 6, "sharing": Sharing(2, 2)}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
     own = convert(folder, tmp_path / "own")
@@ -89,7 +89,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
-    """Like a projection that is declared as tied, but differs from the table."""
+    """As for a projection that is declared as tied but differs from the table."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"
@@ -108,7 +108,7 @@ def test_tables_as_wide_as_the_layers_are_projected_too() -> None:
 
 
 def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
-    """The head for the order of sentences and the pooler are known, so that no warning is given, which would raise."""
+    """The sentence-order head and the pooler are known, so there is no warning, which would raise."""
     config = read_config(described("ForPreTraining"))
     assert config.head == "masked-lm"
     tensors = to_torch(tiny.weights(config), config)
@@ -129,7 +129,7 @@ def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
 
 
 def test_the_order_of_sentences_is_read_and_cannot_be_written(tmp_path: Path) -> None:
-    """No class of transformers has only this head, and a file without a class would be read as another model."""
+    """No transformers class has only this head, and a file without a class would be read as another model."""
     config = read_config(described("ForPreTraining"), "next-sentence")
     assert (config.n_outputs, config.pooler) == (2, "tanh")
     model = Model(config, tiny.weights(config))

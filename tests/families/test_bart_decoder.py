@@ -1,4 +1,4 @@
-"""BART's decoder alone, BartForCausalLM: one causal stack that writes, from files with attention to a source."""
+"""BART's decoder alone, BartForCausalLM: one causal stack that generates, from files with cross-attention."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.support import tiny, torch_writer, writers
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """A config.json as Transformers writes it, whose encoder has other sizes than the decoder."""
+    """Returns a config.json as Transformers writes it, with different sizes of encoder and decoder."""
     data = write_config(tiny.config("bart", "causal-lm"))
     return {**data, "encoder_layers": 0, "encoder_ffn_dim": 7, "encoder_attention_heads": 5, **changes}
 
 
 def folder(path: Path, kind: str = "safetensors") -> Path:
-    """As Transformers writes it: with every layer's attention to a source."""
+    """Writes a folder as Transformers does, with the cross-attention of every layer."""
     settings = tiny.config("bart", "causal-lm")
     tensors = {name: np.ascontiguousarray(a) for name, a in to_torch(tiny.weights(settings), settings).items()}
     for n in range(settings.n_layers):
@@ -91,7 +91,7 @@ def test_a_config_that_is_not_computed_is_refused_by_name(changes: dict[str, Any
 def test_files_are_read_without_attention_to_a_source_and_written_without_it(kind: str, tmp_path: Path) -> None:
     made = folder(tmp_path / "m", kind)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # no warning for tensors that do not affect the answers
+        warnings.simplefilter("error")  # unused tensors give no warning
         model = npformer.load(made)
     assert repr(model) == "<npformer.Model bart causal-lm: 2 layers, 4 heads, width 32, float32>"
     expected = flatten(tiny.weights(model.config))

@@ -32,7 +32,7 @@ OPTIONAL = ("position_biased_input", "pos_att_type", "type_vocab_size")
 
 
 def test_buckets() -> None:
-    """Distances up to half of the buckets have their own, the others share those of a logarithm, up to the last one."""
+    """Distances up to half of the buckets have their own bucket; larger ones share logarithmic buckets."""
     distances = np.arange(-511, 512)
     buckets = log_buckets(distances, 256, 512)
     near = np.abs(distances) <= 128
@@ -85,7 +85,7 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 @pytest.mark.numbers
 @pytest.mark.parametrize("forms", FORMS)
 def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
-    """Alone it needs fewer rows of the table than in a batch with a longer text. A gap between its tokens is seen."""
+    """Alone, a text needs fewer rows of the table than in a batch with a longer text. A gap between tokens counts."""
     fields = {"labels": tuple("abc"), "mechanisms": (tiny.distances(forms=forms),)}
     same_bits("deberta-v2", "token-classification", **fields)
     model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)
@@ -165,7 +165,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
 
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
-    """A score is divided by the root of the number of products; without distances their stages do not exist."""
+    """Scores are divided by sqrt(number of products * K); without distances their stages do not exist."""
     model = tiny.model("deberta-v2", "token-classification", mechanisms=(tiny.distances(forms=forms, own=True),))
     t = trace(model, Text(np.arange(2, 12)))
     at = "layers.1.attention."
@@ -201,7 +201,7 @@ def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tup
     assert diagnosis.mistake == mistake, str(diagnosis)
 
 
-# --- the convolution of the largest models ----------------------------------------------------------------------------
+# --- the convolution of the largest models ---------------------------------------------------------------------------
 
 CONVOLUTION = {"convolution": InputConvolution(3, "gelu"), "max_length": 300}
 
@@ -209,7 +209,7 @@ CONVOLUTION = {"convolution": InputConvolution(3, "gelu"), "max_length": 300}
 def test_a_convolution_reads_the_neighbouring_rows() -> None:
     random = np.random.default_rng(0)
     lengths = np.array([4, 1, 3])
-    places = np.array([0, 1, 2, 3, 0, 5, 2, 3])  # the last text in another order, with gaps
+    places = np.array([0, 1, 2, 3, 0, 5, 2, 3])  # the last text has gaps
     x, weight = random.standard_normal((8, 6)), random.standard_normal((5 * 6, 6))
     bias, grad = random.standard_normal(6), random.standard_normal((8, 6))
     made, hidden = Convolution(tanh), {"weight": weight, "bias": bias}

@@ -1,4 +1,4 @@
-"""Features of ELECTRA: narrow tables, two models in one family, each with its own head, and a GELU in the others."""
+"""Features of ELECTRA: narrow tables, two models with different heads in one family, and a GELU in the other heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def checkpoint(path: Path, name: str) -> Path:
 
 
 def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
-    """In any layout; its head is as wide as the layers, whose activation it has, and not as the narrow tables."""
+    """In any layout; the head has the width and activation of the layers, not the width of the narrow tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
     assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
@@ -71,7 +71,7 @@ def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_p
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: Path) -> None:
-    """Its head has no task, so that a pipeline without one gives the vectors of tokens."""
+    """Its head has no task, so a pipeline without a task gives tokens' vectors."""
     folder = tiny.folder(tmp_path / "model", "electra", "replaced-token", own=own)
     base = npformer.load(folder, head="base")
     assert tasks_of(npformer.load(folder).config) == ["feature-extraction", "sentence-embedding"]
@@ -85,7 +85,7 @@ def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: 
 
 
 def test_a_port_of_the_discriminator_is_compared_and_diagnosed() -> None:
-    """By our stage, by either module, padded: the last linear layer has a column that its head takes off."""
+    """By npformer's stage or either module, padded: the head removes the last linear layer's single column."""
     model, texts = tiny.model("electra", "replaced-token"), ["I love ice cream", "no", "is it"]
     reference, t = golden.record(model, texts), npformer.trace(model, texts)
     padded = np.zeros((3, 6), np.float32)
@@ -117,7 +117,7 @@ def test_its_logits_are_shown_by_token() -> None:
 
 
 def test_a_replaced_token_is_learned() -> None:
-    """Binary cross-entropy of each token that has a target, and its gradient, against the sigmoid written out."""
+    """Compares binary cross-entropy over tokens with a target, and its gradient, with the sigmoid written out."""
     config = tiny.config("electra", "replaced-token")
     logits, targets = np.array([-2.0, 0.5, 3.0, 0.0]), np.array([0, 0, 1, -100])
     texts = [targets[:3], targets[3:]]
