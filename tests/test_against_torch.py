@@ -50,7 +50,7 @@ def load(folder: Path, dtype: str) -> Model:
 
 
 def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.ndarray]]:
-    """Every stage of model(...) but its inputs, each as the arrays it fired with."""
+    """Returns every stage of model(...) except inputs, each as the arrays it fired with."""
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:
@@ -249,7 +249,7 @@ def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 
 def summary(stage: np.ndarray) -> tuple[float, float, float]:
-    """Its largest magnitude, the sum of magnitudes, and a checksum that depends on the order of entries."""
+    """Returns the largest magnitude, the sum of magnitudes, and a checksum that depends on the order."""
     return (
         float(np.abs(stage).max()),
         float(np.abs(stage).sum()),

@@ -44,7 +44,7 @@ TRANSFORMERS = ["transformer", "transformer-pre-norm"]
 Weights = dict[str, np.ndarray]  # flat
 
 
-# --- what goes in ----------------------------------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------------------
 
 
 def test_shift_of_the_target_that_004_translates() -> None:
@@ -110,7 +110,7 @@ def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 
 def out_of_budget(case: str, found: dict[str, np.ndarray]) -> dict[str, str]:
-    """The stages of a float32 run that are further off than torch's are, with what is wrong."""
+    """Returns the stages of a float32 run with a larger error than torch's, each with its description."""
     torch32, truth, errors = stages(case, "float32"), stages(case, "float64"), torch_values.errors_in(torchs(case))
     wrong = {name: torch_values.over_budget(found[name], torch32[name], truth[name], errors[name]) for name in truth}
     return {name: line for name, line in wrong.items() if line}

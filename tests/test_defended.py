@@ -105,7 +105,7 @@ def texts(folder: Path) -> None:
     for how in ("window", "error"):
         with pytest.raises(NpformerError, match="1000010 is more than the limit `characters` of 1000000"):
             classify(long, long=how)
-    with pytest.raises(NpformerError, match="limit `characters`"):  # no place to cut it at
+    with pytest.raises(NpformerError, match="limit `characters`"):  # no place to cut
         classify("x" * 1_000_001)
 
 

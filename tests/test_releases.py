@@ -31,6 +31,6 @@ def test_releases_have_dates_the_newest_first() -> None:
 
 
 def test_changes_are_grouped_by_kind_and_are_short() -> None:
-    for release in RELEASES[:-1]:  # the first release has all that there was
+    for release in RELEASES[:-1]:  # the first release lists everything
         assert re.findall("^### (.+)$", release, flags=re.MULTILINE) == ["Added", "Changed", "Fixed"]
         assert len(release.split()) < 1000

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "npformer"
 PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
 LONGEST = 450  # lines; a longer file has two subjects
 
-# From what knows least to what knows most: a module imports, at whatever time, only what stands before it or beside it.
+# Modules from the lowest to the highest: a module ever imports only modules before it or on its own line.
 # A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
 ORDER = (
     *(
@@ -73,7 +73,7 @@ INDEPENDENT = {
     "common.arraylike": {"common.errors", "common.checks"},
     "config": {"common", "common.errors", "common.checks", "common.other_libraries"},
     "common.other_libraries": {"common.errors"},
-}  # and the only modules of ours they import
+}  # and the only modules of npformer that they import
 
 
 def module_name(path: Path) -> str:
@@ -142,7 +142,7 @@ def test_independent_modules_stay_independent(name: str) -> None:
 
 
 def test_imports_make_no_circle() -> None:
-    """At the head of a file, in its functions and for type checkers."""
+    """At the top of a file, in its functions and for type checkers."""
     circles = [name for name in MODULES if name in reached(name)]
     assert circles == []
 

@@ -1,4 +1,4 @@
-"""Warnings: one category of our own, and the user's line as the place."""
+"""Warnings have one category of npformer's own, and the user's line as their location."""
 
 from __future__ import annotations
 

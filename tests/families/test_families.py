@@ -16,7 +16,7 @@ ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/arch
 
 
 def random_checkpoint(name, **changes):
-    """An architecture's config and random tensors of its shapes, with what is tied stored once (safetensors)."""
+    """Returns an architecture's config and random tensors of its shapes, with tied tensors stored once (safetensors)."""
     described = ARCHITECTURES[name]
     config = read_config({**described["config"], **changes})
     tensors = draw.tensors(described["tensors"])
@@ -43,7 +43,7 @@ def test_every_architecture_survives_a_round_trip(name):
         assert not array.flags.writeable
     back = to_torch(tree, config)
     unused = tensors.keys() - back.keys()
-    if name in MORE_THAN_A_HEAD:  # read as its first head
+    if name in MORE_THAN_A_HEAD:  # the class is read as its first head
         unused -= {key for key in unused if key.startswith(MORE_THAN_A_HEAD[name])}
     assert not unused
     assert back.keys() <= tensors.keys()
@@ -68,7 +68,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
     modules = described.get("modules") or {tensor.rpartition(".")[0] for tensor in described["tensors"]}
     for ours, parameter in layout.parameters(config).items():
         path = module_path(config, parameter.group)
-        if not sources[ours].alone:  # a module in several groups
+        if not sources[ours].alone:  # one module has several groups
             assert path is None
         else:
             assert path in modules
@@ -106,7 +106,7 @@ def test_a_tied_projection(name):
 @pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_untied_projection_is_read(name, tied):
-    """Where config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
+    """If config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
     config, tensors = random_checkpoint(name, tie_word_embeddings=False)
     config = read_config({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
     (key,) = (key for key in ARCHITECTURES[name]["tied"] if key.endswith("weight"))

@@ -116,7 +116,7 @@ def test_settings_that_may_be_left_out_or_written_in_several_ways() -> None:
     assert read_config(left_out).activation == "gelu_tanh"
     names = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
     assert {name: read_config(described(activation_function=name)).activation for name in names} == names
-    assert read_config(described(reorder_and_upcast_attn=True)) == plain  # in which order it multiplies
+    assert read_config(described(reorder_and_upcast_attn=True)) == plain  # only changes the order of operations
 
 
 @pytest.mark.parametrize("changes", [{}, {"end_ids": (3, 4), "pad_id": 2}, {"end_ids": (), "start_id": 7}])
@@ -160,7 +160,7 @@ def test_choices_are_read_at_their_last_tokens(tmp_path: Path) -> None:
     mask = (whole != 7).astype(int)
     found = model(whole, attention_mask=mask).logits
     assert found.shape == (2, 3)
-    assert np.array_equal(model(whole).logits, found)  # padding is found by its id, too
+    assert np.array_equal(model(whole).logits, found)  # padding is also found by its id
     assert np.array_equal(found[0], found[1, ::-1])
     output = model.weights["head"]["output"]
     for row, length, logit in zip(choices, lengths, found[0], strict=True):
@@ -198,7 +198,7 @@ def test_a_head_for_choices_is_not_written_alone_or_read_if_missing(tmp_path: Pa
         npformer.load(tiny.folder(tmp_path / "one", "gpt2", "causal-lm"), head="multiple-choice")
 
 
-# --- what a text's place in a batch does ------------------------------------------------------------------------------
+# --- effects of a text's place in a batch ----------------------------------------------------------------------------
 
 
 def ids(length: int, seed: int = 0) -> np.ndarray:
@@ -238,7 +238,7 @@ def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
     only = Text(np.array([7, 7, 7]))
     rows = trace(model, only)["norm"] @ model.weights["head"]["output"]["weight"]
     np.testing.assert_allclose(model.run([only])[0]["logits"], rows[0], rtol=1e-4, atol=1e-5)
-    unpadded = tiny.model("gpt2")  # it knows no padding, and reads the last token
+    unpadded = tiny.model("gpt2")  # without a padding token, it reads the last token
     assert not np.array_equal(unpadded.run([Text(np.append(text, [7]))])[0]["logits"], right)
 
 

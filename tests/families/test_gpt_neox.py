@@ -41,7 +41,7 @@ def test_rotations_of_older_and_newer_files() -> None:
 
 
 def test_every_number_of_columns_is_written_back() -> None:
-    """2 / 98 times 98 is a little less than 2, for one."""
+    """For example, 2 / 98 times 98 is slightly below 2."""
     for columns in range(2, 98, 2):
         rotary = PartialRotary(10.0, columns=columns)
         config = tiny.config("gpt_neox", "base", d_model=98, n_heads=1, mechanisms=(rotary,))
@@ -70,7 +70,7 @@ def test_layers_are_parallel_or_not() -> None:
 
 
 def test_query_key_and_value_are_interleaved_by_heads() -> None:
-    """Of three heads of two rows: query, key and value of the first, then of the second, then of the third."""
+    """Three heads of two rows: the first head's query, key and value, then the second's, then the third's."""
     fused = np.arange(18)
     parts = [FAMILIES["gpt_neox"].part(tiny.config("gpt_neox", "base", n_heads=4), ("query", "key", "value"), each)
              for each in ("query", "key", "value")]  # fmt: skip

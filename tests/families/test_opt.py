@@ -49,7 +49,7 @@ def test_norms_without_weights_are_refused() -> None:
 
 
 def test_masked_tokens_have_no_positions() -> None:
-    """Before, within and after a text."""
+    """Masks tokens before, within and after a text."""
     model, ids = tiny.model("opt", "base", dtype=np.float64), np.arange(5, 14)
     mask = np.array([0, 0, 1, 1, 0, 1, 1, 1, 0])
     alone = model(ids[mask == 1]).last_hidden_state[0]

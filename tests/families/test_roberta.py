@@ -40,7 +40,7 @@ def described(family: str, head: str = "Model", **changes: Any) -> dict[str, Any
 
 
 def places(model: Model, ids: list[int]) -> list[int]:
-    """The rows of the position table that a text's tokens have."""
+    """Returns the rows of the position table for a text's tokens."""
     table = model.weights["embeddings"]["position"]["weight"]
     rows = npformer.trace(model, [np.array(ids)])["embeddings.position"]
     return [int(np.flatnonzero((table == row).all(axis=1))[0]) for row in rows]
@@ -83,9 +83,9 @@ def test_a_text_has_the_same_bits_alone_and_padded_on_either_side(head: str) -> 
     model = tiny.model("roberta", head)
     random = np.random.default_rng(0)
     texts = [np.r_[0, random.integers(5, 200, length), 2] for length in (7, 3, 0)]
-    texts[0][4] = 1  # padding inside of a text, too
+    texts[0][4] = 1  # padding inside a text
     width = max(map(len, texts))
-    sides = ["right"] if head == "sequence-classification" else ["right", "left"]  # it reads the first column
+    sides = ["right"] if head == "sequence-classification" else ["right", "left"]  # the head reads the first column
     for side in sides:
         room = [(0, width - len(text)) if side == "right" else (width - len(text), 0) for text in texts]
         ids = np.array([np.pad(text, each, constant_values=1) for text, each in zip(texts, room, strict=True)])
@@ -165,7 +165,7 @@ def test_the_activation_of_the_layers_in_the_head_is_a_mistake_that_is_named(fam
 
 
 def test_the_published_masked_language_model_is_read_whole(family: str) -> None:
-    """Its file has a pooler, position numbers, the tied projection and its bias under two names, and names its class."""
+    """The file has a pooler, position ids, the tied projection and its bias under two names, and a class name."""
     config = read_config(described(family, "ForMaskedLM", type_vocab_size=1, layer_norm_eps=1e-5))
     tensors = to_torch(tiny.weights(config), config)
     assert {"lm_head.bias"} == {name for name in tensors if name.endswith("bias") and name.count(".") == 1}

@@ -92,7 +92,7 @@ def test_other_families_refuse_its_fields() -> None:
 
 
 def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """As sentence-transformers reads a T5: the decoder and the projection are left out, without a warning."""
+    """Like in sentence-transformers, the decoder and the projection are left out, without a warning."""
     whole = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     source = Text(np.arange(5, 30))
     model = npformer.load(whole, head="base")
@@ -102,7 +102,7 @@ def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRec
 
 
 def test_a_projection_that_is_missing_or_differs(tmp_path: Path) -> None:
-    """As Transformers 5: the table stands for a missing lm_head, and one that differs from the table is read."""
+    """As in Transformers 5, the table replaces a missing lm_head, and a different lm_head is read."""
     folder = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     tensors = dict(read_tensors(folder / "model.safetensors")[0])
     projection = load_folder(folder)[1]["head"]["output"]["weight"]
@@ -122,7 +122,7 @@ def test_a_projection_that_is_missing_or_differs(tmp_path: Path) -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"num_beams": 24, "max_new_tokens": 12}], ids=str)
 def test_steps_have_the_bits_of_a_whole_pass(search: dict[str, int]) -> None:
-    """Past max_distance, and with more beams than a BLAS adds up in order."""
+    """Beyond max_distance, and with more beams than a BLAS sums in order."""
     options = {"head_width": 6, "mechanisms": BUCKETS, "scale_output": True, "n_layers": 1}
     model = tiny.model("t5", "translation", threads=2, **options)
     sources = [np.random.default_rng(0).integers(5, 90, length).tolist() for length in (5, 40, 1)]
@@ -131,7 +131,7 @@ def test_steps_have_the_bits_of_a_whole_pass(search: dict[str, int]) -> None:
         for each in hypotheses:
             target = np.concatenate([[model.config.decoder.start_id], each.ids[:-1]])
             logits = model.run([(Text(np.array(source)), Text(target))])[0]["logits"]
-            if not search:  # greedy search has its scores from what the settings leave
+            if not search:  # greedy search scores the tokens that the settings leave
                 logits[:, 3] = -np.inf
             expected = log_softmax(logits)[np.arange(len(each.ids)), each.ids]
             assert np.array_equal(expected, each.token_scores)

@@ -35,7 +35,7 @@ MODULES = [case for case in cases.TORCH if case != "classifier"]
 
 
 def result(case: str, dtype: str) -> np.ndarray:
-    """The output of a case's module for the golden texts, (T, D)."""
+    """Returns the output of a case's module for the golden texts, (T, D)."""
     config, tree = load_folder(DATA / case, dtype)
     x, y = cases.rows("source", cases.LENGTHS).astype(dtype), cases.rows("target", cases.TARGET_LENGTHS).astype(dtype)
     lengths, target_lengths = np.array(cases.LENGTHS), np.array(cases.TARGET_LENGTHS)
@@ -57,7 +57,7 @@ def result(case: str, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("case", MODULES)
 def test_a_module_gives_torch_s_numbers(case: str) -> None:
-    """Of one padded batch with masks, in torch's own call of the module; both formats of torch.save are among them."""
+    """torch ran the module on one padded batch with masks; both formats of torch.save are covered."""
     found = load_file(DATA / case / "stages.safetensors")
     torch32, truth = found["float32/result"], found["float64/result"]
     error = torch_values.errors_in(found)["result"]
@@ -75,7 +75,7 @@ def test_every_class_option_and_file_format_has_a_case() -> None:
     assert starts == {b"PK", b"\x80\x02"}
 
 
-# --- an encoder of one's own with a classifier -----------------------------------------------------------------------
+# --- a custom encoder with a classifier -----------------------------------------------------------------------
 
 
 def test_the_classifier_of_003_gives_torch_s_numbers() -> None:
@@ -137,7 +137,7 @@ def test_arrays_cannot_be_written_to() -> None:
 
 
 def folder_of(tmp_path: Path, case: str, **changes: Any) -> Path:
-    """A copy of a case, its config.json changed; ... takes a field out."""
+    """Copies a case with a changed config.json; `...` removes a field."""
     folder = tmp_path / "model"
     shutil.copytree(DATA / case, folder)
     config = {**json.loads((folder / "config.json").read_text()), **changes}
@@ -194,7 +194,7 @@ def test_a_projection_that_is_no_three_in_one(tmp_path: Path) -> None:
 
 
 def test_learned_positions_and_positions_kept_as_a_buffer(tmp_path: Path) -> None:
-    """Positions in the file are used unchanged, with or without a leading axis of 1."""
+    """Positions in the file are used as they are, with or without a leading axis of 1."""
     folder = folder_of(tmp_path, "classifier", max_length=7)
     table = np.random.default_rng(0).standard_normal((7, 16), dtype=np.float32)
     tensors = {name: array.copy() for name, array in read_folder(folder).tensors.items()}
@@ -227,7 +227,7 @@ def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
 
 
 def test_untied_tables_of_marian() -> None:
-    """Transformers computes with each side's own table where nothing is tied, whatever model.shared holds."""
+    """Without ties, Transformers uses each side's own table, regardless of model.shared."""
     config = replace(read_config(cases.model_config("marian-small")), shared=True, tied=False)
     flat = {}
     for ours, source in layout.sources(config).items():
@@ -244,7 +244,7 @@ def test_untied_tables_of_marian() -> None:
 
 
 def test_a_tie_between_missing_tables_is_ignored(tmp_path):
-    """A stack without tables and without a head, whose config.json ties them."""
+    """A stack without tables or a head, but with a config.json that ties them."""
     folder = folder_of(tmp_path, "decoder", share_embeddings=True, tie_word_embeddings=True)
     found, expected = flatten(load_folder(folder)[1]), flatten(load_folder(DATA / "decoder")[1])
     assert found.keys() == expected.keys()

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
 
 
 def shares(chosen: Sequence[str], cases: int) -> dict[str, int]:
-    """How many cases each kind gets."""
+    """Returns the number of cases of each kind."""
     weights = {name: kinds.KINDS[name].share for name in chosen}
     total = sum(weights.values())
     counts = {name: cases * weight // total for name, weight in weights.items()}
@@ -60,7 +60,7 @@ def run(tally: Tally, place: Path, workers: int, counts: Mapping[str, int]) -> N
 
 
 def one(kind: str, seed: int, number: int, out: TextIO) -> int:
-    """Runs one case, prints what it came to, and leaves its files to be looked at."""
+    """Runs one case, prints its result, and keeps its files for inspection."""
     from tests.fuzz import folder
 
     tally = Tally(seed)

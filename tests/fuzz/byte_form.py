@@ -1,4 +1,4 @@
-"""Mutates bytes without knowing what they mean: flips, cuts, inserts, duplicates, splices. And extreme strings."""
+"""Mutates bytes blindly: flips, cuts, inserts, duplicates, splices. Also has extreme strings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from tests.fuzz.draw import Draw
 
-#: Numbers at the edges of what fits somewhere.
+#: Numbers at the limits of integer types.
 EDGES = (
     0, 1, -1, 2, 127, 128, 255, 256, 32767, 32768, 65535, 65536, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53,
     2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**31), -(2**63), 2**80, 10**30,
 )  # fmt: skip
 
-#: Strings that something may take for something else.
+#: Strings that a reader may misinterpret.
 STRINGS = (
     "", " ", "\0", "a", "A", "0", "-1", "1e400", "nan", "null", "true", ".", "..", "/", "\\", "../outside/victim",
     "/etc/passwd", "/dev/stdin", "config.json", "model.safetensors", "../outside/model.safetensors", "\n", "\r\n", "\t",
@@ -24,19 +24,19 @@ STRINGS = (
 
 
 def string(draw: Draw) -> str:
-    """An extreme string."""
+    """Returns an extreme string."""
     return draw.pick(STRINGS)
 
 
 def alter(draw: Draw, text: str) -> str:
-    """A string a little different from this one."""
+    """Returns a string slightly different from this one."""
     start, stop = draw.span(len(text), 20)
     between = draw.pick(("", "", string(draw), text[start:stop] * 2, text[start:stop].swapcase(), text[::-1]))
     return text[:start] + between + text[stop:]
 
 
 def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = ()) -> bytes:
-    """Bytes with one to four changes; `others` are files to splice in."""
+    """Returns bytes with one to four changes; `others` are files to splice in."""
     for _ in range(draw.pick((1, 1, 1, 2, 4))):
         data = _change(draw, data, others)
     return data

@@ -1,7 +1,7 @@
-"""The valid folders that cases are made from, as names and bytes: small models of every family and head.
+"""The valid folders that cases are based on, as names and bytes: small models of every family and head.
 
 Everything is written here byte by byte, without the libraries that usually write such files, and weights are bits of
-`Draw`: so a case is the same on every machine and with every version of a library.
+`Draw`, so a case is the same on every machine and with every version of a library.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def weights(config: Config) -> layout.Tree:
 
 @cache
 def tensors(config: Config, own: bool) -> tuple[Tensor, ...]:
-    """The tensors of a checkpoint, by our names and layout or by Hugging Face's."""
+    """Returns a checkpoint's tensors in npformer's names and layout or in Hugging Face's."""
     tree = weights(config)
     arrays = layout.stored(tree, config) if own else layout.to_torch(tree, config)
     return tuple(of_array(name, array) for name, array in arrays.items())

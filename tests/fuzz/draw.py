@@ -26,7 +26,7 @@ class Draw:
         return low + self.below(high - low + 1)
 
     def chance(self, one_in: int) -> bool:
-        """True once in `one_in` times."""
+        """Returns True with probability 1 / `one_in`."""
         return self.below(one_in) == 0
 
     def pick(self, values: Sequence[T]) -> T:
@@ -36,7 +36,7 @@ class Draw:
         return self._bits(8 * n).to_bytes(n, "big") if n else b""
 
     def span(self, size: int, longest: int = 0) -> tuple[int, int]:
-        """The start and the end of a part of something of this size; most are short."""
+        """Returns the start and end of a part of this size; most parts are short."""
         start = self.below(size + 1)
         most = min(size - start, longest or size)
         length = self.below(min(most, 8) + 1) if self.below(4) else self.below(most + 1)
@@ -44,7 +44,7 @@ class Draw:
 
 
 class Plain(Draw):
-    """Without random choices: always the first or the most common one. For the unmutated corpus."""
+    """Makes no random choices: always the first or most common one, for the unmutated corpus."""
 
     def below(self, n: int) -> int:
         return n - 1

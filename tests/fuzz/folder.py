@@ -30,7 +30,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Pipe:
-    """A FIFO, which nobody writes to."""
+    """A FIFO without a writer."""
 
 
 Entry = bytes | Link | Sparse | Folder | Pipe
@@ -40,7 +40,7 @@ OUTSIDE = "../outside"  # a second folder, which must stay unchanged
 
 
 def write(folder: Path, files: Files) -> int:
-    """Writes the files into an empty folder; returns how many bytes they have."""
+    """Writes the files into an empty folder; returns their total bytes."""
     total = 0
     for name, entry in files.items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""The kinds of cases: valid folders, the files of them to mutate, and the use that is made of the result."""
+"""The kinds of cases: valid folders, the files to mutate in them, and the use of the result."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Kind:
     name: str
     seeds: Callable[[], list[Seed]]
     share: int = 1
-    needs: str = ""  # a module without which the kind is left out
+    needs: str = ""  # a required module; the kind is skipped without it
 
 
 @dataclass(frozen=True)
 class Case:
-    """A folder to be written, and the use that is made of it."""
+    """A folder to write, and its use."""
 
     kind: str
     files: dict[str, Entry]
     use: str
-    draw: Draw = field(compare=False)  # for the choices of the use
+    draw: Draw = field(compare=False)  # for the random choices of the use
     texts: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
@@ -61,12 +61,12 @@ class Case:
         return hashlib.sha256(repr((self.use, self.texts, listed)).encode("utf-8", "surrogatepass")).digest()
 
 
-LARGEST = 2**22  # bytes of a file: a longer one only takes the time and memory that its size explains
+LARGEST = 2**22  # maximum bytes of a file: longer ones only take more time and memory
 BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14  # cases whose bytes are mutated without regard to their structure; whole files
 
 
 def make(kind: str, seed: int, number: int) -> Case:
-    """The case of this kind, seed and number: the same for all time, until the mutators or the corpus change."""
+    """Returns the case of this kind, seed and number; it changes only with the mutators or the corpus."""
     draw = Draw(kind, seed, number)
     seeds = seeds_of(kind)
     valid = draw.pick(seeds)

@@ -33,7 +33,7 @@ def _deprecated() -> None:
 
 
 class Long(NpformerError):
-    """An error that is not cut."""
+    """Raises an error that is not truncated."""
 
     def __str__(self) -> str:
         return "a" * 2001
@@ -99,7 +99,7 @@ PLANTED: dict[str, Callable[[], None]] = {
 
 def _use(name: str) -> Callable[..., None]:
     def use(folder: Path, draw: Draw, texts: object) -> None:
-        if not isinstance(draw, Plain):  # in the valid corpus all is well
+        if not isinstance(draw, Plain):  # the valid corpus has no fault
             PLANTED[name]()
 
     return use

@@ -1,4 +1,4 @@
-"""Workers that run cases side by side. One that dies or hangs is a finding, and another takes its place."""
+"""Workers that run cases in parallel. A worker that dies or hangs is a finding, and is replaced."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SECONDS = 5.0  # of computing that a case may take
-HANG = 12.0  # seconds without an answer in which it does nothing; a machine that is busy gets more
+SECONDS = 5.0  # maximum seconds of computing per case
+HANG = 12.0  # seconds of idle waiting without an answer; more on a busy machine
 START = 300.0  # seconds for the imports and the valid corpus
 TICKS = os.sysconf("SC_CLK_TCK")
 CHUNK = 100  # cases handed out at a time
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MB of address space for each thread
     "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",  # a case that is the first to import a module would write its .pyc
+    "PYTHONDONTWRITEBYTECODE": "1",  # prevents .pyc files of modules that a case imports first
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "2",
     "PYTHONPATH": str(ROOT),
@@ -46,10 +46,10 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         self.ready = False
-        self.since = time.monotonic()  # the last time that it was heard
-        self.computed = -1.0  # its seconds of computing when half of a hang had passed since then
+        self.since = time.monotonic()  # time of its last output
+        self.computed = -1.0  # its seconds of computing, read half a hang after `since`
         self.chunk: Chunk | None = None
-        self.running: tuple[str, int] | None = None  # the kind and number of the case that has begun
+        self.running: tuple[str, int] | None = None  # kind and number of the running case
         self._rest = b""
 
     def give(self, chunk: Chunk) -> None:
@@ -60,10 +60,10 @@ class Worker:
             self.process.stdin.write(" ".join(map(str, chunk)).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # `hear` sees the end
+            pass  # `hear` notices the end
 
     def hear(self) -> list[Result] | None:
-        """The worker's new output; None if it has ended."""
+        """Returns the worker's new output; None if it has ended."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
         if not data:
@@ -79,7 +79,7 @@ class Worker:
         return [each for each in said if "number" in each]
 
     def stuck(self) -> bool:
-        """Tells whether a case has computed for too long, or waits for something: other processes may slow it down."""
+        """Returns whether a case computes too long, or waits; other processes may slow it down."""
         waited = time.monotonic() - self.since
         if self.ready or self.chunk is None:
             return not self.ready and waited > START
@@ -91,7 +91,7 @@ class Worker:
         return waited > self.hang and (waits or computed - self.computed > self.seconds or waited > 20 * self.hang)
 
     def _doing(self) -> tuple[float, bool]:
-        """The seconds it has computed, and whether all its threads wait."""
+        """Returns its seconds of computing, and whether all its threads wait."""
         computed, waits = 0.0, True
         try:
             for each in os.scandir(f"/proc/{self.process.pid}/task"):
@@ -125,7 +125,7 @@ class Pool:
         self, place: Path, count: int, kinds: Sequence[str] = (), seconds: float = SECONDS, hang: float = HANG
     ) -> None:
         self.place, self.count, self.kinds, self.limits, self.started = place, count, kinds, (seconds, hang), 0
-        self.checked = False  # whether a worker has been through the valid corpus
+        self.checked = False  # whether a worker has checked the valid corpus
 
     def run(self, chunks: Iterable[Chunk]) -> Iterator[Result]:
         waiting = list(chunks)[::-1]
@@ -167,7 +167,7 @@ class Pool:
     def _lost(
         self, worker: Worker, workers: list[Worker], waiting: list[Chunk], selector: selectors.BaseSelector, how: str
     ) -> Iterator[Result]:
-        """A finding for the case that ended the worker; the rest of its chunk goes to another."""
+        """Yields a finding for the case that ended the worker; the rest of its chunk goes to another worker."""
         running, chunk = worker.running, worker.chunk
         ending = self._dismiss(worker, workers, selector)
         if running is None:
@@ -194,7 +194,7 @@ def chunks(kind: str, seed: int, first: int, count: int) -> list[Chunk]:
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """A folder for the workers, in memory where that can be: some cases sync files to the disk."""
+    """Returns a folder for the workers, in memory if possible, because some cases sync files to disk."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=shared if os.access(shared, os.W_OK) else None) as folder:
         yield Path(folder)

@@ -1,6 +1,6 @@
 """Mutates protobuf messages without their schema: fields removed, repeated, moved, and their values made extreme.
 
-SentencePiece's models are such messages: field 1 of one are the pieces, each a message of piece, score and type.
+SentencePiece's models are such messages: field 1 has the pieces, each a message of piece, score and type.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = ()) -> bytes:
 def _change(draw: Draw, fields: list[Field], others: Sequence[Field], depth: int = 0) -> list[Field]:
     if not fields:
         return [(1, VARINT, b"\x01")]
-    # Pieces are many and the specifications few: both are chosen.
+    # Pieces far outnumber the specifications, so the first and last fields are chosen more often.
     i = draw.pick(
         [draw.below(len(fields)), draw.below(min(len(fields), 5)), len(fields) - 1 - draw.below(min(len(fields), 3))]
     )

@@ -1,4 +1,4 @@
-"""Counts the results of cases, and groups the findings by where they come from."""
+"""Counts the results of cases, and groups findings by origin."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 from tests.fuzz import pool
 
-LEAST = (
-    0.05  # the share of a kind's cases that must load, and that must be refused: else its mutators are worth nothing
-)
-SOME = 200  # cases of a kind from which on this is held
+LEAST = 0.05  # minimum share of a kind's cases that load, and that are refused; otherwise its mutators are ineffective
+SOME = 200  # minimum number of cases for this rule
 
 
 @dataclass
@@ -29,9 +27,9 @@ class Finding:
     where: str
     what: list[str]
     kind: str
-    number: int  # of the first case that came
+    number: int  # of the first case
     count: int = 1
-    alone: bool = True  # whether the case alone, in a new worker, comes to the same
+    alone: bool = True  # whether the case alone, in a new worker, has the same result
 
 
 class Tally:

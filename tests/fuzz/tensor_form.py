@@ -1,6 +1,6 @@
-"""Mutates safetensors files: their numbers, tensors and header, each time with the rest of the file made to fit or not.
+"""Mutates safetensors files: their numbers, tensors and header, with the rest of the file adjusted or not.
 
-A change that leaves a valid file gets past the reader of the format, to what uses the tensors.
+A change that leaves the file valid passes the reader, and reaches the users of the tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZES = {
 }  # fmt: skip
 SHAPES = ((), (0,), (0, 0), (1,) * 33, (2**31,), (2**31, 0), (2**63,), (0, 2**62, 4), (2**32, 2**32), (1, 1, 1), (3, 3))
 
-#: Bit patterns of numbers that spread: NaN, infinities, the largest, the smallest, ones and zeros.
+#: Bit patterns of extreme numbers: NaN, infinities, the largest, the smallest, ones and zeros.
 NUMBERS = {
     8: ("000000000000f87f", "000000000000f07f", "000000000000f0ff", "ffffffffffffef7f", "0100000000000000", "00" * 8, "ff" * 8),
     4: ("0000c07f", "0000807f", "000080ff", "ffff7f7f", "01000000", "00" * 4, "0100807f", "ff" * 4, "00004c7e"),
@@ -88,7 +88,7 @@ def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = (), hints: Hints |
 
 
 def _metadata(draw: Draw, metadata: Object, hints: Hints) -> Object:
-    """Metadata with a change, in most cases within the JSON that one of its strings is."""
+    """Returns changed metadata; most changes are inside a JSON string."""
     described = [pair for pair in metadata if str(pair[1]).startswith("{")]
     if not described or draw.chance(4):
         changed = json_form.mutate_tree(draw, metadata, {})
@@ -146,7 +146,7 @@ def numbers(draw: Draw, data: bytes, size: int) -> bytes:
 
 
 def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
-    """Another shape: some with as many elements, and some that no array can have."""
+    """Returns another shape: some with as many elements, some impossible."""
     axes = list(known)
     match draw.below(6):
         case 0:
@@ -168,14 +168,14 @@ def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
 
 
 def name(draw: Draw, known: str) -> str:
-    """Another name: an extreme one, a part of this, or this in another layer."""
+    """Returns another name: an extreme one, a part of this one, or this one in another layer."""
     digits = "".join(str(draw.below(3)) if each.isdigit() else each for each in known)
     cut = known.partition(".")[2] or known
     return draw.pick((byte_form.string(draw), byte_form.alter(draw, known), digits, cut, f"module.{known}", known))
 
 
 def _fitted(tensor: Tensor) -> Tensor:
-    """The tensor with as many bytes as its shape needs, if that is no more than a few thousand."""
+    """Returns the tensor with the bytes that its shape needs, if that is at most a few thousand."""
     size = SIZES[tensor.dtype]
     for each in tensor.shape:
         size *= each

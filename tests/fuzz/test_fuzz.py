@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def test_no_mutated_file_comes_to_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The corpus of every kind loads as it is, and these cases of it load or are refused.
+    """The valid corpus of every kind loads, and these cases load or are refused.
 
     In a fresh checkout too, where no module has been compiled yet.
     """
@@ -43,7 +43,7 @@ def digests(names: Sequence[str]) -> list[str]:
 
 
 def test_the_same_seed_gives_the_same_cases_with_any_hash_seed() -> None:
-    """And another seed gives others."""
+    """Another seed gives other cases."""
     environment = {**os.environ, "PYTHONPATH": str(pool.ROOT), "PYTHONHASHSEED": "1"}
     shown = subprocess.run([sys.executable, "-c", OTHER], env=environment, capture_output=True, check=True).stdout
     assert shown.decode().split() == digests(DIGESTED)

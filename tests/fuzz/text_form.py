@@ -1,4 +1,4 @@
-"""Mutates text in lines: vocabularies, tables and the files of texts. And draws texts to give to a model."""
+"""Mutates text in lines: vocabularies, tables and files of texts. Also draws texts for a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = (
 
 
 def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = (), separator: bytes = b"\t") -> bytes:
-    """Lines with one to four changes, of lines, fields or line ends."""
+    """Returns lines with one to four changes, in lines, fields or line ends."""
     for _ in range(draw.pick((1, 1, 1, 2, 4))):
         data = _change(draw, data, others, separator)
     return data
@@ -49,7 +49,7 @@ def _change(draw: Draw, data: bytes, others: Sequence[bytes], separator: bytes) 
             lines = [_field(draw, line, separator) if draw.chance(3) else line for line in lines]
         case 10:
             times = draw.pick((2, 40))
-            lines = lines * (times if len(data) < 2**20 else 2)  # a file of megabytes is not made 40 times as long
+            lines = lines * (times if len(data) < 2**20 else 2)  # does not multiply a file of megabytes
         case _:
             return byte_form.mutate(draw, data)
     return b"\n".join(lines)
@@ -74,7 +74,7 @@ TEXTS = (
 
 
 def text(draw: Draw) -> str:
-    """A text, of which about half are plain."""
+    """Returns a text; about half of them are plain."""
     if draw.chance(2):
         return draw.pick(TEXTS[:4])
     return draw.pick((draw.pick(TEXTS), byte_form.string(draw), byte_form.alter(draw, draw.pick(TEXTS[:20]))))

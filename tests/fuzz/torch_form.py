@@ -1,4 +1,4 @@
-"""Mutates torch's files: the tensors, what the pickle says of them, its instructions, and the zip or older framing.
+"""Mutates torch's files: the tensors, their descriptions in the pickle, its instructions, and the zip or older framing.
 
 Some of the instructions would write the file `canary` if anything executed them.
 """
@@ -25,7 +25,7 @@ HOOKS = Call(Global("collections", "OrderedDict"), ())
 
 TOUCH = b"X" + struct.pack("<I", 14) + b"touch ./canary"
 WRITE = b"X" + struct.pack("<I", 19) + b"open('canary', 'w')"
-#: Instructions that call something, and those that ask for much.
+#: Instructions that call functions, or request much memory.
 HOSTILE = (
     b"cos\nsystem\n(" + TOUCH + b"tR", b"cposix\nsystem\n" + TOUCH + b"\x85R", b"cbuiltins\nexec\n(" + WRITE + b"tR",
     b"cbuiltins\neval\n" + WRITE + b"\x85R", b"csubprocess\ngetoutput\n(" + TOUCH + b"tR", b"(cos\nsystem\n" + TOUCH + b"o",
@@ -46,7 +46,7 @@ HOSTILE = (
 
 
 def record(tensor: Tensor, key: str) -> dict[str, Any]:
-    """What a pickle says of a tensor that has a storage of its own."""
+    """Returns a pickle's description of a tensor with its own storage."""
     count = len(tensor.data) // tensor_form.SIZES[tensor.dtype]
     strides = [1] * len(tensor.shape)
     for axis in range(len(tensor.shape) - 1, 0, -1):
@@ -121,13 +121,13 @@ def mutate(draw: Draw, tensors: Sequence[Tensor], legacy: bool) -> bytes:
 
 
 def _axes(numbers: Any) -> tuple[int, ...]:
-    """A record's shape or strides, which an earlier change may have made something else."""
+    """Returns a record's shape or strides, which an earlier change may have replaced by another type."""
     whole = isinstance(numbers, tuple) and all(type(each) is int for each in numbers)
     return numbers if whole else (2, 3)
 
 
 def _describe(draw: Draw, records: list[dict[str, Any]]) -> None:
-    """Changes what the pickle says of one tensor."""
+    """Changes the pickle's description of one tensor."""
     if not records:
         return
     each, other = draw.pick(records), draw.pick(records)
@@ -143,7 +143,7 @@ def _describe(draw: Draw, records: list[dict[str, Any]]) -> None:
                 (zero, back, (2**40,), (-1,) * len(strides), (1,) * 40, tuple(2 * n for n in strides), None)
             )
         case 4:
-            # Storage that is read again and again: a small file that asks for much memory.
+            # Reuses one storage many times: a small file that requests much memory.
             n = draw.pick((100, 3000, 30_000, 10**6))
             each["shape"], each["strides"] = draw.pick(
                 (((n, n), (0, 0)), ((n,), (0,)), ((n, 8), (0, 1)), ((n, n, n), (0, 0, 0)))
@@ -198,7 +198,7 @@ def instructions(draw: Draw, pickle: bytes) -> bytes:
 
 
 def _older(draw: Draw, pickle: bytes, storages: Sequence[bytes]) -> bytes:
-    """A file of the older format with something wrong beside the pickle of the tensors."""
+    """Returns a file of the older format with an error outside the pickle of the tensors."""
     keys: Any = [str(i) for i in range(len(storages))]
     parts: list[Any] = [*LEGACY_HEAD, Raw(pickle), keys]
     counts = [len(data) // 4 for data in storages]

@@ -1,4 +1,4 @@
-"""The use of a case's folder: loading it and a real call.
+"""The uses of a case's folder: loading it, and a real call.
 
 Each use raises NpformerError where the case is refused. Any other exception is a finding.
 """
@@ -168,7 +168,7 @@ def training(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
 
 
 def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Classifies the lines of a file, by the command. A pipe may be given there, and is waited for."""
+    """Classifies the lines of a file, with the command, which waits for a pipe."""
     if (folder / "texts.txt").is_fifo():
         return
     commanded(
@@ -184,7 +184,7 @@ def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def context(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Answers a question from a file. A pipe may be given there, and is waited for."""
+    """Answers a question from a file, with the command, which waits for a pipe."""
     if (folder / "context.txt").is_fifo():
         return
     text = text_files.read_file(str(folder / "context.txt"))
@@ -208,7 +208,7 @@ def pairs(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def named(folder: Path, start: str) -> Path:
-    """The file whose name begins so, which a mutation may have removed."""
+    """Returns the file with this prefix, which a mutation may have removed."""
     return next((each for each in sorted(folder.iterdir()) if each.name.startswith(start)), folder / f"{start}tsv")
 
 

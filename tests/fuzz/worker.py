@@ -19,18 +19,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-MEMORY = 512 * 2**20  # address space that a case may take beyond what the worker has when it starts
+MEMORY = 512 * 2**20  # address space that a case may take in addition to the worker's at its start
 GROWTH = 96 * 2**20  # memory that a case may really use
 MESSAGE = 2000  # characters of an error or a warning
-WRITTEN = 64 * 2**20  # bytes of a file that a case may write: no copy of a sparse file fills the disk
+WRITTEN = 64 * 2**20  # maximum bytes of a written file, so that no copy of a sparse file fills the disk
 
-#: Audit events that nothing in a case may cause: what runs programs, connects, or reads a real pickle.
+#: Forbidden audit events: running programs, connecting, or reading a real pickle.
 FORBIDDEN = (
     "pickle.find_class", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile",
     "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "os.kill",
     "builtins.input", "urllib.Request", "webbrowser.open", "ctypes.dlopen",
 )  # fmt: skip
-#: Audit events that change files, whose arguments are paths: within the case's folder they are allowed.
+#: Audit events that change files, with paths as arguments; allowed within the case's folder.
 CHANGING = (
     "os.remove",
     "os.rename",
@@ -47,7 +47,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Audit:
-    """Notes what a case does that it must not."""
+    """Records forbidden actions of a case."""
 
     def __init__(self, home: str) -> None:
         self.home, self.active, self.events = home, False, list[str]()
@@ -202,7 +202,7 @@ def limit_memory(size: int) -> None:
 
 
 def main() -> None:
-    """The arguments: a folder, the seconds of a case, and kinds. Checks the valid corpus of these kinds, then runs the cases that are asked for."""
+    """The arguments: a folder, the seconds of a case, and kinds. Checks the valid corpus of these kinds, then runs the requested cases."""
     root = Path(sys.argv[1])
     out = os.fdopen(os.dup(1), "w", buffering=1)
     noise = os.open(root / "noise", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -228,7 +228,7 @@ def main() -> None:
         kind, seed, first, count = line.split()
         for number in range(int(first), int(first) + int(count)):
             tell(kind=kind, start=number)
-            limit_memory(resource.RLIM_INFINITY)  # making a case may take what it takes
+            limit_memory(resource.RLIM_INFINITY)  # making a case has no limits
             case = kinds.make(kind, int(seed), number)
             limit_memory(status()["VmSize"] + MEMORY)
             tell(kind=kind, number=number, digest=case.digest().hex()[:16], **judge.judge(case))

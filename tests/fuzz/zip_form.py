@@ -13,12 +13,14 @@ from tests.fuzz.draw import Draw
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: its bytes, and the fields that say something else than the truth."""
+    """One entry: its bytes, and the fields with false values."""
 
     name: str
     data: bytes
     deflated: bool = False
-    fields: Mapping[str, int] = field(default_factory=dict)  # of both headers, or with "local." before it of one
+    fields: Mapping[str, int] = field(
+        default_factory=dict
+    )  # fields of both headers, or with the prefix "local." of one
     extra: bytes = b""
 
 
@@ -125,7 +127,7 @@ def npy(
     version: tuple[int, int] = (1, 0),
     more: str = "",
 ) -> bytes:
-    """An npy file whose header says this of the data, in Python's notation."""
+    """Returns an npy file with this header, in Python's notation."""
     text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, {more}}}".encode("latin-1", "replace")
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     length = struct.pack("<H", len(text) % 2**16) if version[0] == 1 else struct.pack("<I", len(text))

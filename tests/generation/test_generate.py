@@ -1,4 +1,4 @@
-"""Generation token for token as Transformers', the same bits with and without what is kept, sampling, and bad input."""
+"""Generation equals Transformers' token for token, with the same bits with and without a cache; sampling, and bad input."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """A tie is a source for which Transformers itself has another answer in float64: there either may be right.
+    """For some sources Transformers itself has another answer in float64: a tie, where either may be right.
 
-    With the golden models there is none, so every target of every source has to be Transformers'.
+    The golden models have no ties, so every target of every source must equal Transformers'.
     """
     settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
@@ -83,7 +83,7 @@ def test_all_sources_token_for_token(case: str, name: str) -> None:
     assert np.flatnonzero(~same & ~golden()[f"{case}/{name}/ties"]).tolist() == []
     if "num_beams" in settings:
         scores = np.array([each.score for hypotheses in found for each in hypotheses])
-        # Sums of log probabilities, each a difference of logits of some hundred, in float32.
+        # Scores are float32 sums of log probabilities, each from logits of a few hundred.
         assert scores == pytest.approx(golden()[f"{case}/{name}/scores"].astype(float), rel=1e-5, abs=1e-4)
 
 
@@ -97,7 +97,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 40},
-    {"num_beams": 24, "max_new_tokens": 20},  # a run of their keys is longer than what any BLAS adds up in order
+    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS sums in order
 ]
 LONG = {"max_new_tokens": 130, "suppress_tokens": [0], "no_repeat_ngram_size": 3}
 RANDOM = np.random.default_rng(0)
@@ -106,7 +106,7 @@ SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1
 
 @pytest.mark.parametrize(("search", "dtype"), [*zip(SEARCHES, cycle(["float32", "float64"]))])
 def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
-    """The tokens' log probabilities, from the steps and from one pass over each target; past all of a BLAS's cuts."""
+    """Log probabilities from the steps equal those of one pass over each target, beyond all blocks of a BLAS."""
     model = random_model(dtype)
     for source, hypotheses in zip(
         SOURCES, model.generate(SOURCES, output_scores=True, **{**LONG, **search}), strict=True
@@ -116,7 +116,7 @@ def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, An
             logits = model.run([(Text(np.array(source)), Text(target))])[0]["logits"]
             if search:
                 scores = log_softmax(logits)
-            else:  # greedy search has its scores from what the settings leave
+            else:  # greedy search scores the tokens that the settings leave
                 scores = np.array([score_of(logits[i], target[: i + 1]) for i in range(len(target))])
             assert np.array_equal(scores[np.arange(len(each.ids)), each.ids], each.token_scores)
 
@@ -137,7 +137,7 @@ def test_alone_and_together_on_one_thread_and_on_two(search: dict[str, Any]) -> 
     together = two.generate(SOURCES, **settings)
     for index, (source, there) in enumerate(zip(SOURCES, together, strict=True)):
         if "do_sample" in search and index:
-            continue  # a draw depends on the source's place
+            continue  # a sample depends on the source's index
         here = one.generate([source], **settings)[0]
         assert [each.ids.tolist() for each in here] == [each.ids.tolist() for each in there]
         assert all(np.array_equal(a.token_scores, b.token_scores) for a, b in zip(here, there, strict=True))
@@ -154,11 +154,11 @@ def test_more_targets_than_are_generated_together(monkeypatch: pytest.MonkeyPatc
     assert [[each.ids.tolist() for each in found] for found in generated(model, case, num_beams=4)] == whole
 
 
-# --- what comes with the tokens --------------------------------------------------------------------------------------
+# --- outputs besides the tokens --------------------------------------------------------------------------------------
 
 
 def test_cross_attention_weights_match_the_steps() -> None:
-    """Returned for the chosen target, and tapped at each step: the last row of one is the other, bit for bit."""
+    """Weights returned for the chosen target equal the last rows tapped at each step, bit for bit."""
     model, source = random_model(), SOURCES[1]
     heard: list[np.ndarray] = []
 

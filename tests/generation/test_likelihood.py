@@ -21,7 +21,7 @@ TEXT = "The other day I was in the café — 京都. " * 4
 
 
 def test_a_texts_probability_is_that_of_its_tokens() -> None:
-    """Of a text that fits into one window: log softmax of the logits of one token, at the next."""
+    """For a text of one window: log softmax of each token's logits, at the next token."""
     model = writers.model(max_length=128)
     ids = np.array(model.tokenizer.encode(TEXT[:80]).ids)
     logits = model(ids).logits[0, :-1].astype(np.float64)
@@ -46,7 +46,7 @@ def test_windows_predict_every_token_after_the_first_once(length: int, step: int
     counted: list[int] = []
     for first, end, count in windows(length, 8, step):
         assert end - first <= 8
-        assert end - count > first  # each has a token before it
+        assert end - count > first  # each token has a token before it
         counted += range(end - count, end)
     assert counted == list(range(1, length))
 

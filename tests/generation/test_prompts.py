@@ -27,7 +27,7 @@ pytestmark = pytest.mark.numbers
 START, END = 1, 0
 DTYPES = ("float32", "float64")
 CAPPED = (Rotary(100.0), SoftCap(0.5))
-#: Families that write beside GPT-2: BERT's layers, tables narrower than the layers, positions after padding's, a decoder.
+#: Generating families other than GPT-2: BERT's layers, narrow tables, positions after padding's, a decoder.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "bert": {"n_token_types": 2},
     "electra": {"d_embedding": 48, "n_token_types": 2},
@@ -43,7 +43,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 @cache
 def model(dtype: str = "float32", threads: int = 2, family: str = "gpt2", **fields: Any) -> Model:
-    """Two layers with heads 64 wide, so that products are as in large models."""
+    """Two layers with heads 64 wide, so that products resemble those of large models."""
     sizes = {"vocab_size": 300, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 256}
     sizes |= OF_FAMILY.get(family, {})
     config: Config = FAMILIES[family].config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
@@ -57,7 +57,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 25},
-    {"num_beams": 24, "max_new_tokens": 18},  # a run of their keys is longer than what any BLAS adds up in order
+    {"num_beams": 24, "max_new_tokens": 18},  # more keys than any BLAS sums in order
 ]
 
 
@@ -75,7 +75,7 @@ def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
         for each in hypotheses[:3]:
             whole = Text(np.concatenate([prompt.ids, each.ids[:-1]]))
             logits = reads.run([whole])[0]["logits"][len(prompt) - 1 :]
-            if not search:  # greedy search has its scores from what the settings leave
+            if not search:  # greedy search scores the tokens that the settings leave
                 logits[:, END] = -np.inf
             assert each.token_scores is not None
             assert np.array_equal(log_softmax(logits)[np.arange(len(each.ids)), each.ids], each.token_scores)
@@ -153,7 +153,7 @@ def test_streaming_gives_the_generated_text_and_a_listener_changes_no_bit() -> N
 
 def test_padded_ids_and_their_mask_are_ragged_prompts() -> None:
     ids, mask = np.zeros((2, 6), int), np.zeros((2, 6), int)
-    ids[0, 1:], mask[0, 1:], ids[1, 5:], mask[1, 5:] = PROMPTS[0].ids, 1, PROMPTS[2].ids, 1  # on the left
+    ids[0, 1:], mask[0, 1:], ids[1, 5:], mask[1, 5:] = PROMPTS[0].ids, 1, PROMPTS[2].ids, 1  # padded on the left
     found = model().generate(ids, mask, max_new_tokens=9)
     expected = generate(model(), [PROMPTS[0], PROMPTS[2]], max_new_tokens=9)
     assert [each.ids.tolist() for [each] in found] == [each.ids.tolist() for [each] in expected]
@@ -211,7 +211,7 @@ def test_a_model_that_writes_no_texts() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "roberta"])
 def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(family: str) -> None:
-    """With the bits of the whole prompt, in its keys and values too, after any number of rows."""
+    """Any number of cached rows gives the bits of the whole prompt, including its keys and values."""
     writer, random = model(family=family), np.random.default_rng(3)
     first = Stream(writer, PROMPTS[3], max_new_tokens=13, suppress_tokens=[END])
     known = np.concatenate([PROMPTS[3].ids, list(first)])

@@ -1,6 +1,6 @@
-"""Calls of single functions on hard inputs, answered by torch.nn.functional and, for GELU, by mpmath.
+"""Calls of single functions on hard inputs, with results of torch.nn.functional and, for GELU, of mpmath.
 
-An input is exact in float32, so that the float64 answer is the truth for both. Only `make.py` uses this.
+Inputs are exact in float32, so the float64 result is the truth for both dtypes. Only `make.py` uses this.
 """
 
 from __future__ import annotations

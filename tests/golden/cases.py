@@ -1,6 +1,6 @@
-"""The tiny models whose every stage is kept: each family, head and option, and the token ids they are run on.
+"""The tiny models with golden stages: each family, head and option, with their token ids.
 
-Parameters are random but of a size that lets every one of them matter: biases and layer norms are not 0 and 1, and
+Parameters are random, with a spread that makes each one matter: biases and layer norms are not 0 and 1, and
 attention is neither flat nor one-hot. Only `make.py` uses this; it needs torch and transformers.
 """
 
@@ -66,7 +66,7 @@ CONFIGS = {
     "phi3": "Phi3Config",
     "opt": "OPTConfig",
 }
-# Rows as the mask shows them: a text, texts of equal length side by side, one token, gaps, padding before the text.
+# Rows of the mask: a text, neighbours of equal length, one token, gaps, padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
     "distilbert": ["111111", "001111", "011010"],

@@ -1,4 +1,4 @@
-"""Make the golden values, or with --check make them again and compare them with the committed ones.
+"""Makes the golden values; --check makes them again and compares them with the committed ones.
 
     python tests/golden/make.py [--check]
 
@@ -150,7 +150,7 @@ def _save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -
     save_file({name: array.copy(order="C") for name, array in arrays.items()}, path, metadata)
 
 
-# --- --check ----------------------------------------------------------------------------------------------------------
+# --- --check ---------------------------------------------------------------------------------------------------------
 
 
 def differences(made: Path, committed: Path) -> list[str]:
@@ -168,7 +168,7 @@ def differences(made: Path, committed: Path) -> list[str]:
 
 
 def keep_committed(made: Path, committed: Path) -> None:
-    """Take the committed numbers where those made differ only as another CPU's do: files change where something did."""
+    """Keeps the committed numbers where new ones differ only as on another CPU, so files change only if needed."""
     for path in made.rglob("*.safetensors"):
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
@@ -205,7 +205,7 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
     if exact or a.dtype.kind != "f":
         return False
     truth = old.get(key.replace("float32", "float64"), b)
-    ordinary = np.abs(truth) < 1e38  # beyond, torch's kernels overflow to infinity or NaN, each at another place
+    ordinary = np.abs(truth) < 1e38  # beyond this, torch's kernels overflow to infinity or NaN, at different inputs
     if not np.array_equal(np.isfinite(a) & ordinary, np.isfinite(b) & ordinary):
         return False
     finite = np.isfinite(a) & ordinary
@@ -215,7 +215,7 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
     if "error/" in key:  # torch's own order is another CPU's; in a single order the error of few numbers is luck
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
     if key.startswith("summary/"):  # columns as in `summary`: an error may differ by its like, the rest as float64 does
-        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # of all texts: in a single one it is a matter of luck
+        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # over all texts: in a single one it depends on luck
         size = np.maximum(
             b[:, 2:3], 0.01 * b[:, 2].max()
         )  # some are 0 but for rounding, as the gradients of keys' biases

@@ -1,4 +1,4 @@
-"""Orders in which correct programs add up a sum's terms, for torch to run a model in, forward and backward.
+"""Orders of summation of correct programs, in which torch runs a model forward and backward.
 
 torch's own run is one draw of rounding. A BLAS for another CPU adds one term after another where torch's keeps sixteen
 partial sums, and its error is another, often a larger one; both are right. What an error may be is therefore measured
@@ -38,7 +38,7 @@ ORDERS: dict[str, Order | None] = {
     **{f"shuffled by seed {seed}": partial(_shuffled, seed) for seed in range(8)},
 }
 
-#: What would add up in torch's own order: nothing that is made golden calls one of them.
+#: Functions that add in torch's own order: golden values must not call them.
 OTHER_PRODUCTS = {
     f"aten::{name}" for name in ("addbmm", "addmm", "addmv", "baddbmm", "dot", "linear", "mkldnn_linear", "mv", "vdot")
 }
@@ -58,7 +58,7 @@ def errors(
 
 
 def largest(errors: np.ndarray) -> float:
-    """The largest finite magnitude; torch gives NaN for what padding leaves of a row."""
+    """Returns the largest finite magnitude; torch gives NaN for rows of padding."""
     return float(np.abs(errors[np.isfinite(errors)]).max(initial=0))
 
 
@@ -69,7 +69,7 @@ def added(order: str) -> Iterator[None]:
     if partial_sums is None:
         yield
     else:
-        with sdpa_kernel(SDPBackend.MATH), _Adding(partial_sums):  # attention's own kernels multiply out of sight
+        with sdpa_kernel(SDPBackend.MATH), _Adding(partial_sums):  # attention's own kernels hide their products
             yield
 
 

@@ -87,9 +87,9 @@ PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
 def stages(
     model: Any, input_ids: np.ndarray, attention_mask: np.ndarray, **inputs: np.ndarray
 ) -> dict[str, list[np.ndarray]]:
-    """Every stage of one run, as one flat array a text.
+    """Returns every stage of one run, as one flat array per text.
 
-    What padding gives is left out: of (B, L, ...) the rows that the mask admits, of (B, H, L, L) rows and columns.
+    Padding is left out: (B, L, ...) keeps the rows of tokens, (B, H, L, L) their rows and columns.
     """
     heard: dict[str, list[np.ndarray]] = {}
     admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]

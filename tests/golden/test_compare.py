@@ -69,12 +69,12 @@ def padded(arrays: list[np.ndarray], width: int = 9, fill: float = np.nan) -> np
 
 @pytest.mark.parametrize("width", [9, 16])
 def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, width: int) -> None:
-    """Values of padding do not matter, so they are NaN here."""
+    """Padding values do not matter, so they are NaN here."""
     comparison = golden.compare(recorded, {name: padded(arrays, width) for name, arrays in recorded.stages.items()})
     assert comparison.ok
     assert not comparison.missing
     assert len(comparison.rows) == len(recorded.stages)
-    assert max(row.budgets for row in comparison.rows) <= 0.2  # a fifth: the recorded run is one of the draws
+    assert max(row.budgets for row in comparison.rows) <= 0.2  # one fifth: the recorded run is one of the draws
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_other_token_ids_are_an_error(recorded: golden.Golden) -> None:
         assert golden.compare(recorded, {**arrays, name: ids}).ok
         with pytest.raises(NpformerError, match="text 0: expected the golden file's token ids"):
             golden.compare(recorded, {**arrays, name: ids + 1})
-        many = np.broadcast_to(np.int64(7), (10**7, 10**7))  # far more numbers than can be listed
+        many = np.broadcast_to(np.int64(7), (10**7, 10**7))  # too many numbers to list
         with pytest.raises(NpformerError, match=r"golden file's token ids, \[[^]]+\], got \[7, 7, .{60,90}; run"):
             golden.compare(recorded, {**arrays, name: many})
     with pytest.raises(NpformerError, match="the golden file has 3 texts"):

@@ -1,4 +1,4 @@
-"""Whatever a port's program does with a case is a verdict with its reason; and reports hold what was found."""
+"""Every behaviour of a port's program gives a verdict with a reason, and reports contain the verdicts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ trace.save(output)
 
 
 def shell(script: str) -> list[str]:
-    """A program: a line for sh, in which $1, $2 and $3 are the model's folder, the ids and the output."""
+    """Returns a program: a line of sh with $1, $2 and $3 for the model's folder, the ids and the output."""
     return ["sh", "-c", script, "port"]
 
 
@@ -100,7 +100,7 @@ def test_a_file_without_stages_to_compare_has_its_own_verdict(script: str, kind:
     assert kind in FAULTS
     assert why in verdict.why
     assert verdict.why
-    assert "npformer-" not in verdict.why  # no path of ours that is gone by now
+    assert "npformer-" not in verdict.why  # no path of a deleted temporary folder
 
 
 def test_a_program_that_hangs_is_stopped_with_all_that_it_started(suite: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_program_that_hangs_is_stopped_with_all_that_it_started(suite: Path, t
     assert (verdict.kind, verdict.why) == ("timeout", "stopped after 1 s: waiting")
     assert time.monotonic() - began < 60
     child = int((tmp_path / "child").read_text())
-    for _ in range(100):  # until its new parent has seen its end
+    for _ in range(100):  # until its new parent has reaped it
         if not alive(child):
             break
         time.sleep(0.1)
@@ -117,7 +117,7 @@ def test_a_program_that_hangs_is_stopped_with_all_that_it_started(suite: Path, t
 
 
 def alive(process: int) -> bool:
-    """Tells whether a process runs: one that has ended and waits for its parent does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -71,7 +71,7 @@ def unscaled_across(port: PlainBart, q: np.ndarray, at: str) -> float:
     return 1.0 if "cross" in at else q.shape[-1] ** -0.5
 
 
-#: A mistake -> the name it is to be given, and how it is made.
+#: Planted mistake -> its expected name, and how it is made.
 IN_BOTH: dict[str, tuple[str, Plant]] = {
     "no offset": ("positions off by one", attr("first_row", lambda port: 0)),
     "no causal mask": ("causal mask left out", put("seen_by_decoder", everything)),
@@ -116,7 +116,7 @@ IN: dict[str, dict[str, tuple[str, Plant]]] = {
 
 
 def missed(head: str, key: str, few: bool) -> str:
-    """The diagnosis of a mistake that is not named, else nothing."""
+    """Returns the diagnosis of a mistake that is not named."""
     name, plant = IN[head][key]
     given = stages(head, plant)
     if few:
@@ -139,7 +139,7 @@ def test_a_mistake_is_named_from_every_stage(head: str, key: str) -> None:
     assert missed(head, key, few=False) == ""
 
 
-#: Those that are tried from few stages: most of the time goes there.
+#: Mistakes that are tried from few stages, which takes most of the time.
 FROM_FEW = {
     CLASSIFIER: ("no offset", "not shifted", "first end token"),
     WRITER: ("start token 0", "scaled embeddings"),

@@ -188,7 +188,7 @@ def in_half(model: Model, texts: list[Text]) -> Made:
 
 @contextmanager
 def one_product_in_half(model: Model, texts: list[Text]) -> Made:
-    """A float16 product in a float32 port: its inputs are rounded, the sum is not."""
+    """A float16 product in a float32 port: its inputs are rounded, but not the sum."""
     t = trace(model, texts, "layers.0.attention_norm")
     weights = model.weights["layers"][0]["ffn"]["hidden"]
     rounded = [
@@ -200,7 +200,7 @@ def one_product_in_half(model: Model, texts: list[Text]) -> Made:
 
 
 def read_otherwise(x: np.ndarray) -> np.ndarray:
-    """(H, L, K) as it is when (L, D) is not transposed but only reshaped."""
+    """Returns (H, L, K) from (L, D) by reshaping without a transpose."""
     return np.concatenate(list(x), axis=1).reshape(x.shape)
 
 
@@ -213,7 +213,7 @@ ACTIVATION, POSITION, SEGMENT = "layers.0.ffn.activation", "embeddings.position"
 AXIS, WIDTH = "softmax over the wrong axis", "scores scaled by sqrt(d_model)"
 POSITIONS, HEADS = "positions off by one", "heads reshaped without the transpose"
 
-#: How a mistake is made, its name, the stage where it shows first.
+#: The way to make a mistake, its name, and the first stage that shows it.
 MADE = {
     "tanh gelu": (activation_made(lambda x, out=None: gelu(x, "tanh")), "tanh GELU for erf", ACTIVATION),
     "silu": (activation_made(lambda x, out=None: x / (1 + np.exp(-x))), "another activation", ACTIVATION),
@@ -346,7 +346,7 @@ def test_a_golden_of_some_stages_is_enough(model: Model) -> None:
     assert (diagnosis.stage, diagnosis.mistake) == ("layers.0.attention.combined", name)
 
 
-# --- no mistake, or none that is known ------------------------------------------------------------------------------
+# --- no mistake, or no known mistake ------------------------------------------------------------------------------
 
 
 def test_a_stage_that_is_right_given_its_inputs_lies_earlier(model: Model, recorded: golden.Golden) -> None:
@@ -393,7 +393,7 @@ def test_another_model_is_an_error(model: Model, recorded: golden.Golden) -> Non
 
 
 def test_half_rounds_as_the_formats_do() -> None:
-    """float16 as NumPy has it; bfloat16 to the nearest of two neighbours, ties to the even one."""
+    """float16 rounds as in NumPy; bfloat16 to the nearest neighbour, with ties to even."""
     x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.14159, 65519, 1e-3, 0])
     np.testing.assert_array_equal(half("float16", x), x.astype(np.float16))
     np.testing.assert_array_equal(half("bfloat16", x)[:4], [1, 1, 1 + 2**-6, 1 + 2**-7])

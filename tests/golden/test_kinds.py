@@ -1,4 +1,4 @@
-"""Kinds of mistakes that nobody listed, planted in a port that is plain NumPy: from every stage, and from few."""
+"""Kinds of unlisted mistakes, planted in a plain NumPy port: found from every stage, and from few."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNSEEN = (
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
-    """Returns the diagnoses of planted mistakes without their name and way."""
+    """Returns the diagnoses of planted mistakes that lack the expected name and way."""
     found = {}
     for key in keys:
         name, way, plant = KINDS[key]

@@ -77,7 +77,7 @@ OF_TYPES = ("types all 1", "types all 0", "restarting")
 #: They change the numbers only in RoBERTa, where positions begin at row 2 and do not count padding.
 OF_OFFSET = ("no offset", "padding counted")
 #: Known mistakes that these stages cannot show.
-UNSEEN = {("dropout", True)}  # which numbers were left out, of what is no longer there
+UNSEEN = {("dropout", True)}  # the numbers that were left out no longer exist
 #: Tried in the bundled model: from every stage, and from few stages, which takes three times as long.
 IN_BUNDLED = {
     False: ("from 1", "eps", "q and k", "unscaled", "causal", "no residual 2", "tanh gelu", "transposed", "last token", "labels"),
@@ -151,7 +151,7 @@ def test_mistakes_are_named_at_real_widths(few: bool) -> None:
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) -> None:
-    """For other mistakes of their kind, only true statements about the numbers are certain."""
+    """For unknown mistakes, only true findings about the numbers are certain."""
     wrong = {}
     for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES) * (3 if few else 1)]:  # few take long
         names, plant = HELD_BACK[key]
@@ -282,7 +282,7 @@ def test_an_unknown_dtype_is_an_error() -> None:
         golden.compare(reference("bert")[1], {"logits": np.zeros((3, 2))}, dtype="float8")
 
 
-# --- one after another ----------------------------------------------------------------------------------------------
+# --- several mistakes ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -316,7 +316,7 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_weights_are_compared_before_the_stages_and_put_into_the_model(change: Callable, cause: str, line: str) -> None:
-    """And what else is wrong with the port is found with them."""
+    """Other mistakes of the port are found as well."""
     model, recorded = reference("bert")
     port = PlainPort(model, recorded.texts)
     port.w = {name: np.asarray(array, np.float32) for name, array in change(port.w).items()}

@@ -1,4 +1,4 @@
-"""examples/port_in_c: the port passes its cases, each mistake that is planted in it is named, and its page is true.
+"""examples/port_in_c: the port passes its cases, each planted mistake is named, and its page is correct.
 
 Without a C compiler this is not tested; `.ci/run` installs one.
 """
@@ -20,7 +20,7 @@ from tests.test_documentation import blocks, shape
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "port_in_c"
 CASES = ["distilbert-*"]
-#: What is planted -> the mistake's name, the stage where it shows first, and the cases where it does not show.
+#: Planted mistake -> its name, the first stage that shows it, and the cases that do not.
 PLANTED = {
     "QUICK_GELU": ("quick GELU", "layers.0.ffn.activation", {"gelu-tanh", "relu", "silu"}),
     "UNBIASED_VARIANCE": ("unbiased variance", "embeddings.norm", set()),
@@ -71,7 +71,7 @@ def test_a_file_that_is_cut_short_ends_it_with_a_message(whole_suite: Path, tmp_
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # emulated, even an empty program hangs
         pytest.skip("the port was NOT run with checks of memory: this compiler has none that run here")
     port = compiled(tmp_path, *checks)
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # it ends with what it has
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # ends with its last output
     case = whole_suite / "distilbert-masked-lm"
     command = [port, str(case), str(case / "inputs.safetensors"), str(tmp_path / "out")]
     assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 0

@@ -50,7 +50,7 @@ def test_the_recorded_stages_are_the_trace_and_its_truth(model: Model) -> None:
 
 
 def test_the_budget_is_of_the_size_of_float32s_own_error(model: Model) -> None:
-    """Five times the largest of nine draws of it, so that the recorded run itself is well within."""
+    """The budget is five times the largest of nine draws, so the recorded run is well within it."""
     recorded = golden.record(model, TEXTS)
     for name, budget in recorded.budgets.items():
         gap = max(np.abs(a - b).max() for a, b in zip(recorded.stages[name], recorded.truth[name], strict=True))
@@ -184,7 +184,7 @@ def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-# --- files that are no golden files ---------------------------------------------------------------------------------
+# --- files that are not golden files ---------------------------------------------------------------------------------
 
 
 def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Only the weights that a stage is made with are rounded, each once."""
+"""Only the weights that a stage depends on are rounded, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite has every family, head and option, each of which shows; and the same bytes each time."""
+"""The conformance suite has every family, head and option, each with a visible effect, and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def written(path: Path, names: tuple[str, ...] = SOME) -> dict[str, bytes]:
 
 
 def test_the_suite_has_the_same_bytes_each_time(suite: Path, tmp_path: Path) -> None:
-    """Also without the cases before one."""
+    """Also without the preceding cases."""
     assert written(golden.suite(tmp_path / "again", list(SOME))) == written(suite)
 
 

@@ -270,7 +270,7 @@ def test_models_that_cannot_be_served(models, message):
 
 
 def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
-    """Here because the parent finds nearly all such causes before it starts a worker."""
+    """Tested here, because the parent finds nearly all such causes before it starts a worker."""
     settings = supervisor.ServerSettings(["distilbert-sst2"], port=0, workers=2)
     monkeypatch.setattr(supervisor, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
     with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it was ready"):

@@ -1,4 +1,4 @@
-"""The clients that people have: the openai package, huggingface_hub's InferenceClient, curl."""
+"""Common clients: the openai package, huggingface_hub's InferenceClient, curl."""
 
 from __future__ import annotations
 

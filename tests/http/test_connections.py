@@ -61,7 +61,7 @@ def asked(server: Server, content: bytes) -> socket.socket:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """All that still comes, until the server closes the connection."""
+    """Returns the remaining bytes, until the server closes the connection."""
     found = b""
     while some := connection.recv(65536):
         found += some
@@ -75,7 +75,7 @@ def answered(server: Server, path: str) -> int:
 
 
 def is_whole(connection: socket.socket) -> bool:
-    """Whether an answer in chunks comes to its end."""
+    """Returns whether a chunked answer is complete."""
     try:
         return rest(connection).endswith(b"\r\n0\r\n\r\n")
     except ConnectionError:
@@ -83,7 +83,7 @@ def is_whole(connection: socket.socket) -> bool:
 
 
 def test_unfinished_bodies_do_not_block_other_clients(hasty):
-    """As many as requests may be open, and more; each gets 408 in the end."""
+    """More clients than allowed open requests; each finally gets 408."""
     with ExitStack() as stack:
         held = [stack.enter_context(closing(connect(hasty))) for _ in range(80)]
         for each in held:
@@ -96,7 +96,7 @@ def test_unfinished_bodies_do_not_block_other_clients(hasty):
 
 
 def test_a_slow_body_is_waited_for(hasty):
-    """It takes three times as long as one that never comes is given."""
+    """It takes three times the time allowed for a body that never comes."""
     body = json.dumps({"inputs": "a", "prompt_name": None}).encode().ljust(9000)
     with closing(connect(hasty)) as slow:
         slow.sendall(HEAD % len(body))

@@ -1,4 +1,4 @@
-"""Each route's answers, to the bit those of the pipeline alone, and its refusals."""
+"""Each route's answers have the pipeline's bits; and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_embed_all(server, alone):
 
 
 def test_embed_all_of_many_rows(server, alone):
-    """Of more rows than one piece of the answer has."""
+    """With more rows than one piece of the answer."""
     text = "music " * 40
     _, answer, _ = server.post("/embed_all", {"inputs": text, "model": "encoder"})
     same(answer, np.asarray(alone("feature-extraction", "encoder", return_tensors=True)(text)))
@@ -206,7 +206,7 @@ def test_the_root_serves_the_first_model_s_route(server):
     assert server.post("/", {"inputs": "a"})[1] == server.post("/predict", {"inputs": "a"})[1]
 
 
-# --- too long, too many, not there -----------------------------------------------------------------------------------
+# --- too long, too many, missing -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_other_paths_and_methods(server):
     assert answer["error"]["code"] == 422
 
 
-# --- what a service tells of itself ----------------------------------------------------------------------------------
+# --- routes about the service ----------------------------------------------------------------------------------
 
 
 def test_pages(server):

@@ -39,7 +39,7 @@ def until(condition, seconds: float = 120.0) -> None:
 
 
 def raw(server: Server, path: str, body: dict) -> socket.socket:
-    """A connection on which a request has been sent whole."""
+    """Opens a connection and sends a whole request."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)), timeout=120)
@@ -63,7 +63,7 @@ def two(tmp_path_factory):
         yield running
 
 
-# --- the same bits, whoever else is there ----------------------------------------------------------------------------
+# --- the same bits with any other clients ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["busy", "two"])
@@ -281,7 +281,7 @@ def test_workers_end_when_their_parent_is_killed(folders):
         until(lambda: not any(alive(pid) for pid in pids))
 
 
-# --- what cannot be served -------------------------------------------------------------------------------------------
+# --- refused starts -------------------------------------------------------------------------------------------
 
 
 def test_a_port_that_is_taken(folders):
@@ -317,7 +317,7 @@ def test_errors_at_the_start_are_one_line(folders, arguments, message):
 
 
 def test_an_app_in_a_server_of_ones_own(folders, tmp_path):
-    """As people run it who have their own: `uvicorn service:app`."""
+    """Runs under the user's own server: `uvicorn service:app`."""
     (tmp_path / "service.py").write_text(
         f"import npformer\napp = npformer.serve.app({{'mine': {str(folders['encoder'])!r}}}, api_key='k')\n"
     )

@@ -1,4 +1,4 @@
-"""Models that write after a prompt: /generate and its stream, /v1/completions, by plain requests and by their clients."""
+"""Models that generate text: /generate and its stream, /v1/completions, by plain requests and by clients."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_model_that_writes_is_described_by_its_task(server: Server) -> None:
 
 
 def test_generate(server: Server, task: TextGeneration) -> None:
-    """Greedy unless a setting of drawing is given."""
+    """Greedy unless a sampling parameter is given."""
     body: dict[str, Any] = {"inputs": "The other", "parameters": {"max_new_tokens": 12}}
     expected = written(task, "The other")
     assert server.post("/generate", body)[:2] == (200, {"generated_text": expected})
@@ -304,7 +304,7 @@ async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any
 def test_a_streams_prompt_is_read_where_batches_are(
     path: str, body: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the batching thread, and its text once, outside of the event loop's thread."""
+    """Runs in the batching thread, and the text once, outside the event loop's thread."""
     stream, ids, seen = text_generation.Stream, Encoder.ids, []
 
     def streaming(*args: Any, **settings: Any) -> Any:

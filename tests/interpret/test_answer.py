@@ -15,7 +15,7 @@ from npformer.interpret.study_inputs import pair_of, texts_of
 from tests.support import tiny
 
 TEXT = "I love [MASK] cream"
-FRACTION = 1e-5  # of a head's output that is taken away; the error of the difference is near its square
+FRACTION = 1e-5  # fraction of a head's output to remove; the error is near its square
 
 
 def scaled(head: int) -> Any:

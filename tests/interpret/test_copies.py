@@ -1,4 +1,4 @@
-"""Copies of a text with one change each have the bits of a run for each change, whatever the change and the family."""
+"""Copies of a text with one change each have the bits of separate runs, for any change and family."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(model: Any, given: Any, changes: list[tuple[str, Change]]) -> None:
 
 
 def changes_of(clean: Any, count: int) -> list[tuple[str, Change]]:
-    """Changes of rows, of heads and of whole stages, at every layer, in no order."""
+    """Changes of rows, heads and whole stages, at every layer, unordered."""
     found: list[dict[str, Change]] = []
     for name in [name for name in clean if not name.endswith("probabilities")]:  # which a task makes later
         shape = clean[name].shape

@@ -1,4 +1,4 @@
-"""A study of a long text reads as many tokens as end in a time, by the size of the model."""
+"""A study of a long text reads a number of tokens that fits a time, by the model's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a logit add up to it, and each is what the logit loses without it when the norms are held."""
+"""The parts of a logit add up to it, and each equals the logit's loss without that part when norms are held."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_in_float32_it_adds_up_to_rounding() -> None:
     adds_up(found, 2e-5)  # float32 logits near 10
 
 
-# --- each part against the forward that holds the norms --------------------------------------------------------------
+# --- each part against a forward with held norms --------------------------------------------------------------
 
 
 class Held:
@@ -187,7 +187,7 @@ def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
 
 
 def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
-    """Leaving the values of token j out of the last layer's held weights takes away what it adds there."""
+    """Removing token j's values from the last layer, with held weights, removes its contribution there."""
     model = tiny.model("bert", dtype=np.float64)
     run, found = trace(model, TEXT), logit_attribution(model, TEXT, 0)
     written = head_results(model, run)

@@ -135,7 +135,7 @@ def test_a_gradient_passes_an_edit_of_any_stage_of_an_encoder_decoder() -> None:
     every_stage(lambda: gradients(TranslationLoss(config), weights, pairs), weights)
 
 
-# --- what people do to stages ----------------------------------------------------------------------------------------
+# --- typical edits ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=("distilbert", "bert"))
@@ -221,7 +221,7 @@ def test_stages_hidden_by_a_constant_have_no_gradient(model: Model) -> None:
 
 
 def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
-    """Whichever was opened first, as with a trace."""
+    """Regardless of which was opened first, as with a trace."""
     batch, found = pack([Text(np.array([2, 40, 41, 3]))]), []
     for first in (True, False):
         recording = Recording(keep_gradients=True)
@@ -277,7 +277,7 @@ def test_a_view_has_gradients_inside_an_edit_with_a_derivative(model: Model) -> 
     assert not np.array_equal(inside.methods[1].scores, view.attribution(model, TEXTS[0]).methods[1].scores)
 
 
-# --- what has no derivative ------------------------------------------------------------------------------------------
+# --- changes without derivative --------------------------------------------------------------------------------------
 
 
 def test_a_function_without_a_derivative_is_an_error_with_a_remedy(model: Model) -> None:

@@ -1,4 +1,4 @@
-"""Leaving words out: the log-odds by hand, batches, and long texts, of which several words are left out together."""
+"""Leaving words out: the log-odds by hand, batches, and groups of words in long texts."""
 
 from __future__ import annotations
 

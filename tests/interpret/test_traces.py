@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert", "gpt2")
-OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # whose stages are others
+OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # with other stages
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
 OF_OTHERS = (
@@ -278,7 +278,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     assert spent < 0.01 * forward
 
 
-# --- names that are not there ---------------------------------------------------------------------------------------
+# --- unknown names ---------------------------------------------------------------------------------------
 
 
 def test_a_name_that_never_fired_is_an_error_with_the_nearest(model: Model) -> None:
@@ -311,7 +311,7 @@ def test_inputs_other_than_texts_are_errors(model: Model, text: object) -> None:
         trace(model, text)
 
 
-# --- what each stage is ---------------------------------------------------------------------------------------------
+# --- descriptions of stages ------------------------------------------------------------------------------------------
 
 
 def test_a_row_describes_the_stage(model: Model) -> None:

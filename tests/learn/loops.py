@@ -1,4 +1,4 @@
-"""A learner's file that is right in other ways: plain loops, einsum, other reshapes, float64 inside."""
+"""A learner's file that is right by other means: plain loops, einsum, other reshapes, float64 inside."""
 
 import math
 

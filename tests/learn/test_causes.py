@@ -33,7 +33,7 @@ from npformer.learn.template import signatures
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
-    """The cause of the answers of a function that takes the place of an exercise."""
+    """Returns the cause found for the answers of a function that replaces an exercise."""
     return cause(EXERCISES[name], cases_of(name, function))
 
 

@@ -1,4 +1,4 @@
-"""Mistakes that no exercise lists are named by the diagnosis of ports, and right functions are not ill."""
+"""Mistakes that no exercise lists are named by the diagnosis of ports, and right functions get no diagnosis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def always_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray 
 
 
 def leaky(x: np.ndarray) -> np.ndarray:
-    """An activation that nobody would know."""
+    """An unknown activation."""
     return np.where(x > 0, x, 0.37 * x)
 
 

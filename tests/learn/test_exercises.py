@@ -59,7 +59,7 @@ def test_right_solutions_pass(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("module", [plain, loops], ids=["plain", "loops"])
 def test_right_solutions_need_half_of_the_budget_at_most(module: ModuleType) -> None:
-    """The other half is for solutions that nobody here has thought of."""
+    """The other half leaves room for other solutions."""
     for name, exercise in EXERCISES.items():
         for args in exercise.cases():
             true = truth(exercise.right, args)
@@ -135,7 +135,9 @@ def nearly(slip: Slip) -> Callable[..., Any]:
 )
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
     """Numbers that a known mistake nearly gives have another cause."""
-    for slip in exercise.slips[:: 6 if exercise.name in LONG else 3]:  # a sample: the rule knows no mistake
+    for slip in exercise.slips[
+        :: 6 if exercise.name in LONG else 3
+    ]:  # a sample: the rule does not depend on the mistake
         args = [truth(slip.wrong, args) for args in exercise.cases()]
         if any(each.outcome.raised for each in args) or not floats(args[0].outcome.answer):
             continue

@@ -1,4 +1,4 @@
-"""`learn look`: the stages of the learner's model are heard, and stand beside npformer's."""
+"""`learn look`: the stages of the learner's model are recorded and shown next to npformer's."""
 
 from __future__ import annotations
 

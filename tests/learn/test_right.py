@@ -1,4 +1,4 @@
-"""The right answers are right: those of whole models are npformer's models', and gradients are those of differences."""
+"""The right answers are right: whole models equal npformer's models, and gradients equal finite differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_functions_give_the_stages_of_a_model(doctor: Doctor, name: str) -> None:
-    """Within the error budget of each stage. So an encoder, a decoder, and each of their steps are npformer's."""
+    """Within the error budget of each stage. This covers an encoder, a decoder, and each of their steps."""
     asked = QUESTIONS[name]
     _, golden = doctor.patient(asked.causal)
     arrays = doctor.answers(name, EXERCISES[name].right)

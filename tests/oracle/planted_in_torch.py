@@ -10,7 +10,7 @@ import torch
 
 Plant = Callable[[Any], None]
 
-# --- the model's parts, which the families name differently --------------------------------------------------
+# --- the model's parts, with each family's names --------------------------------------------------
 
 
 def layers(model: Any) -> Any:

@@ -38,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
 }
 SETTINGS = [
-    {"no_repeat_ngram_size": 1},  # a random model would give one word again and again
+    {"no_repeat_ngram_size": 1},  # a random model would repeat one word
     {"num_beams": 3, "no_repeat_ngram_size": 1},
     {"num_beams": 2, "no_repeat_ngram_size": 2, "forced_bos_token_id": 7},
 ]
@@ -123,7 +123,7 @@ def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
     found = gradients(TranslationLoss(model.config, 0.0), weights, [example]).flat
     assert found.keys() == weights.flat.keys()
     for name, grad in found.items():
-        if name == "head.output.bias":  # a buffer in torch
+        if name == "head.output.bias":  # torch stores it as a buffer
             continue
         if isinstance(grad, SparseRows):
             dense = np.zeros_like(weights.flat[name])
@@ -143,7 +143,7 @@ def test_a_model_without_a_head_generates_as_transformers_reads_it(tmp_path: Pat
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
 
-# --- heads on a decoder that reads the text again ---------------------------------------------------------------------
+# --- heads on a decoder that reads the text again --------------------------------------------------------------------
 
 HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswering: {}}
 
@@ -229,7 +229,7 @@ def test_an_attribution_s_gradient_by_both_embeddings_is_torch_s(option: str, tm
         np.testing.assert_allclose(ours, right, rtol=0, atol=1e-12 * max(1, np.abs(right).max()))
 
 
-# --- golden files -----------------------------------------------------------------------------------------------------
+# --- golden files ----------------------------------------------------------------------------------------------------
 
 
 def compared(recorded: golden.Golden, theirs: Any) -> golden.Comparison:

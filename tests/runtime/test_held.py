@@ -30,7 +30,7 @@ pytestmark = pytest.mark.numbers
 
 TEXTS = ["ice cream", "i love it", "paris is good " * 9, "no", "hot music movie", "she was not right there"]
 MANY = 24
-PATIENCE = 120  # seconds for work of one or two, on a busy machine
+PATIENCE = 120  # seconds allowed for work of one or two, on a busy machine
 
 
 def made(head: str = "sequence-classification", threads: int = 2) -> Task:
@@ -160,11 +160,11 @@ def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
 
-# An interrupt that comes while Python calls a callback of the garbage collector, as hypothesis has one, reaches no call.
+# An interrupt during a callback of the garbage collector, such as hypothesis's, reaches no call.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
-    """Ctrl-C comes at a hundred moments of a call; each call ends by it or with its answer, and so does the next."""
+    """Ctrl-C comes at a hundred moments of a call; each call is interrupted or answers, and so does the next."""
     seconds, caught = 0.0003, 0
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:

@@ -85,7 +85,7 @@ def test_shards_hold_every_text_once(lengths: list[int], threads: int) -> None:
 
 @given(lengths=LENGTHS, threads=st.integers(1, 5))
 def test_shards_are_of_about_one_size(lengths: list[int], threads: int) -> None:
-    """None holds much more than its share, so that no core waits long for another, and memory stays small."""
+    """No shard exceeds its share by much, so that no core waits long for another, and memory stays small."""
     sizes = [sum(lengths[index] for index in group) for group in shards(lengths, threads)]
     share = min(SHARD, max(sum(lengths) / threads, SMALL_SHARD * threads))
     assert max(sizes) <= share + max(lengths)

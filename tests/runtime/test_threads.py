@@ -40,7 +40,7 @@ from tests.support.bits import alike
 pytestmark = pytest.mark.numbers
 
 LONG = 10**9  # nanoseconds: work that is worth sharing
-PATIENCE = 30  # seconds for what takes milliseconds, on a machine that is busy with something else
+PATIENCE = 30  # seconds allowed for work of milliseconds, on a busy machine
 
 
 def blas_threads() -> set[int]:
@@ -88,7 +88,7 @@ def test_the_arguments_number_is_whole_and_at_least_one(value: object) -> None:
 
 
 def parts(nanoseconds: int) -> int:
-    """The parts that work is cut into before a trial."""
+    """Returns the parts that work is cut into before a trial."""
     return part_counts(nanoseconds)[1]
 
 
@@ -235,7 +235,7 @@ def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.usefixtures("two_blas_threads")
 def test_an_interrupt_while_blas_is_set(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it comes, the next call that ends well leaves what the host had."""
+    """At any moment: the next successful call restores the host's settings."""
     calls = []
 
     def interrupted(library: Any, count: int) -> None:

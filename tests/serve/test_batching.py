@@ -1,4 +1,4 @@
-"""Dynamic batching: the bits of an answer are those of a lone request, whoever arrives when; and the queue's rules."""
+"""Dynamic batching: an answer has the bits of a lone request, for any arrivals; and the queue's rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 @dataclass(eq=False)
 class Recorded:
-    """Work that notes its batches, and waits while it is held."""
+    """Work that records its batches, and waits while it is held."""
 
     together: bool = True
     batches: list[list[Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Running:
 
 
 async def held(batcher: Batcher, work: Recorded) -> asyncio.Task[Any]:
-    """Keeps the batching thread busy, so that what comes now waits in the queue."""
+    """Keeps the batching thread busy, so that new requests wait in the queue."""
     work.free.clear()
     busy = asyncio.create_task(batcher.answers(work, ["first"], [1]))
     assert await asyncio.to_thread(work.started.wait, HANG)
@@ -132,7 +132,7 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 @pytest.mark.numbers
 def test_that_strangers_do_share_batches():
-    """Else the test above would show nothing."""
+    """Otherwise the test above would show nothing."""
     seen = []
 
     async def test() -> None:
@@ -156,7 +156,7 @@ def test_options_that_change_the_answer_are_not_mixed():
     assert TaskWork(task, task.options) != TaskWork(encoder_tasks()[1], task.options)
 
 
-# --- what goes together ----------------------------------------------------------------------------------------------
+# --- texts that share a batch ----------------------------------------------------------------------------------------
 
 
 def test_a_batch_has_the_oldest_texts_of_one_work_up_to_its_tokens():

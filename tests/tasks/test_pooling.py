@@ -1,4 +1,4 @@
-"""Pooling: the formulas as the papers write them, on small arrays."""
+"""Pooling: the papers' formulas on small arrays."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def equal(a, b):
     return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 
-# --- what goes in and comes out --------------------------------------------------------------------------------------
+# --- inputs and outputs --------------------------------------------------------------------------------------
 
 
 def test_one_gives_one_a_list_a_list_a_generator_a_generator(name):

@@ -266,7 +266,7 @@ def test_translate_complains_of_a_bad_line_and_translates_the_others(
     assert "argument 1: language: '>>eng<<' is not known" in complaint
 
 
-# --- files that are missing or broken --------------------------------------------------------------------------------
+# --- missing or broken files --------------------------------------------------------------------------------
 
 
 def test_a_translator_s_missing_tokenizer_files_are_named(folder: Path) -> None:

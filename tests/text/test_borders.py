@@ -1,4 +1,4 @@
-"""Texts too long to be tokenized at once: cut, they give what the whole text gives; over the limit they are refused."""
+"""Texts too long to be tokenized at once: cut, they give the whole text's tokens; above the limit, they are refused."""
 
 from __future__ import annotations
 

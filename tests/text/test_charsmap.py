@@ -1,4 +1,4 @@
-"""SentencePiece's map of characters is refused where a reader that follows it would leave it."""
+"""SentencePiece's map of characters is refused if following it would read outside of it."""
 
 from __future__ import annotations
 

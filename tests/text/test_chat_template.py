@@ -1,4 +1,4 @@
-"""Chat templates of pairs: where the texts stand, and the templates that are refused."""
+"""Chat templates of pairs: the places of the texts, and refused templates."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a model with nothing": ({"model": {}}, "not a readable tokenizer"),
 }  # fmt: skip
 
-#: Refused after a panic of the library, because no check of the file finds them.
+#: Refused after a panic of the library, because no check of the file finds the fault.
 PANICS = (
     "an expression that backtracks", "a split that backtracks", "a merge of pieces shorter than their prefix",
 )  # fmt: skip
@@ -252,7 +252,7 @@ def test_pipes_and_devices_are_not_waited_for(name: str, tmp_path: Path) -> None
         load_tokenizer(folder, tiny.config(vocab_size=len(tiny.VOCABULARY) + 8))
 
 
-# --- what the library does afterwards --------------------------------------------------------------------------------
+# --- failures of the library in use --------------------------------------------------------------------------------
 
 
 class Panic(BaseException):

@@ -1,4 +1,4 @@
-"""Training on plain texts: the blocks that a model reads, the command that trains it, and errors."""
+"""Training on plain texts: blocks, the command, and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_measure_of_blocks_is_the_perplexity_of_the_text(files: list[str]) -
 
 
 def test_a_model_learns_a_text(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And writes a folder that is read as any other, with the settings of generation."""
+    """The command writes an ordinary folder, with the settings of generation."""
     before = npformer.perplexity(npformer.load(files[0]), TEXT).perplexity
     assert finetune(files, tmp_path / "out") == 0
     shown = capsys.readouterr()

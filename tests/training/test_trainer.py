@@ -75,7 +75,7 @@ t.train(Path({folder!r}), save_every=1)
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    """kill -9 in the middle, twice; then the rest, with other threads: the weights of a run that never stopped."""
+    """Two kills in the middle, then the rest with other threads: the weights of an uninterrupted run."""
     code = STOPPED.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path))
     for _ in range(2):
         started = _stamp(tmp_path)

@@ -43,7 +43,7 @@ DATA = torch_values.DATA.parent / "gradients_data"
 
 
 def examples(n: int = 40, seed: int = 0) -> list[Example]:
-    """Texts whose label is whether their second token is an even number."""
+    """Returns texts labelled by whether their second token is even."""
     random = np.random.default_rng(seed)
     texts = [random.integers(5, 200, length) for length in random.integers(3, 20, n)]
     return [Example(Text(ids), int(ids[1] % 2)) for ids in texts]
@@ -277,7 +277,7 @@ def test_standard_dropout_sites_are_stages() -> None:
             assert recording.changes, pattern
 
 
-# --- what a training begins with -------------------------------------------------------------------------------------
+# --- initial weights -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["normal", "torch", "xavier"])

@@ -25,7 +25,7 @@ def test_titles_are_the_words_without_special_tokens() -> None:
     pair = view.heads(weights(1, 2, len(PAIR), len(PAIR)), tokens=PAIR, token_type_ids=(0, 0, 0, 0, 1, 1, 1, 1, 1))
     assert pair.title == "Attention heads: time flies / fruit flies likely"
     only = view.heads(weights(1, 2, 2, 2), tokens=["<pad>", "</s>"])
-    assert only.title == "Attention heads: <pad> </s>"  # nothing else is left to name it by
+    assert only.title == "Attention heads: <pad> </s>"  # nothing else names it
 
 
 # --- packing ---------------------------------------------------------------------------------------------------------
