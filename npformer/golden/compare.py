@@ -15,9 +15,10 @@ import numpy as np
 
 from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
+from npformer.common.halves import HALVES
 from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
-from npformer.golden.mistakes.precision import HALVES, held
+from npformer.golden.mistakes.precision import held
 from npformer.golden.names import Theirs, read
 
 

@@ -16,17 +16,18 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
+from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
-from npformer.golden.graph import block_of, parents, span
+from npformer.golden.graph import block_of, parents, parted, span
 from npformer.golden.mistakes import GENERAL, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
-from npformer.golden.mistakes.precision import HALF, HALVES, half, held
+from npformer.golden.mistakes.precision import HALF, held
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
@@ -38,7 +39,7 @@ EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this 
 HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
-LATER = 4  # stages after a fault that are used to choose between two causes
+LATER = 4  # diverging stages after a fault that are used to choose between two causes
 
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}
 Progress = Callable[[str], object]
@@ -153,9 +154,9 @@ class _Case:
             if len(found) == FAULTS or ((found or self.findings) and self.explained(stage, bases)):
                 continue
             each, certain = self.explain(stage, bases[-1])
-            if len(certain) > 1:  # later stages decide between the causes
-                later = diverging[i + 1 : i + 1 + LATER]
-                known = [sum(self.explained(name, [port]) for name in later) for _, port in certain]
+            if len(certain) > 1:  # other stages decide between the causes
+                others = self.deciding(stage, diverging[i + 1 : i + 1 + LATER])
+                known = [sum(self.explained(name, [port]) for name in others) for _, port in certain]
                 certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
                 each = replace(each, fits=together([fit for fit, _ in certain]))
             found.append(each)
@@ -166,6 +167,15 @@ class _Case:
             bases.append(replace(wrong, dtype="float32"))
         first = found[0] if found else Diagnosis("")
         return replace(first, then=found[1:], weights=self.findings)
+
+    def deciding(self, stage: str, later: list[str]) -> list[str]:
+        """Returns the stages that choose between causes: later ones, those of the same block, and those of its kind.
+
+        A cause for all layers is wrong if it would change the same stage of a layer that is right.
+        """
+        block, kind = block_of(stage), parted(stage)[2]
+        like = [name for name in self.given if block and (block_of(name) == block or parted(name)[2] == kind)]
+        return list(dict.fromkeys(name for name in (*later, *like) if name != stage and name in self.golden.budgets))
 
     def renamed(self, diverging: list[str]) -> Diagnosis | None:
         """Returns the diagnosis of a port that only confuses the names of stages; None if that does not explain it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import isclose
 
 from npformer.common.mistake import Mistake
 from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
+SAME = 1e-4  # relative difference of the distances of two ways that give the same values, up to float64 rounding
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ def together(fits: list[Fit]) -> list[Fit]:
     best: dict[str, Fit] = {}
     for fit in fits:
         first = best.setdefault(fit.mistake.name, fit)
-        if fit.budgets == first.budgets and fit.way not in first.way:
+        if isclose(fit.budgets, first.budgets, rel_tol=SAME) and fit.way not in first.way:
             best[fit.mistake.name] = replace(first, way=first.way and f"{first.way}, or {fit.way}")
     return list(best.values())
 

@@ -22,11 +22,11 @@ from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
+from npformer.common.halves import half
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, EncoderTable, Family, write_config
 from npformer.families.llama import Llama
 from npformer.golden.format import Golden
-from npformer.golden.mistakes.precision import half
 from npformer.golden.record import record
 from npformer.mechanisms import Window
 from npformer.model import Model, Seq2Seq

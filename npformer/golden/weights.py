@@ -15,7 +15,8 @@ import numpy as np
 
 from npformer.blocks.attention_mistakes import SWAPS
 from npformer.checkpoint import tree as layout
-from npformer.golden.mistakes.precision import HALVES, SCHEMES, half, rounded
+from npformer.common.halves import HALVES, half
+from npformer.golden.mistakes.precision import SCHEMES, rounded
 from npformer.model import Model, Seq2Seq
 
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}

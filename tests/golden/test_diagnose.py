@@ -20,8 +20,8 @@ from npformer import golden
 from npformer.activations import ACTIVATIONS, gelu
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.errors import NpformerError
+from npformer.common.halves import half
 from npformer.families import parts_of
-from npformer.golden.mistakes.precision import half
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model

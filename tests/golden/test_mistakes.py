@@ -16,8 +16,9 @@ import pytest
 import npformer
 from npformer import families, golden
 from npformer.common.errors import NpformerError
+from npformer.common.halves import half
 from npformer.common.mistake import Mistake
-from npformer.golden.mistakes.precision import half, quantised, tf32
+from npformer.golden.mistakes.precision import quantised, tf32
 from npformer.interpret.edits import edit
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.model import Model

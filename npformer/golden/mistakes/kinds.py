@@ -14,11 +14,12 @@ from itertools import combinations, product
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
+from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parents, parted
 from npformer.golden.mistakes.general import flat
-from npformer.golden.mistakes.precision import HALVES, SCHEMES, half
+from npformer.golden.mistakes.precision import SCHEMES
 from npformer.golden.port import Port, made_by
 
 NEAR = 2e-3  # maximum relative error of a fitted factor; the budget decides afterwards
@@ -235,6 +236,12 @@ def some_columns(port: Port) -> Ways:
                 return _without(y, np.arange(int(begin * y.shape[-1]), int(end * y.shape[-1])))
 
             yield f"columns of {name} are 0 from {begin:.0%} to {end:.0%} of them", changing(port, name, rule)
+        for n in (1, 2, 4, 8, 16, 32, 64):
+
+            def last(y: np.ndarray, at: At, n: int = n) -> np.ndarray:
+                return _without(y, np.arange(max(y.shape[-1] - n, 0), y.shape[-1]))
+
+            yield f"the last {n} columns of {name} are 0", changing(port, name, last)
 
 
 def _without_product(port: Port) -> np.ndarray | None:
@@ -366,7 +373,8 @@ def one_rounded(port: Port) -> Ways:
 
 def one_stage_rounded(port: Port) -> Ways:
     """Only one inner stage is rounded to 16 bits."""
-    for name in _inside(port):
+    scores = [name for name in port.span if name != port.stage and name.endswith("attention.scores")]
+    for name in (*_inside(port), *scores):
         for kind in HALVES:
             yield f"{kind}, only {name}", changing(port, name, lambda y, at, kind=kind: half(kind, y))
 

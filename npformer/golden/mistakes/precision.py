@@ -11,37 +11,22 @@ from functools import partial
 
 import numpy as np
 
+from npformer.common.halves import HALVES, cut_bits, half
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
 from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]
-HALVES = ("bfloat16", "float16")  # numbers exact in bfloat16 are mostly exact in float16
-
-
-def half(kind: str, array: np.ndarray) -> np.ndarray:
-    """Rounds to float16 or bfloat16, to nearest with ties to even, and converts back to the array's dtype."""
-    if kind == "float16":
-        with np.errstate(over="ignore"):
-            return array.astype(np.float16).astype(array.dtype)
-    return _cut(array, 16)
 
 
 def tf32(array: np.ndarray) -> np.ndarray:
     """Rounds to the 10 fraction bits that graphics cards keep of float32 in TF32 products."""
-    return _cut(array, 13)
+    return cut_bits(array, 13)
 
 
 def tf32_cut(array: np.ndarray) -> np.ndarray:
     """Truncates to the bits of `tf32` instead of rounding."""
     return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(array.dtype)
-
-
-def _cut(array: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds away the last bits of float32, to nearest with ties to even."""
-    number = array.astype(np.float32).view(np.uint32)
-    kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
-    return kept.view(np.float32).astype(array.dtype)
 
 
 def held(kind: str, array: np.ndarray) -> bool:

@@ -83,8 +83,9 @@ def _said(seen: list[np.ndarray], ours: list[np.ndarray]) -> str:
     inside = [(distance >= low) & (distance <= high) for distance in shown]
     if all(map(np.array_equal, seen, inside)):
         return f"a query sees keys from {high} before it to {-low} after it"
-    row = next(i for i in reversed(range(len(seen[0]))) if not np.array_equal(seen[0][i], ours[0][i]))
-    keys, right = (np.flatnonzero(picture[0][row]).tolist() for picture in (seen, ours))
+    text = next(i for i, (a, b) in enumerate(zip(seen, ours, strict=True)) if not np.array_equal(a, b))
+    row = next(i for i in reversed(range(len(seen[text]))) if not np.array_equal(seen[text][i], ours[text][i]))
+    keys, right = (np.flatnonzero(picture[text][row]).tolist() for picture in (seen, ours))
     return f"query {row} sees the keys {keys}, not {right}"
 
 

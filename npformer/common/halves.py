@@ -1,0 +1,22 @@
+"""Rounding to 16 bits and to other narrow floating-point numbers, for ports that round where the model does not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+HALVES = ("bfloat16", "float16")  # numbers exact in bfloat16 are mostly exact in float16
+
+
+def half(kind: str, array: np.ndarray) -> np.ndarray:
+    """Rounds to float16 or bfloat16, to nearest with ties to even, and converts back to the array's dtype."""
+    if kind == "float16":
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16).astype(array.dtype)
+    return cut_bits(array, 16)
+
+
+def cut_bits(array: np.ndarray, bits: int) -> np.ndarray:
+    """Rounds away the last bits of float32, to nearest with ties to even."""
+    number = array.astype(np.float32).view(np.uint32)
+    kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+    return kept.view(np.float32).astype(array.dtype)
