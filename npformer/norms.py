@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.direction import Direction
 from npformer.functions import layer_norm, layer_norm_backward
 from npformer.stage import Stage
@@ -111,9 +111,36 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
     return centred(x) / np.sqrt(variance(x) + eps)
 
 
+def of_norms(rule: Rule) -> Rules:
+    """Rules that apply a rule to every norm: those of rows, and those of each head of queries and keys."""
+    return {"*norm": rule, "*_normed": lambda y, at: of_heads(rule, y, at)}
+
+
+def of_heads(rule: Rule, y: np.ndarray, at: Any) -> np.ndarray:
+    """Applies the rule of a norm of rows to the norm of each head: y (T, H K) as (T, H, K)."""
+    made = np.asarray(rule(y.reshape(len(y), -1, at.d_head), at.of_each_head))
+    return made.reshape(y.shape)
+
+
+def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable[[Any], Ways]:
+    """Ways of a mistake in all norms and, in a model with norms of heads, in norms of one kind only."""
+
+    def ways(port: Any) -> Ways:
+        has_both = any(name.endswith("_normed") for name in port.span) and any(
+            name.endswith("norm") for name in port.span
+        )
+        for way, rules in changes.items() if isinstance(changes, Mapping) else changes(port):
+            yield way, rules
+            if has_both and len(rules) > 1:
+                for said, pattern in (("in norms of heads", "*_normed"), ("in norms of rows", "*norm")):
+                    yield f"{way}, only {said}".removeprefix(", "), {pattern: rules[pattern]}
+
+    return ways
+
+
 def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
     """Rules that replace the formula of every norm with a function of x and eps; weight and bias are applied to it."""
-    return {"*norm": lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps))}
+    return of_norms(lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps)))
 
 
 def _other_eps(port: Any) -> Ways:

@@ -13,7 +13,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.norms import EPS, Norm, centred, normed, standard
+from npformer.norms import EPS, Norm, centred, everywhere, normed, of_norms, standard
 from npformer.weight_group import Group
 
 
@@ -74,6 +74,10 @@ def _other_eps(port: Any) -> Ways:
             yield f"{eps:g} for {port.config.eps:g}", normed(over_root_mean_square, eps)
 
 
+def _root_of_unbiased(x: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.square(x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps)
+
+
 def _one_more(y: np.ndarray, at: Any) -> Any:
     return y + over_root_mean_square(at.source, at.config.eps)
 
@@ -83,8 +87,12 @@ def _left_out(port: Any) -> Ways:
         yield name.removeprefix("*."), {name: lambda y, at: at.source}
 
 
+def without_weight(y: np.ndarray, at: Any) -> np.ndarray:
+    return over_root_mean_square(at.source, at.config.eps)
+
+
 RMSNorm.mistakes = (
-    Mistake("another RMSNorm eps", "eps is rms_norm_eps in config.json", _other_eps),
+    Mistake("another RMSNorm eps", "eps is rms_norm_eps in config.json", everywhere(_other_eps)),
     Mistake(
         "eps outside the root of RMSNorm",
         "x is divided by sqrt(mean square + eps), not by sqrt(mean square) + eps",
@@ -93,36 +101,45 @@ RMSNorm.mistakes = (
     Mistake(
         "mean subtracted in RMSNorm",
         "RMSNorm divides by the root mean square and subtracts no mean",
-        {
-            "as in layer norm": normed(standard),
-            "before the root mean square": normed(
-                lambda x, eps: centred(x) / np.sqrt(np.square(x).mean(-1)[..., None] + eps)
-            ),
-            "only in the deviation": normed(
-                lambda x, eps: x / np.sqrt(np.square(centred(x)).mean(-1)[..., None] + eps)
-            ),
-        },
+        everywhere(
+            {
+                "as in layer norm": normed(standard),
+                "before the root mean square": normed(
+                    lambda x, eps: centred(x) / np.sqrt(np.square(x).mean(-1)[..., None] + eps)
+                ),
+                "only in the deviation": normed(
+                    lambda x, eps: x / np.sqrt(np.square(centred(x)).mean(-1)[..., None] + eps)
+                ),
+            }
+        ),
     ),
     Mistake(
         "sum for mean in RMSNorm",
         "x is divided by the root of the mean square, not of the sum of squares",
-        {"": normed(_root_of_sum)},
+        everywhere({"": normed(_root_of_sum)}),
+    ),
+    Mistake(
+        "unbiased mean square in RMSNorm",
+        "the sum of squares is divided by the number of columns, not by one less",
+        everywhere({"": normed(_root_of_unbiased)}),
     ),
     Mistake(
         "square for root in RMSNorm",
         "x is divided by the root of the mean square",
-        {"": normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))},
+        everywhere({"": normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))}),
     ),
     Mistake(
         "weight of RMSNorm misused",
         "the normalized row is multiplied by the weight; only Gemma adds 1 to it",
-        {
-            "left out": {"*norm": lambda y, at: over_root_mean_square(at.source, at.config.eps)},
-            "1 + weight for weight": {"*norm": _one_more},
-            "multiplied before normalizing": {
-                "*norm": lambda y, at: over_root_mean_square(at.source * at.weight(at.name), at.config.eps)
-            },
-        },
+        everywhere(
+            {
+                "left out": of_norms(without_weight),
+                "1 + weight for weight": of_norms(_one_more),
+                "multiplied before normalizing": of_norms(
+                    lambda y, at: over_root_mean_square(at.source * at.weight(at.name), at.config.eps)
+                ),
+            }
+        ),
     ),
     Mistake(
         "RMSNorm over the wrong axis",
@@ -133,6 +150,6 @@ RMSNorm.mistakes = (
     Mistake(
         "RMSNorm applied twice",
         "each norm is computed once",
-        {"": {"*norm": lambda y, at: at.affine(over_root_mean_square(y, at.config.eps))}},
+        {"": of_norms(lambda y, at: at.affine(over_root_mean_square(y, at.config.eps)))},
     ),
 )

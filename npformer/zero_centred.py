@@ -13,7 +13,8 @@ import numpy as np
 from npformer.common.mistake import Mistake
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.root_mean_square import RMSNorm, over_root_mean_square
+from npformer.norms import everywhere, of_norms
+from npformer.root_mean_square import RMSNorm, over_root_mean_square, without_weight
 from npformer.weight_group import Group
 
 
@@ -58,12 +59,14 @@ def _weight_first(y: np.ndarray, at: Any) -> Any:
 MISUSED = Mistake(
     "1 + weight of RMSNorm misused",
     "the normalized row is multiplied by 1 + weight, as in Gemma",
-    {
-        "weight for 1 + weight": {"*norm": _weight_alone},
-        "left out": {"*norm": lambda y, at: over_root_mean_square(at.source, at.config.eps)},
-        "1 + weight multiplied before normalizing": {"*norm": _weight_first},
-        "1 added to the row, not to the weight": {"*norm": lambda y, at: 1 + _weight_alone(y, at)},
-    },
+    everywhere(
+        {
+            "weight for 1 + weight": of_norms(_weight_alone),
+            "left out": of_norms(without_weight),
+            "1 + weight multiplied before normalizing": of_norms(_weight_first),
+            "1 added to the row, not to the weight": of_norms(lambda y, at: 1 + _weight_alone(y, at)),
+        }
+    ),
 )
 ZeroCentredRMSNorm.mistakes = (
     MISUSED,

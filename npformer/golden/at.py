@@ -14,7 +14,7 @@ from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
 from npformer.families import family_of, parts_of
 from npformer.golden.graph import CROSS, HEAD, head_width, heads_of, parents, parted, stacks
-from npformer.golden.port import Port
+from npformer.golden.port import Port, group_of_normed
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.text_parts import Cut
 from npformer.mechanisms import Mechanism, SoftCap
@@ -229,6 +229,11 @@ class At:
         place, length = np.arange(scores.shape[-1]), self._lengths(self.stack == "encoder." or self.crosses)
         return place >= scores.shape[-1] - length if left else place < length
 
+    @property
+    def of_each_head(self) -> At:
+        """For the norm of each head of queries or keys: its source in heads (T, H, K), and its weight."""
+        return _HeadAt(self._run, self._row, self.name)
+
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def weight(self, group: str, part: str = "weight") -> np.ndarray | None:
@@ -267,3 +272,15 @@ class At:
     def unheard(function: Callable[[], np.ndarray]) -> np.ndarray:
         """Calls a function without notifying the listeners of its stages."""
         return Context().run(function)
+
+
+class _HeadAt(At):
+    """The norm of each head, as the norm of rows (T, H, K)."""
+
+    @property
+    def source(self) -> np.ndarray:
+        rows = super().source
+        return rows.reshape(len(rows), -1, self.d_head)
+
+    def weight(self, group: str, part: str = "weight") -> np.ndarray | None:
+        return super().weight(group_of_normed(group), part)

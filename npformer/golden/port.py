@@ -18,6 +18,7 @@ from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
 from npformer.golden.rounded import Rounded
 from npformer.runtime.packing import Text
 
+HEAD_NORMS = ("attention.query_norm", "attention.key_norm")  # groups whose stages end with "_normed"
 FORMS: dict[str, Callable[[float], float]] = {
     "1 / sqrt({})": lambda n: n**-0.5,
     "sqrt({})": lambda n: n**0.5,
@@ -231,4 +232,11 @@ def made_by(group: str) -> tuple[str, ...]:
     """Returns the stages that a group of weights outputs."""
     if group == "head.output":
         return ("logits", "start_logits", "end_logits", group)
+    if group.endswith(HEAD_NORMS):
+        return (f"{group}ed",)
     return ("convolution.hidden",) if group == "convolution" else (group,)
+
+
+def group_of_normed(stage: str) -> str:
+    """Returns the group of weights of a norm's stage: "attention.query_norm" for "attention.query_normed"."""
+    return stage.removesuffix("ed") if stage.endswith("_normed") else stage

@@ -14,7 +14,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.mechanisms.rotary import ROTATED, rotated_in
-from npformer.root_mean_square import RMSNorm, over_root_mean_square
+from npformer.root_mean_square import RMSNorm
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
@@ -102,12 +102,11 @@ class ZeroCentredHeadNorm(HeadNorm):
 NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
 
 
-def _normed(x: np.ndarray, at: Any, affine: Any = None) -> np.ndarray:
-    """The normalized heads of rows x, with the weight for queries or keys. affine: replaces `Norm.affine`."""
+def _normed(x: np.ndarray, at: Any) -> np.ndarray:
+    """The normalized heads of rows x, with the weight for queries or keys."""
     norms = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, HeadNorm)).for_model(at.config)
     name = at.name.rpartition(".")[2].partition("_")[0]
-    z = over_root_mean_square(norms._heads(x), norms.eps)
-    return (affine or norms.norm.affine)(z, at.weight(f"attention.{name}_norm"), None).reshape(x.shape)
+    return norms.norm(norms._heads(x), weight=at.weight(f"attention.{name}_norm")).reshape(x.shape)
 
 
 def _of_rows(x: np.ndarray, at: Any) -> np.ndarray:
@@ -126,14 +125,11 @@ def _after_rotation(y: np.ndarray, at: Any) -> np.ndarray:
     return _normed(rotated_in(rows, at), at)
 
 
-def _other_affine(port: Any) -> Ways:
-    yield "without weights", _both(lambda x, at: _normed(x, at, lambda z, weight, bias: z))
-    yield "weight for 1 + weight, or 1 + weight for weight", _both(_other_one)
-
-
-def _other_one(x: np.ndarray, at: Any) -> np.ndarray:
-    own = any(isinstance(each, ZeroCentredHeadNorm) for each in at.config.mechanisms_of(at.layer))
-    return _normed(x, at, lambda z, weight, bias: z * (weight if own else 1 + weight))
+def _exchanged(port: Any) -> Ways:
+    pairs = [(f"{layer}attention.query_norm", f"{layer}attention.key_norm") for layer in port.layers]
+    yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+    yield "the query's for both", port.regrouping(dict(pair[::-1] for pair in pairs))
+    yield "the key's for both", port.regrouping(dict(pairs))
 
 
 def _both(formula: Any) -> Rules:
@@ -155,5 +151,9 @@ HeadNorm.mistakes = (
         {"": dict.fromkeys(ROTATED, _after_rotation)},
     ),
     Mistake("norms of rows for norms of heads", "each head is normalized separately", {"": _both(_of_rows)}),
-    Mistake("weights of the norms of heads misused", "the heads of a layer share a weight (d_head,)", _other_affine),
+    Mistake(
+        "norms of queries and keys exchanged",
+        "query_norm has the weight of q_norm, key_norm the weight of k_norm",
+        _exchanged,
+    ),
 )

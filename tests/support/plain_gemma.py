@@ -28,7 +28,7 @@ PLANTED = {
     "unscaled embeddings": "embeddings scaled by sqrt(D)",
     "heads not normalized": "norms of heads left out",
     "rotated first": "norms of heads after the rotation",
-    "w for 1 + w in heads": "weights of the norms of heads misused",
+    "w for 1 + w in heads": "1 + weight of RMSNorm misused",
     "thetas exchanged": "rotation with another base",
     "silu": "another activation",
 }
