@@ -172,6 +172,8 @@ def _scaled_by_width(port: Any) -> Ways:
 
 def _scaled_otherwise(port: Any) -> Ways:
     """Other factors of q k^T: functions of a size of the model, and values found in ports."""
+    if port.config.d_model != port.n_heads * port.d_head:
+        yield "by 1 / sqrt(d_model / n_heads)", _scaled(lambda at: (at.config.d_model / at.n_heads) ** -0.5)
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
     yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
     yield "with the wrong sign", _scaled(lambda at: -at.scale)
@@ -238,9 +240,10 @@ def _causal(port: Any) -> Ways:
 def _window(port: Any) -> Ways:
     if any(isinstance(each, Window) for kind in port.config.layer_kinds for each in kind):
         return  # `Window` has its own mistakes
-    for size in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
+    for size in (1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256):
         if size < max(port.lengths):
-            yield f"{size} to each side", _of_scores(lambda x, n=size: softmax(np.where(_near(x, n), x, -np.inf)))
+            said = f"{size + 1} keys up to a query's own" if port.config.causal else f"{size} to each side"
+            yield said, _of_scores(lambda x, n=size: softmax(np.where(_near(x, n), x, -np.inf)))
 
 
 def _near(x: np.ndarray, size: int) -> np.ndarray:

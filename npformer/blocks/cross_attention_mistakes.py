@@ -57,7 +57,18 @@ def _lower_triangle(y: np.ndarray, at: Any) -> np.ndarray:
     return softmax(np.where(np.tri(*y.shape[-2:]) > 0, at.scores, -1e9))
 
 
+def _weights_of_self(port: Any) -> Ways:
+    for names in (("query", "key", "value", "output"), ("key", "value"), ("query",), ("output",)):
+        groups = {f"{at}cross_attention.{name}": f"{at}attention.{name}" for at in port.layers for name in names}
+        yield "all" if len(names) == 4 else " and ".join(names), port.regrouping(groups)
+
+
 MISTAKES = (
+    Mistake(
+        "cross-attention with self-attention's weights",
+        "a decoder's layer has other weights for each of its two attentions",
+        _weights_of_self,
+    ),
     Mistake(
         "cross-attention reads its own side",
         "in cross-attention keys and values come from the encoder's output, and queries from the decoder",

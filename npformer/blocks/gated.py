@@ -135,6 +135,12 @@ def _swapped(port: Any) -> Ways:
     )
 
 
+def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
+    product = at("ffn.hidden") * at("ffn.gate")
+    made: np.ndarray = ACTIVATIONS[at.config.activation](product)
+    return made
+
+
 Gated.mistakes = (
     *activation_mistakes.MISTAKES,
     Mistake(
@@ -150,5 +156,10 @@ Gated.mistakes = (
             "left out": {"*.ffn.gated": lambda y, at: at("ffn.activation")},
             "added, not multiplied": {"*.ffn.gated": lambda y, at: at("ffn.activation") + at("ffn.gate")},
         },
+    ),
+    Mistake(
+        "activation of the product with the gate",
+        "the activation applies to one factor, act(x W_1) * (x V), not to the product",
+        {"": {"*.ffn.gated": _of_product}},
     ),
 )

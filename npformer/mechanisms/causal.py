@@ -29,9 +29,18 @@ class Causal(Mechanism):
 
 Picture = Callable[[int], np.ndarray]  # number of tokens -> (queries, keys), True where a query may attend to a key
 
+
+def _earlier(n: int) -> np.ndarray:
+    """A strict causal mask in which the first token sees itself, because it would see nothing otherwise."""
+    seen = np.tri(n, k=-1, dtype=bool)
+    seen[0, 0] = True
+    return seen
+
+
 AFTER: dict[str, Picture] = {"a token sees itself and later ones": lambda n: np.tri(n, dtype=bool).T}
 SHIFTED: dict[str, Picture] = {
     "a token sees earlier ones": lambda n: np.tri(n, k=-1, dtype=bool),
+    "a token sees earlier ones, the first itself": lambda n: _earlier(n),
     "a token sees itself, earlier ones and the next": lambda n: np.tri(n, k=1, dtype=bool),
 }
 

@@ -163,14 +163,14 @@ def relative_bias_backward(
 SCORES = "*.attention.scores"
 
 
-def bias_of(at: Any, scores: np.ndarray, **choices: Any) -> np.ndarray | float:
+def bias_of(at: Any, scores: np.ndarray, name: str = "relative_bias", **choices: Any) -> np.ndarray | float:
     """The biases of scores (H, L, S), or 0 in a stack without them. choices: fields that replace those of the stack."""
     own = next((each for each in at.mechanisms if isinstance(each, RelativeBias)), None)
     if own is None:
         return 0.0
     _, length, width = scores.shape
     own = replace(own, **choices)
-    values = relative_bias(at.weight("relative_bias"), max(length, width), own.max_distance, own.bidirectional)
+    values = relative_bias(at.weight(name), max(length, width), own.max_distance, own.bidirectional)
     bias: np.ndarray = at_distances(values, np.arange(length)[None], np.arange(width)[None])[0]
     return bias
 
@@ -200,14 +200,52 @@ def _other_buckets(port: Any) -> Ways:
         yield f"max_distance {most}", with_other(max_distance=most)
 
 
+#: Borders of the buckets that hold one distance each, and roundings of the buckets of farther ones.
+EXACT: dict[str, Callable[[int], int]] = {
+    "all buckets": lambda count: count - 1,
+    "half the buckets and one more": lambda count: count // 2 + 1,
+    "half the buckets and one fewer": lambda count: count // 2 - 1,
+    "a quarter of the buckets": lambda count: count // 4,
+}
+ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"to the nearest": np.rint, "up": np.ceil}
+
+
+def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int], int]) -> Rules:
+    """Rules for other buckets. far: rounds the buckets of far distances; exact: the number of exact buckets of all."""
+
+    def bias(own: Any, at: Any) -> np.ndarray:
+        mechanism = next(each for each in at.mechanisms if isinstance(each, RelativeBias))
+        table, both = at.weight("relative_bias"), mechanism.bidirectional
+        count = len(table) // 2 if both else len(table)
+        border = max(exact(count), 1)
+        distance = np.arange(own.shape[-1]) - np.arange(own.shape[-2])[:, None]
+        away = np.abs(distance) if both else np.maximum(-distance, 0)
+        steps = np.log(np.maximum(away, 1) / border) / math.log(mechanism.max_distance / border) * (count - border)
+        beyond = np.minimum(border + far(steps).astype(np.int64), count - 1)
+        bucket = np.where(away < border, away, beyond) + (count * (distance > 0) if both else 0)
+        found: np.ndarray = table[bucket].transpose(2, 0, 1)
+        return found
+
+    return _changed(lambda own, at: bias(own, at) if np.ndim(own) else own)
+
+
+def _rounded_otherwise(port: Any) -> Ways:
+    """Buckets of far distances rounded to the nearest or up, or other borders of the exact buckets."""
+    for way, far in ROUNDINGS.items():
+        yield f"far ones rounded {way}", _with_buckets(far, lambda count: count // 2)
+    for way, exact in EXACT.items():
+        yield f"one distance in each of {way}", _with_buckets(lambda steps: np.floor(steps + 1e-6), exact)
+
+
 def _crossed(port: Any) -> Ways:
-    """Adds the biases of the decoder to the scores of attention to the source."""
-    for way, both in (("of one direction", False), ("of both directions", True)):
+    """Adds the biases of the decoder, or of the encoder, to the scores of attention to the source."""
+    for said, name in (("", "relative_bias"), (", the encoder's", "encoder.relative_bias")):
+        for way, both in (("of one direction", False), ("of both directions", True)):
 
-        def rule(scores: np.ndarray, at: Any, both: bool = both) -> Any:
-            return scores + bias_of(at, scores, bidirectional=both) if at.crosses else scores
+            def rule(scores: np.ndarray, at: Any, both: bool = both, name: str = name) -> Any:
+                return scores + bias_of(at, scores, name, bidirectional=both) if at.crosses else scores
 
-        yield way, {SCORES: rule}
+            yield way + said, {SCORES: rule}
 
 
 def _other_stack(port: Any) -> Ways:
@@ -240,6 +278,19 @@ RelativeBias.mistakes = (
         "relative bias with other buckets",
         "an encoder has buckets for both directions, the decoder of T5 for one; max_distance is in config.json",
         _other_buckets,
+    ),
+    Mistake(
+        "relative bias with other borders of buckets",
+        "half of a direction's buckets hold one distance each; the logarithm for the others is rounded down",
+        _rounded_otherwise,
+    ),
+    Mistake(
+        "relative bias of another row",
+        "each query has its own row of biases, in a step with a cache that of its position",
+        {
+            "the first query's for all": _changed(lambda bias, at: 0 * bias + bias[:, :1]),
+            "the last query's for all": _changed(lambda bias, at: 0 * bias + bias[:, -1:]),
+        },
     ),
     Mistake("relative bias in attention to the source", "attention to the source has no biases", _crossed),
     Mistake("relative bias of the other stack", "encoder and decoder each have a table", _other_stack),

@@ -5,6 +5,7 @@ Su et al., 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +14,10 @@ import numpy as np
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
+from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Mechanism, Sums
-from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling
+from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling, Yarn
 from npformer.runtime.packing import Batch
 from npformer.stage import Stage
 from npformer.tape import Stages
@@ -156,11 +158,15 @@ def rotary_in(at: Any) -> Rotary:
 
 
 def rotated_in(
-    x: np.ndarray, at: Any, formula: Formula | None = None, first: int = 0, power: float = 1.0
+    x: np.ndarray,
+    at: Any,
+    formula: Formula | None = None,
+    positions: np.ndarray | None = None,
+    change: Callable[[Rotary], Rotary] = lambda rotary: rotary,
 ) -> np.ndarray:
-    """Rows rotated as in their layer, from position `first`, with frequencies theta^(-2 i power / K)."""
+    """Rows rotated as in their layer, with another formula, other positions, or changed frequencies."""
     rotary = rotary_in(at)
-    angles = replace(rotary, theta=rotary.theta**power).angles_at(np.arange(len(x)) + first, x.dtype)
+    angles = change(rotary).angles_at(np.arange(len(x)) if positions is None else positions, x.dtype)
     return rotary.rotated(x, *angles, formula)
 
 
@@ -169,19 +175,94 @@ def _rotated(formula: Formula | None = None, **choices: Any) -> Rules:
     return dict.fromkeys(ROTATED, lambda y, at: rotated_in(at.source, at, formula, **choices))
 
 
-def _with_d_model(y: np.ndarray, at: Any) -> np.ndarray:
-    return rotated_in(at.source, at, power=at.config.d_head / at.config.d_model)
+def _with_power(power: Callable[[Any], float]) -> Rules:
+    """Rules that rotate with frequencies theta^(-2 i power(at) / K)."""
+
+    def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        return rotated_in(at.source, at, change=lambda rotary: replace(rotary, theta=rotary.theta ** power(at)))
+
+    return dict.fromkeys(ROTATED, rule)
 
 
 def _turned(port: Any) -> Ways:
     yield "left out", _rotated(lambda x, cos, sin: x)
     yield "the other way", _rotated(rotate_backward)
-    yield "from position 1", _rotated(first=1)
-    yield "with d_model for d_head in the frequencies", dict.fromkeys(ROTATED, _with_d_model)
+    yield "with d_model for d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
+    yield "without the 2 in the frequencies' exponents, theta^(-i / d_head)", _with_power(lambda at: 0.5)
+    yield "of the first half of each head alone, with whole heads' frequencies", _rotated(_half_of(slice(None)))
+    yield "of the first half of each head alone, with the half's frequencies", _rotated(_half_of(slice(None, None, 2)))
     values: Rules = {"*.attention.value": rotated_in}
     yield "of the values too", port.rereading(values, "*.attention.value_heads")
     yield "of the values too", values
     yield "the sines added in both halves", _rotated(_added)
+    yield "cosines and sines exchanged", _rotated(lambda x, cos, sin: rotate(x, sin, cos))
+
+
+def _half_of(columns: slice) -> Formula:
+    """Rotates the first half of each head. columns: of the table of whole heads, to take the frequencies from."""
+
+    def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+        half = cos.shape[-1]
+        heads = x.reshape(len(x), -1, 2 * half).copy()
+        cos, sin = (each[:, columns][:, : half // 2] for each in (cos, sin))
+        first = heads[..., : 2 * cos.shape[-1]]
+        first[...] = rotate(first.reshape(len(x), -1), cos, sin).reshape(first.shape)
+        return heads.reshape(x.shape)
+
+    return formula
+
+
+MOST_AHEAD = 16  # the longest prompt after which positions are tried from 0 again
+
+
+def _other_positions(port: Any) -> Ways:
+    """Positions from 1, with the padding before a text counted, or from 0 again after a prompt."""
+
+    def at_positions(positions: Callable[[np.ndarray, int], np.ndarray]) -> Rules:
+        def rule(y: np.ndarray, at: Any) -> np.ndarray:
+            return rotated_in(at.source, at, positions=positions(np.arange(len(y)), at.text))
+
+        return dict.fromkeys(ROTATED, rule)
+
+    yield "from 1", at_positions(lambda rows, text: rows + 1)
+    if port.has_padding:
+        yield "padding before a text counted", at_positions(lambda rows, text: rows + port.width - port.lengths[text])
+    for n in range(1, min(max(port.lengths), MOST_AHEAD + 1)):
+
+        def restarted(rows: np.ndarray, text: int, n: int = n) -> np.ndarray:
+            return np.where(rows < n, rows, rows - n)
+
+        yield f"from 0 again at token {n}, as in steps after a prompt", at_positions(restarted)
+
+
+def _rounded(port: Any) -> Ways:
+    """Rounds cosines and sines, or the frequencies, to 16 bits."""
+    for kind in HALVES:
+
+        def tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, kind: str = kind) -> np.ndarray:
+            return rotate(x, half(kind, cos), half(kind, sin))
+
+        def narrow(rotary: Rotary, kind: str = kind) -> Rotary:
+            return replace(rotary, scaling=_Rounded(rotary.scaling, kind))
+
+        yield f"cosines and sines in {kind}", _rotated(tables)
+        yield f"frequencies in {kind}", _rotated(change=narrow)
+
+
+@dataclass(frozen=True)
+class _Rounded(Scaling):
+    """Another scaling, and then the frequencies rounded to 16 bits."""
+
+    scaling: Scaling | None
+    kind: str
+
+    @property
+    def magnitude(self) -> float:
+        return 1.0 if self.scaling is None else self.scaling.magnitude
+
+    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        own = frequencies if self.scaling is None else self.scaling.scaled(frequencies, theta)
+        return half(self.kind, own)
 
 
 def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -229,14 +310,24 @@ def _other_scaling(port: Any) -> Ways:
     if isinstance(scaling, Llama3):
         others["linear"] = Linear(scaling.factor)
         low, high, step = scaling.low, scaling.high, 1 + 1e-6
+        others["low and high exchanged"] = replace(scaling, low=high, high=low)
         others["not blended, cut at the low border"] = replace(scaling, high=low * step)
         others["not blended, cut at the high border"] = replace(scaling, low=high, high=high * step)
-        others["original length for another"] = replace(scaling, original=port.config.max_length)
         for one, two in ((1.0, 2.0), (1.0, 4.0), (1.0, 8.0), (2.0, 4.0), (1.0, 32.0)):
             others[f"borders {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
+    if isinstance(scaling, Llama3 | Yarn):
+        others["original length for another"] = replace(scaling, original=port.config.max_length)
+        for length in (4096, 8192):
+            others[f"original length {length} for {scaling.original}"] = replace(scaling, original=length)
+    if isinstance(scaling, Yarn):
+        others["cosines and sines without their factor"] = replace(scaling, attention=1.0)
     for way, other in others.items():
         if other != scaling:
             yield way, port.with_mechanism(Rotary, *ROTATED, scaling=other)
+    if isinstance(scaling, Linear | Llama3):
+        factor = 0.1 * math.log(scaling.factor) + 1
+        multiplied = _rotated(lambda x, cos, sin: rotate(x, factor * cos, factor * sin))
+        yield "cosines and sines times 0.1 ln(factor) + 1, as in YaRN", multiplied
 
 
 Rotary.mistakes = (
@@ -250,6 +341,16 @@ Rotary.mistakes = (
         "queries and keys are rotated by their positions, both in the same direction",
         _turned,
     ),
+    Mistake(
+        "rotation at other positions",
+        "a token is rotated by its place in its text, from 0, without padding",
+        _other_positions,
+    ),
     Mistake("rotation with another base", "theta is rope_theta in config.json for this kind of layer", _other_thetas),
     Mistake("rotation scaled otherwise", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
+    Mistake(
+        "rotation rounded",
+        "angles, cosines and sines are computed in float32, even if the weights have 16 bits",
+        _rounded,
+    ),
 )

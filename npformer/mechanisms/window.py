@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from npformer.common import checks
 from npformer.common.mistake import Mistake, Ways
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.mechanism import Mechanism
+
+MOST = 12  # the greatest shift of the local layers that is tried
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,30 @@ def _other_windows(port: Any) -> Ways:
         yield "in all layers", port.with_config("*.attention.weights", mechanisms=everywhere)
 
 
+def _other_layers(port: Any) -> Ways:
+    """Windows, and other mechanisms of local layers, in other layers."""
+    local, count = port.config.local, port.config.n_layers
+    if not local:
+        return
+    changed = ("*.attention.weights", "*.attention.query_rotated", "*.attention.key_rotated")
+    patterns = {
+        **{f"each {n} later": {(i + n) % count for i in local.layers} for n in range(1, min(count, MOST))},
+        "local and global layers exchanged": set(range(count)) - set(local.layers),
+    }
+    for way, layers in patterns.items():
+        if layers and layers != set(local.layers):
+            yield way, port.with_config(*changed, local=replace(local, layers=tuple(sorted(layers))))
+
+
 Window.mistakes = (
     Mistake(
         "another local window",
         "in a local layer a query sees sliding_window keys up to itself, or half as many on either side",
         _other_windows,
+    ),
+    Mistake(
+        "other layers are local",
+        "layer_types in config.json, or a number of layers, decides which layers have a window and its rotation",
+        _other_layers,
     ),
 )

@@ -1,0 +1,199 @@
+"""Mistakes in the parts of Llama's kin and T5, planted in the model's own code: each is named, also from hidden states."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npformer.blocks.gated as gated
+import npformer.mechanisms.relative_bias as relative_bias
+import npformer.mechanisms.rotary as rotary
+import npformer.root_mean_square as root_mean_square
+from npformer import golden, trace
+from npformer.checkpoint import flatten, unflatten
+from npformer.common.halves import half
+from npformer.config import Config, Decoder
+from npformer.families import FAMILIES
+from npformer.functions import linear, rms_norm
+from npformer.mechanisms import HeadNorm, RelativeBias, Rotary
+from npformer.model import Model, Seq2Seq
+from npformer.runtime.packing import Text
+from npformer.taps import tap
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+HIDDEN = ("embeddings.sum", ".ffn_residual", "norm", "logits")
+Weights = Mapping[str, np.ndarray]
+#: Places in the code -> their replacements, or a change of the weights.
+Plant = tuple[Any, str, Any] | Callable[[Weights], Weights]
+
+turn, angles = rotary.rotate, rotary.rotary_angles
+
+
+def unbiased(x: np.ndarray, weight: np.ndarray, eps: float, out: Any = None) -> np.ndarray:
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps) * weight
+
+
+def exchanged(weights: Weights) -> Weights:
+    other = {"query_norm": "key_norm", "key_norm": "query_norm"}
+    return {
+        name: weights[name.replace(part, other[part])] if (part := name.split(".")[-2]) in other else array
+        for name, array in weights.items()
+    }
+
+
+def of_self(weights: Weights) -> Weights:
+    own = {name: name.replace("cross_attention.", "attention.") for name in weights}
+    return {name: weights[own[name]] for name in weights}
+
+
+def half_of_head(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    heads, n = x.reshape(len(x), -1, 2 * cos.shape[-1]).copy(), cos.shape[-1] // 2
+    first = np.ascontiguousarray(heads[..., : 2 * n]).reshape(len(x), -1)
+    heads[..., : 2 * n] = turn(first, cos[:, :n], sin[:, :n]).reshape(len(x), -1, 2 * n)
+    return heads.reshape(x.shape)
+
+
+def again_after_4(positions: np.ndarray, *rest: Any) -> Any:
+    return angles(np.where(positions < 4, positions, positions - 4), *rest)
+
+
+def of_product(x: np.ndarray, activation: Any, hidden: Any, gate: Any, output: Any) -> np.ndarray:
+    return tap("output", linear(activation(linear(x, **hidden) * linear(x, **gate)), **output))
+
+
+def nearest(away: np.ndarray, count: int, most: int) -> np.ndarray:
+    exact = count // 2
+    steps = np.log(np.maximum(away, 1) / exact) / np.log(most / exact) * (count - exact)
+    return np.where(away < exact, away, np.minimum(exact + np.rint(steps).astype(int), count - 1))
+
+
+NORMS, TURNS = (root_mean_square, "rms_norm"), (rotary, "rotate")
+LLAMA: dict[str, tuple[str, str, Plant]] = {
+    "norms unbiased": ("unbiased mean square in RMSNorm", "", (*NORMS, unbiased)),
+    "1 + w everywhere": (
+        "weight of RMSNorm misused", "1 + weight for weight",
+        (*NORMS, lambda x, weight, eps, out=None: rms_norm(x, 1 + weight, eps)),
+    ),
+    "norms of heads exchanged": ("norms of queries and keys exchanged", "", exchanged),
+    "half of each head": ("rotation left out or turned", "first half of each head", (*TURNS, half_of_head)),
+    "cosine and sine": (
+        "rotation left out or turned", "cosines and sines exchanged", (*TURNS, lambda x, cos, sin: turn(x, sin, cos)),
+    ),
+    "tables in bfloat16": (
+        "rotation rounded", "cosines and sines in bfloat16",
+        (*TURNS, lambda x, cos, sin: turn(x, half("bfloat16", cos), half("bfloat16", sin))),
+    ),
+    "theta^(-i / K)": (
+        "rotation left out or turned", "without the 2",
+        (rotary, "rotary_angles", lambda at, k, theta, *rest: angles(at, k, theta**0.5, *rest)),
+    ),
+    "positions again": ("rotation at other positions", "from 0 again at token 4", (rotary, "rotary_angles", again_after_4)),
+    "the product activated": ("activation of the product with the gate", "", (gated, "gated_feed_forward", of_product)),
+}  # fmt: skip
+T5: dict[str, tuple[str, str, Plant]] = {
+    "buckets to the nearest": (
+        "relative bias with other borders of buckets", "rounded to the nearest", (relative_bias, "_away", nearest)
+    ),
+    "buckets of one distance": (
+        "relative bias with other borders of buckets", "all buckets",
+        (relative_bias, "_away", lambda away, count, most: np.minimum(away, count - 1)),
+    ),
+    "weights of self-attention": ("cross-attention with self-attention's weights", "all", of_self),
+}  # fmt: skip
+
+
+def llama(**fields: Any) -> Model:
+    sizes = {
+        "vocab_size": 40,
+        "d_model": 16,
+        "n_heads": 2,
+        "head_width": 12,
+        "n_kv_heads": 1,
+        "n_layers": 2,
+        "d_ffn": 20,
+    }
+    return tiny.model("qwen3", "causal-lm", **{**sizes, "mechanisms": (HeadNorm(), Rotary(50.0)), **fields})
+
+
+def t5() -> Seq2Seq:
+    sizes = {"vocab_size": 40, "d_model": 12, "n_heads": 2, "n_layers": 1, "d_ffn": 20, "pad_id": 0}
+    decoder = Decoder(n_layers=1, start_id=0, end_ids=(1,))
+    settings: Config = FAMILIES["t5"].config(
+        "translation", **sizes, decoder=decoder, mechanisms=(RelativeBias(8, max_distance=20),)
+    )
+    return Seq2Seq(settings, tiny.weights(settings))
+
+
+def diagnosed(model: Any, plant: Plant, full: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    random = np.random.default_rng(3)
+    texts: list[Any] = [Text(random.integers(2, 40, length)) for length in (13, 9)]
+    if isinstance(model, Seq2Seq):
+        texts = list(zip(texts, texts[::-1], strict=True))
+    recorded, port = golden.record(model, texts), model
+    with monkeypatch.context() as patch:
+        if callable(plant):
+            port = type(model)(model.config, unflatten(dict(plant(flatten(dict(model.weights))))))
+        else:
+            patch.setattr(*plant)
+        stages = trace(port, texts)
+    arrays = {
+        f"{i}/{name}": array
+        for name in stages
+        if full or name.endswith(HIDDEN)
+        for i, array in enumerate(stages.texts(name))
+    }
+    return str(golden.diagnose(recorded, arrays, model)).partition("then")[0]
+
+
+#: Mistakes that the quick tests find from hidden states, which takes longer.
+QUICK = ("norms of heads exchanged", "half of each head")
+
+
+def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
+    """Each mistake from every stage, and from hidden states: slow except for the quick ones."""
+    hidden = [pytest.param(key, False, marks=() if key in quick else pytest.mark.slow) for key in keys]
+    return [*((key, True) for key in keys), *hidden]
+
+
+@pytest.mark.parametrize(("key", "full"), forms(LLAMA, QUICK))
+def test_a_mistake_in_a_part_of_llamas_kin_is_named(key: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, way, plant = LLAMA[key]
+    found = diagnosed(llama(), plant, full, monkeypatch)
+    assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
+
+
+@pytest.mark.parametrize(("key", "full"), forms(T5, ()))
+def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, way, plant = T5[key]
+    found = diagnosed(t5(), plant, full, monkeypatch)
+    assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
+
+
+def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange explains both layers; "each has the next one's" would change a layer that is right."""
+    orders = {"layers.1.": "layers.2.", "layers.2.": "layers.1."}
+
+    def plant(weights: Weights) -> Weights:
+        return {name: weights[orders.get(name[:9], name[:9]) + name[9:]] for name in weights}
+
+    found = diagnosed(llama(n_layers=3), plant, True, monkeypatch)
+    assert "weights of another layer (layers.1 and layers.2 are exchanged)" in found, found
+    assert "next stage that diverges" not in found, found
+
+
+def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first text is too short to show it."""
+    model, texts = llama(n_layers=1), [Text(np.arange(3, 9)), Text(np.arange(3, 16))]
+    recorded, stages = golden.record(model, texts), trace(model, texts)
+    arrays = {f"{i}/{name}": array for name in stages for i, array in enumerate(stages.texts(name))}
+    weights = arrays["1/layers.0.attention.weights"].copy()
+    weights[:, 10:, 0] = 0
+    arrays["1/layers.0.attention.weights"] = weights / weights.sum(-1, keepdims=True)
+    found = str(golden.diagnose(recorded, arrays, model))
+    assert "another mask (query 12 sees the keys [1, " in found, found
