@@ -194,7 +194,7 @@ CONFIG = json.dumps(write_config(tiny.config())).encode()
         ),
         (
             {"config.json": CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
-            "not the name of a .safetensors file in the same folder",
+            "expected names of .safetensors files in the same folder, got",
         ),
         ({"config.json": b"<html>", "model.safetensors": b"x"}, "config.json: not JSON"),
         (

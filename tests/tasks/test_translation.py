@@ -170,7 +170,7 @@ def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
         (">>deu<< ", {}, "the text is empty"),
         (">>eng<< dog", {}, r"language: '>>eng<<' is not known.* Known: >>deu<<, >>fra<<"),
         ("dog", {"to": "eng"}, "language: '>>eng<<' is not known"),
-        ("dog", {"force_words_ids": [[5]]}, "force_words_ids: a list is not supported: Transformers 5 has moved"),
+        ("dog", {"force_words_ids": [[5]]}, "force_words_ids: a list is not supported: Transformers 5 moved"),
         ("dog", {"num_beam": 2}, "argument of translation: 'num_beam' is not known; did you mean 'num_beams'"),
         ("dog", {"device": 0}, "device: 0 is not supported; everything runs on the CPU"),
         ("dog", {"progress": 1}, "progress: expected true or false, got 1"),
@@ -240,7 +240,7 @@ def test_translate_writes_json_and_the_best_of_several(in_json: Path, capsys: py
         (["--best", "3", "--beams", "1"], "--best: 3 sequences need as many beams, or --sample; --beams is 1"),
         (["--max-tokens", "9999"], "--max-tokens: expected a whole number from 1 to 64, got 9999"),
         (["--length-penalty", "99"], "--length-penalty: expected a number from -50 to 50, got 99.0"),
-        (["--sample", "--beams", "2"], "--beams: sampling needs --beams=1; use no --sample for beam search"),
+        (["--sample", "--beams", "2"], "--beams: expected 1 for sampling; use no --sample for beam search"),
     ],
 )
 def test_an_error_of_translate_names_the_option_that_was_given(

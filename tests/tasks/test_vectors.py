@@ -148,7 +148,7 @@ def test_an_older_sentence_transformers_folder_has_its_encoder_inside(tmp_path):
         ("modules.json", "[]", "Transformer, Pooling"),
         ("modules.json", "[3]", "expected a list of modules"),
         ("modules.json", "{", "expected a list of modules"),
-        ("modules.json", '[{"type": "x.Transformer", "path": "../x"}]', "folders next to it"),
+        ("modules.json", '[{"type": "x.Transformer", "path": "../x"}]', "folders next to this file"),
         ("modules.json", '[{"type": "x.Dense", "path": ""}]', "Dense is not supported"),
         ("modules.json", '[{"type": "x.Transformer", "path": ""}, {"type": "x.LSTM", "path": ""}]', "LSTM is not supp"),
         ("1_Pooling/config.json", '{"include_prompt": 0}', "include_prompt: expected true or false, got 0"),
