@@ -43,6 +43,7 @@ class Method:
     texts: tuple[Pieces, ...]
     scores: np.ndarray
     signed: bool
+    places: tuple[int, ...]  # the first token of each word
     beside: tuple[str, np.ndarray] | None = None  # a second column: its heading and a number for each word
     unit: str = ""
 
@@ -150,7 +151,22 @@ def leave_one_out(
     is_next = model.config.head == "causal-lm"
     rows = np.stack([each[-1 if is_next else ...] for each in logits]).astype(np.float64)
     explained = target(model, label, rows[0])
-    return left_out(explained, explained.of(rows), _cut(texts, parts), size, is_long=group is None)
+    places = _first_tokens(model, part, parts)
+    return left_out(explained, explained.of(rows), _cut(texts, parts), places, size, is_long=group is None)
+
+
+def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
+    """The token at which each part of a text or a pair begins, as `parts` has them for each text."""
+    from npformer.text.encoding import Encoder
+
+    tokens = Encoder(model).read([given])[0].pieces[0]
+    places: list[int] = []
+    for number, spans in enumerate(parts):
+        own = [i for i, source in enumerate(tokens.sequence_ids) if source == number]
+        ends = [tokens.offsets[i][1] for i in own]
+        found = np.searchsorted(ends, [first for first, _ in spans], side="right")  # the first token that ends later
+        places += [own[i] if i < len(own) else len(tokens) for i in found.tolist()]
+    return tuple(places)
 
 
 def words_together(model: Any, count: int, tokens: int, asked: int | None) -> int:
@@ -174,7 +190,9 @@ def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Itera
     yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)
 
 
-def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], size: int, is_long: bool) -> Method:
+def left_out(
+    explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], places: tuple[int, ...], size: int, is_long: bool
+) -> Method:
     """Makes the leave-one-out measure from the targets of the whole text and of the texts without a part."""
     part = "word" if size == 1 else "words"
     about = f"{explained.what} on the whole text ({odds[0]:z.4f}) minus {'those' if explained.is_odds else 'that'}"
@@ -189,7 +207,8 @@ def left_out(explained: Target, odds: np.ndarray, texts: tuple[Pieces, ...], siz
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
         beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
-    return Method(name, about, texts, odds[0] - odds[1:], True, beside, f"fall of {explained.what} without the {part}")
+    unit = f"fall of {explained.what} without the {part}"
+    return Method(name, about, texts, odds[0] - odds[1:], True, places, beside, unit)
 
 
 def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces, ...]:
@@ -249,4 +268,5 @@ def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, 
     for number, (first, end) in enumerate(spans):
         pieces += [(word_text(tokens[first:end]), number), (" ", None)]
     summed = np.add.reduceat(scores, [first for first, _ in spans])
-    return Method(name, about, (tuple(pieces[:-1]),), summed, signed, unit=unit)
+    places = tuple(first for first, _ in spans)
+    return Method(name, about, (tuple(pieces[:-1]),), summed, signed, places, unit=unit)

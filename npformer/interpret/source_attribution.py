@@ -165,4 +165,5 @@ def _leave_one_out(
     for number, (first, end) in enumerate(joined):
         texts += [(" ".join(words[first:end]), number), (" ", None)]
     marked = (tuple(texts[:-1]),)
-    return [left_out(each, odds[:, i], marked, size, is_long=group is None) for i, each in enumerate(every)]
+    places = tuple(np.flatnonzero(~ends)[[first for first, _ in parts]].tolist())
+    return [left_out(each, odds[:, i], marked, places, size, is_long=group is None) for i, each in enumerate(every)]

@@ -278,6 +278,7 @@ def _method_meta(method: Method) -> dict[str, Any]:
         "about": method.about,
         "texts": method.texts,
         "words": method.words,
+        "places": method.places,
         "numbers": [f"{score:z.4f}" for score in method.scores],
         "shares": [float(score) for score in method.scores / _largest(method.scores)],
         "signed": method.signed,

@@ -252,7 +252,7 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
     if method is not None and method.signed:
         texts = method.words
         names = [shortened(word.strip(PUNCTUATION) or word, 40) for word in texts]
-        places = [i if texts.count(word) > 1 else None for i, word in enumerate(texts)]
+        places = [at if texts.count(word) > 1 else None for word, at in zip(texts, method.places, strict=True)]
         found["words"] = _for_and_against(list(zip(names, places, strict=True)), method.scores)
         units.append(f"Words: {method.unit}.")
     if answer.effects:

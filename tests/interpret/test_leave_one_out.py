@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from npformer.interpret import attribution
 from npformer.interpret.attribution import leave_one_out
 from npformer.interpret.integrated_gradients import by_gradients
 from npformer.interpret.study_inputs import texts_of
+from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from tests.support import tiny
 
@@ -70,3 +73,19 @@ def test_integrated_gradients_of_a_long_text_have_fewer_steps() -> None:
 def test_a_group_is_a_whole_number(group: object) -> None:
     with pytest.raises(NpformerError, match="attribution: group: expected a whole number of at least 1"):
         leave_one_out(tiny.model(), TEXT, 0, group=group)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "first"),
+    [
+        ("unable, so unable", 1, ["u", ",", "so", "u"]),  # [CLS] u ##n ##a ##b ##l ##e , so u ##n ...
+        (Pair("so good", "good"), 1, ["so", "good", "good"]),
+        ("so good, so good", 2, ["so", ",", "good"]),
+    ],
+)
+def test_words_have_the_number_of_their_first_token(given: Any, size: int, first: list[str]) -> None:
+    model = tiny.model()
+    found = leave_one_out(model, given, None, group=size)
+    tokens = trace(model, given).tokens
+    assert [tokens[place] for place in found.places] == first
+    assert list(found.places) == sorted(set(found.places))

@@ -54,6 +54,7 @@ def test_leaving_out_a_word_takes_its_pieces_from_the_source() -> None:
     assert len(found.words) == len(found.scores) == 5
     (groups,) = by_source(model, pair, 1, ["leave-one-out"], group=3)
     assert groups.words == ["A man rides", "a bike."]
+    assert (found.places, groups.places) == ((0, 1, 2, 3, 4), (0, 3))
 
 
 def test_integrated_gradients_are_complete() -> None:

@@ -37,7 +37,7 @@ function row(m, number) {
   return el(
     "tr",
     { "data-word": number, class: share < 0 ? "against" : "for" },
-    el("th", { scope: "row" }, placed(m.words, number)),
+    el("th", { scope: "row" }, placed(m.words, number, m.places)),
     el(
       "td",
       { class: m.signed ? "bar signed" : "bar", "--w": Math.abs(share), "--c": css(rgb) },
@@ -106,7 +106,7 @@ function tell(event) {
   const box = node.getBoundingClientRect();
   showTip(
     { clientX: box.left - 8, clientY: box.bottom - 10 },
-    el("div", {}, placed(m.words, number), " ", el("output", {}, m.numbers[number])),
+    el("div", {}, placed(m.words, number, m.places), " ", el("output", {}, m.numbers[number])),
     m.beside ? el("div", { class: "where" }, `${m.beside.heading}: ${m.beside.numbers[number]}`) : "",
   );
 }

@@ -148,11 +148,11 @@ const shown = (text) =>
 // A token, in its own direction.
 const token = (text) => el("bdi", { class: "token", title: text.length > 14 ? shown(text) : null }, shown(text));
 
-// The token at index `i` of a text, with the index if the same word occurs elsewhere in the text.
-const placed = (tokens, i) =>
+// The token or word at index `i` of a text, with the number of its (first) token if it occurs elsewhere in the text.
+const placed = (tokens, i, places) =>
   tokens.indexOf(tokens[i]) === tokens.lastIndexOf(tokens[i])
     ? token(tokens[i])
-    : el("span", { class: "placed" }, token(tokens[i]), el("sub", {}, String(i)));
+    : el("span", { class: "placed" }, token(tokens[i]), el("sub", {}, String(places?.[i] ?? i)));
 
 // A fraction as a thin bar along the bottom of an element.
 const meter = (share, colour = "var(--accent)") => el("i", { class: "meter", "--w": share, "--c": colour });
