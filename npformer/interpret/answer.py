@@ -38,7 +38,7 @@ class Answer:
 
     Parameters
     ----------
-    about : str, such as "next word"
+    about : str, such as "next token"
     outcomes : pairs of an outcome and its probability, the most probable first
     metric : str, the number that `effects` explain, such as "the logit of POSITIVE"
     effects : list of `Effect`, the largest first; for a translation, of the heads of cross-attention
@@ -61,7 +61,7 @@ def answer_of(model: Any, given: Any) -> Answer | None:
     shares = probabilities_of(model, text, answers)
     if shares is None:
         return None
-    about = {"causal-lm": "next word", "masked-lm": "masked word", "translation": "translation"}
+    about = {"causal-lm": "next token", "masked-lm": "masked word", "translation": "translation"}
     found = Answer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
     with suppress(UnknownDerivative, NpformerError):  # an edit without derivative, or no metric
         metric = metric_of(model, None, None, answers, text)

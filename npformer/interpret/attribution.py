@@ -105,7 +105,7 @@ def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
     config = model.config
     if config.head == "causal-lm":
         word, name = asked_label(model, int(logits.argmax()) if label is None else label, len(logits), "attribution")
-        return Target(f"{ODDS} '{name}' as the next word", (word,), False, first=-1)
+        return Target(f"{ODDS} '{name}' as the next token", (word,), False, first=-1)
     names = list(config.labels) if len(config.labels) == len(logits) else [f"label {i}" for i in range(len(logits))]
     wanted = int(logits.argmax()) if label is None else label
     number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted

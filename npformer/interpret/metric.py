@@ -16,7 +16,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.functions import log_softmax, softmax
 from npformer.tape import Differentiable
-from npformer.text.words import word_text
+from npformer.text.words import name_after_word
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
@@ -145,13 +145,16 @@ def _span(label: str | int | None, position: int | None, answers: Answers, calle
 
 
 def label_name(model: Any, number: int, count: int) -> str:
-    """Returns the name of an output: a label, a token of the vocabulary, or else its number."""
+    """Returns the name of an output: a label, a token of the vocabulary, or else its number.
+
+    A token that continues a word begins with `##`, as in `piece_names`.
+    """
     config = model.config
     if len(config.labels) == count:
         return str(config.labels[number])
     if config.head in (*WORDS, "translation"):
         token = _token(model, number)
-        return str(number) if token is None else word_text([token])
+        return str(number) if token is None else name_after_word(token, _words(model))
     return f"label {number}"
 
 
@@ -162,6 +165,12 @@ def _token(model: Any, number: int) -> str | None:
         return None
     found = tokenizer.tokens([number], False) if model.config.head == "translation" else [tokenizer.id_to_token(number)]
     return None if found[0] is None else str(found[0])
+
+
+def _words(model: Any) -> list[str]:
+    """Returns the tokens of two words, which show how the vocabulary marks the start of a word."""
+    found, tokenizer = model.tokenizer.encode("a a"), model.tokenizer
+    return list(tokenizer.tokens(found, True) if model.config.head == "translation" else found.tokens)
 
 
 def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[int, str]:

@@ -43,35 +43,46 @@ def _special(token: str) -> bool:
     return len(token) > 2 and (token[0], token[-1]) in {("<", ">"), ("[", "]")}
 
 
-def word_text(pieces: Sequence[str]) -> str:
+def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
     """Joins the pieces of a word to a text without marks: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
 
-    A mark without other pieces becomes `␣`.
+    A mark without other pieces becomes `␣`. has_bytes: see `_from_bytes`.
     """
     if list(pieces) == ["▁"]:
         return "␣"
     starts = pieces[0].startswith(_START_MARKS) and (len(pieces[0]) > 1 or pieces[0] == "▁")
     first = pieces[0][1:] if starts else pieces[0]
-    return _from_bytes(first + "".join(piece.removeprefix("##") for piece in pieces[1:]))
+    text = first + "".join(piece.removeprefix("##") for piece in pieces[1:])
+    return _from_bytes(text, has_bytes or pieces[0].startswith("Ġ"))
 
 
 def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
     """Readable names of tokens, in the style of WordPiece: `("un", "##do")` for `["Ġun", "do"]`."""
     starts = {first for first, _ in word_spans(tokens)}
     has_bytes = any(token.startswith("Ġ") for token in tokens)
-    names = [_from_bytes(token, has_bytes) if i not in starts else word_text([token]) for i, token in enumerate(tokens)]
+    names = [
+        word_text([token], has_bytes) if i in starts else _from_bytes(token, has_bytes)
+        for i, token in enumerate(tokens)
+    ]
     return tuple(f"##{name}" if i not in starts and name[:1].isalnum() else name for i, name in enumerate(names))
 
 
-def _from_bytes(text: str, has_bytes: bool = False) -> str:
+def name_after_word(token: str, words: Sequence[str]) -> str:
+    """Readable name of a token after a word: `##le` for `le` if the words of its vocabulary, as in `words`, have marks."""
+    starts = [each for each in words if each.startswith(_START_MARKS)][:1]
+    return piece_names([*starts, token])[-1]
+
+
+def _from_bytes(text: str, has_bytes: bool) -> str:
     """Decodes the characters with which byte-level BPE writes the UTF-8 bytes of a text. Other texts are unchanged.
 
-    has_bytes: the text comes from byte-level BPE for certain, so that a character may stand for a control character.
+    has_bytes: the text comes from byte-level BPE for certain, so that a character may stand for a control character, or
+    for a byte such as `\\xcf`.
     """
     if text.isascii():
         return text
     try:
-        decoded = bytes([_BYTES[c] for c in text]).decode()
+        decoded = bytes([_BYTES[c] for c in text]).decode(errors="backslashreplace" if has_bytes else "strict")
     except (KeyError, UnicodeDecodeError):
         return text
     if not decoded.strip(" "):

@@ -51,7 +51,7 @@ def test_a_slider_recomputes_the_softmax_of_the_whole_vocabulary(page: Page, cau
         page.until(lambda at=at: page.text(".temperature output") == f"{TEMPERATURES[at]:.1f}")
         found = page.texts(".answer .outcomes .number")
         assert found == [percent(each) for each in (*shares[:MOST], shares[MOST:].sum())]
-    assert page.texts(".answer .outcomes bdi")[-1] == "all other words"
+    assert page.texts(".answer .outcomes bdi")[-1] == "all other tokens"
 
 
 def test_a_classifier_has_no_temperature(page: Page) -> None:

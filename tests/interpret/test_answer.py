@@ -76,7 +76,7 @@ def test_words_come_without_a_tokenizers_marks() -> None:
     model = npformer.load("gpt2-austen")
     found = answer_of(model, "It is a truth universally")
     assert found is not None
-    assert found.about == "next word"
+    assert found.about == "next token"
     assert not any("Ġ" in word for word, _ in found.outcomes)
     assert found.metric == f"the logit of '{found.outcomes[0][0]}' at token 7"
 

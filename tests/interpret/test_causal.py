@@ -7,7 +7,7 @@ import pytest
 
 import npformer
 from npformer.model import Model
-from npformer.text.words import word_text
+from npformer.text.words import piece_names
 from npformer.view import attribution, heads, logit
 from tests.support import writers
 
@@ -33,12 +33,12 @@ def test_the_word_after_the_text_is_explained(model: Model) -> None:
     """Explains the last token's logit, the sum of its parts; the lens names words, the last one the answer."""
     logits = model(model.tokenizer.encode(TEXT).ids).logits[0]
     found = npformer.logit_attribution(model, TEXT)
-    word = word_text([model.tokenizer.id_to_token(int(logits[-1].argmax()))])
+    word = piece_names(["Ġa", model.tokenizer.id_to_token(int(logits[-1].argmax()))])[1]
     assert (found.position, found.what) == (len(logits) - 1, f"the logit of '{word}' at token {len(logits) - 1}")
     assert found.total == pytest.approx(found.logit, abs=1e-9)
     assert found.logit == pytest.approx(logits[-1].max(), abs=1e-9)
     assert found.lens_labels[-1] == word
-    assert set(found.lens_labels) <= {word_text([piece]) for piece in model.tokenizer.get_vocab()}
+    assert set(found.lens_labels) <= {piece_names(["Ġa", piece])[1] for piece in model.tokenizer.get_vocab()}
     assert word in str(logit(model, TEXT))
     asked = npformer.logit_attribution(model, TEXT, "Ġthe", position=0, against=5)
     the = model.tokenizer.token_to_id("Ġthe")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import npformer
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.next_words import TEMPERATURES, next_words
@@ -24,6 +25,10 @@ def test_probabilities_are_the_softmax_of_all_logits(temperature: float, most: i
     np.testing.assert_allclose(shares, every[:most], rtol=1e-12)  # sums in another order
     assert others == pytest.approx(every[most:].sum(), rel=1e-12, abs=0)
     assert found.words[0] == model.tokenizer.id_to_token(int(logits.argmax())).removeprefix("Ġ")
+
+
+def test_a_part_of_a_word_is_marked() -> None:
+    assert next_words(npformer.load("gpt2-austen"), "It is a truth univers", 1).words == ("##ally",)
 
 
 def test_impossible_questions_are_errors() -> None:

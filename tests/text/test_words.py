@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.text.words import piece_names, shortened, word_text
+from npformer.text.words import name_after_word, piece_names, shortened, word_text
 
 #: How byte-level BPE writes each byte: GPT-2's table, written out independently of the package's.
 BYTE_LEVEL = {byte: chr(byte) for byte in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]}
@@ -20,7 +20,7 @@ BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)
         (["It", "Ġun", "i", "vers", "ally", "."], ("It", "un", "##i", "##vers", "##ally", ".")),
         (["▁Stra", "ße", ".", "</s>"], ("Stra", "##ße", ".", "</s>")),
         (["▁park", "▁", "."], ("park", "␣", ".")),
-        (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ"], ("café", "␣", "\\n", "ĠðŁĺ"[1:])),  # half of an emoji stays as it is
+        (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ", "Ģ"], ("café", "␣", "\\n", "\\xf0\\x9f\\x98", "\\x80")),  # an emoji's bytes
         (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # no bytes of UTF-8
     ],
 )
@@ -33,6 +33,21 @@ def test_bytes_are_read_as_the_text_they_spell(text: str) -> None:
     written = "Ġ" + "".join(BYTE_LEVEL[byte] for byte in text.encode())
     assert word_text([written]) == text
     assert piece_names(["Ġa", written]) == ("a", text)
+
+
+@pytest.mark.parametrize(
+    ("token", "words", "name"),
+    [
+        ("le", ["a", "Ġa"], "##le"),
+        ("Ġle", ["a", "Ġa"], "le"),
+        ("ße", ["▁a", "▁a"], "##ße"),
+        (".", ["▁a"], "."),
+        ("le", ["a", "a"], "le"),
+        ("##le", ["a", "a"], "##le"),
+    ],
+)
+def test_a_token_that_continues_a_word_is_marked(token: str, words: list[str], name: str) -> None:
+    assert name_after_word(token, words) == name
 
 
 def test_titles_are_cut_at_a_word() -> None:

@@ -82,7 +82,7 @@ function temperature(next, outcomes) {
     const step = Number(slider.value);
     const t = next.temperatures[step];
     const shares = sampled(next, t, step);
-    const names = [...next.words, "all other words"];
+    const names = [...next.words, "all other tokens"];
     number.replaceChildren(t.toFixed(1));
     slider.setAttribute("aria-valuetext", `${t.toFixed(1)}: ${names[0]} ${(100 * shares[0]).toFixed(1)}%`);
     outcomes.replaceChildren(...names.map((name, i) => outcomeOf([name, shares[i], `${fixed(100 * shares[i], 2)}%`])));
