@@ -28,6 +28,7 @@ from npformer.view.logit_view import logit
 from npformer.view.model_view import model
 from npformer.view.neuron_view import neurons
 from npformer.view.pack import Packed
+from npformer.view.stack_view import sentence
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
 LOOKS = 3  # maximum words and heads named for the answer, and against it
@@ -239,8 +240,11 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
     note = "mean of the words' probabilities" if answer.about == TRANSLATION else ""
     heads = " of cross-attention" if answer.about == TRANSLATION else ""
     units: list[str] = []
+    first = views[0]
+    assert isinstance(first, HeadView)
     found: dict[str, Any] = {
         "about": answer.about,
+        "source": sentence(first.stacks[0].keys) if answer.about == TRANSLATION else None,
         "outcomes": [[outcome, share, f"{share:.2%}", note] for outcome, share in answer.outcomes],
         "words": [[], []], "heads": [[], []], "units": units,
         "next": words and {
@@ -260,6 +264,8 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
         found["heads"] = _for_and_against(choices, np.array([-effect.change for effect in answer.effects]))
         measured = any(isinstance(each, AblationView) for each in views)
         units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall of {answer.metric} without the head.")
+    if any(outcome.startswith("##") for outcome, _ in answer.outcomes):
+        units.append("## continues the word before it.")
     return found
 
 

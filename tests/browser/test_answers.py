@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from npformer.interpret.head_effects import HeadEffects, head_effects
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.next_words import MOST, TEMPERATURES
 from npformer.interpret.traces import trace
+from tests.browser.arrays import logit_lens_of
 from tests.browser.page import Page
 from tests.support import tiny
 
@@ -86,6 +88,20 @@ def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> Non
     page.until(lambda: page.text("#heading") == "Words that count")
 
 
+def test_the_answer_marks_the_head_that_is_shown(page: Page) -> None:
+    page.show(view.page(tiny.model(), TEXT, methods="leave-one-out"))
+    marked = ".answer [aria-current=true]"
+    layer, head = page.text(marked).replace("layer ", "").split(", head ")
+    choices = page.js("return location.hash")
+    assert f"layer={layer}" in choices and f"head={head}" in choices  # noqa: PT018
+    page.click(page.all(".square")[(int(head) + 1) % 4])  # two heads are shown
+    assert page.all(marked) == []
+    other = page.all(".answer [data-head]")[-1]
+    name = other.text
+    page.click(other)
+    page.until(lambda: page.texts(marked) == [name])
+
+
 def test_a_word_that_is_repeated_has_its_place(page: Page) -> None:
     page.show(view.page(tiny.model(), "good good", methods="leave-one-out"))
     words = page.texts(".answer .placed")
@@ -148,6 +164,22 @@ def test_the_largest_outputs_of_every_layer(page: Page, causal: Any) -> None:
         for words, shares in zip(found.words, found.probabilities, strict=True)
     ]
     assert page.js("return location.hash") == "#layer=0&at=2"
+
+
+@pytest.mark.parametrize(
+    ("leading", "told"),
+    [
+        ("abbb", "It leads from layer 0 on."),
+        ("aaab", "Only the last layer gives it."),
+        ("bbab", "It leads at embeddings, layer 0, and again from layer 2 on."),
+        ("bbbb", "It leads from embeddings on."),
+    ],
+)
+def test_the_layers_at_which_the_answer_leads(page: Page, leading: str, told: str) -> None:
+    found = logit_lens_of("ab", layers=3, most=2)
+    words = tuple(((each, "ab".replace(each, "")),) * 2 for each in leading)
+    page.show(view.lens(replace(found, words=words)))
+    assert page.text(".about").endswith(told)
 
 
 def test_labels_have_their_ranks(page: Page) -> None:

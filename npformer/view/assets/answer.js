@@ -61,7 +61,17 @@ const wordOf = ([text, place]) => {
 
 function headOf(choices) {
   const known = Object.fromEntries(Object.entries(choices).filter(([, value]) => value != null));
-  return leading(`layer ${choices.layer}, head ${choices.head}`, "heads", { ...known, head: String(choices.head) });
+  const link = leading(`layer ${choices.layer}, head ${choices.head}`, "heads", { ...known, head: String(choices.head) });
+  link.dataset.head = headKey(choices);
+  return link;
+}
+
+// Marks the link to the head that is shown.
+const headKey = ({ attention, layer, head }) => [attention ?? "", layer, head].join(" ");
+function markHead(choices) {
+  const key = choices && headKey(choices);
+  for (const link of answerHere.querySelectorAll("[data-head]"))
+    link.setAttribute("aria-current", link.dataset.head === key);
 }
 
 // p_i = exp(l_i / t) / (sum over the listed words + the sum over all others, which is stored for each step).

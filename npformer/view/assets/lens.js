@@ -13,8 +13,8 @@ const percent = (share) => `${fixed(100 * share, share < 0.1 ? 2 : 1)}%`;
 function draw() {
   const answer = meta.words[last][column][0];
   about.replaceChildren(
-    one ? "The last layer's answer: " : `After ${meta.positions[column]} `,
-    ...(one ? [] : [token(meta.tokens[column]), " the last layer's answer is "]),
+    one ? "The last layer's answer: " : `After token ${meta.positions[column]}, `,
+    ...(one ? [] : [token(meta.tokens[column]), ", the last layer's answer is "]),
     el("bdi", { class: "answer-there" }, shown(answer)),
     ` ${percent(meta.shares[last][column][0])}. ${settled(answer)}`,
   );
@@ -38,10 +38,12 @@ function draw() {
   panel.replaceChildren(...ranks(), ...through(answer));
 }
 
-// From which row on the largest output is the last row's.
+// The rows whose largest output is the last row's: from one row on, also earlier ones, or only the last.
 function settled(answer) {
-  let from = last;
-  while (from > 0 && meta.words[from - 1][column][0] === answer) from--;
+  const leads = meta.words.map((row) => row[column][0] === answer);
+  const from = leads.lastIndexOf(false) + 1;
+  const earlier = meta.rows.filter((_, y) => y < from && leads[y]);
+  if (earlier.length) return `It leads at ${earlier.join(", ")}, and again from ${meta.rows[from]} on.`;
   return from === last ? "Only the last layer gives it." : `It leads from ${meta.rows[from]} on.`;
 }
 

@@ -47,6 +47,7 @@ function address() {
 const addressed = location.protocol !== "about:";
 function note(step) {
   document.title = about(now.text, now.view).title;
+  markHead(now.view === "heads" ? shownView().read() : null);
   if (addressed) history[step ? "pushState" : "replaceState"](null, "", address());
 }
 
@@ -75,7 +76,7 @@ async function show({ text = now.text, view = now.view, choices }, step = false)
   const meta = about(text, view);
   document.body.dataset.view = view;
   heading.replaceChildren(meta.heading);
-  title.replaceChildren(el("bdi", {}, shown(meta.subtitle)));
+  title.replaceChildren(el("bdi", {}, shown(doc.answers[text]?.source ?? meta.subtitle)));
   fillAnswer(doc.answers[text]);
   for (const link of tabs.children) {
     link.hidden = !about(text, link.dataset.view);

@@ -83,7 +83,7 @@ async function fill(article) {
   const spread = el(
     "dl",
     { class: "spread" },
-    ...Object.entries(step.spread).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+    ...Object.entries(step.spread).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
   body.replaceChildren(
     ...(heads
