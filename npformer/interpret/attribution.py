@@ -8,6 +8,7 @@ shows where information could flow, not its effect on a label. `integrated_gradi
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,11 @@ def leave_one_out(
     count = sum(map(len, words))
     if not count:
         raise NpformerError(f"attribution: expected a text with at least one word, got {given!r:.80}")
-    size = words_together(model, count, len(texts_of(model, given)[0][0]), group)
+    tokens = len(texts_of(model, given)[0][0])
+    size = words_together(model, count, tokens, group)
+    if size > 1:
+        words = [_with_punctuation(text, spans) for text, spans in zip(texts, words, strict=True)]
+        size = words_together(model, sum(map(len, words)), tokens, group)
     parts = [together(spans, size) for spans in words]
     without = [
         [t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, spans in enumerate(parts) for a, b in spans
@@ -153,6 +158,18 @@ def leave_one_out(
     explained = target(model, label, rows[0])
     places = _first_tokens(model, part, parts)
     return left_out(explained, explained.of(rows), _cut(texts, parts), places, size, is_long=group is None)
+
+
+def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Joins punctuation with the word before it, except opening brackets and quotes, with the space between."""
+    joined: list[Span] = []
+    for first, end in spans:
+        kind = unicodedata.category(text[first])
+        if joined and kind.startswith("P") and kind not in ("Ps", "Pi"):
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((first, end))
+    return joined
 
 
 def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tuple[int, ...]:

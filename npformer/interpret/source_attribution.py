@@ -165,5 +165,7 @@ def _leave_one_out(
     for number, (first, end) in enumerate(joined):
         texts += [(" ".join(words[first:end]), number), (" ", None)]
     marked = (tuple(texts[:-1]),)
-    places = tuple(np.flatnonzero(~ends)[[first for first, _ in parts]].tolist())
-    return [left_out(each, odds[:, i], marked, places, size, is_long=group is None) for i, each in enumerate(every)]
+    first_tokens = tuple(np.flatnonzero(~ends)[[first for first, _ in parts]].tolist())
+    return [
+        left_out(each, odds[:, i], marked, first_tokens, size, is_long=group is None) for i, each in enumerate(every)
+    ]
