@@ -88,8 +88,6 @@ class HeadView(StackView):
                 f"The strongest {LINES} are drawn.",
                 "In a long text, only the tokens with the largest weights have rows; a click opens a folded row.",
             ]
-        if len(self.stacks) > 1:
-            lines.append("A row of the decoder is a word it has read; from there it writes the next word.")
         return [*super()._notes(), *lines]
 
     def _height(self) -> int:

@@ -56,6 +56,25 @@ def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
     assert page.one(".sides").size["height"] < 844
 
 
+def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> None:
+    """They would hide the others; a button draws them, and the address has the choice."""
+    array = 0.6 * ARRAY[1, 2:]
+    array[..., 5] += 0.4
+    page.show(view.heads(array, tokens=TOKENS))
+    share = array[0, :, 5].sum() / LENGTH
+    assert page.text(".sink") == f"w5 gets {100 * share:.0f}% of the weight, not drawn."
+    assert 5 not in places(page, "to")
+    assert "w5" not in {text.split("→")[1] for text in page.texts(".panel .link")}
+    page.click(page.one("#sink"))
+    assert page.text(".sink") == f"w5 gets {100 * share:.0f}% of the weight."
+    assert 5 in places(page, "to")
+    assert "w5" in {text.split("→")[1] for text in page.texts(".panel .link")}
+    assert "sink=shown" in page.js("return location.hash")
+    page.driver.refresh()
+    page.until_ready()
+    assert page.text("#sink") == "Hide its lines"
+
+
 @pytest.mark.parametrize("by_keyboard", [False, True])
 def test_a_folded_row_opens(heads: Page, by_keyboard: bool) -> None:
     before = places(heads, "to")

@@ -38,8 +38,11 @@ def test_each_attention_has_its_tokens_and_its_numbers(
     page.click(page.segment(title))
     assert page.texts(".from [role=option] .token") == list(piece_names(getattr(t, queries)))
     assert page.texts(".to [role=option] .token") == list(piece_names(getattr(t, keys)))
-    page.hover(page.all(".from [role=option]")[3])
     expected = [f"{weight:.4f}" for weight in t[stage][2, 3]]
+    first, second = piece_names(t.tokens)[:2]
+    written = "" if title.startswith("Encoder") else f"A row writes the next word: {first} writes {second}."
+    assert page.text(".writes") == written
+    page.hover(page.all(".from [role=option]")[3])
     page.until(lambda: page.texts(".to [role=option] output") == expected)
 
 

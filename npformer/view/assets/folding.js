@@ -3,21 +3,35 @@
 
 const entries = { queries: [], keys: [] }; // rows from top to bottom: the index of a token, or a list of folded ones
 const opened = { queries: new Set(), keys: new Set() }; // tokens of rows that were opened
-const chosenRows = { whole: false, least: null }; // all rows; the smallest weight that is drawn, null: chosen here
+// All rows; the smallest weight that is drawn, null: chosen here; lines to the sink, which hide the others.
+const chosenRows = { whole: false, least: null, sink: false };
 let strongestWeight = 1; // of the shown heads
 let crowdedWeight = 0; // the smallest of the strongest weights of a long text that are drawn
+let sink = null; // the key of a long text that gets much more weight than any other, { key, share }
 
 const foldable = () => Math.max(rows.queries.length, rows.keys.length) > LONG;
 
+// The key with over a twentieth of all weight and four times that of any other, such as [CLS]; null without one.
+function findSink() {
+  const total = new Float64Array(side("keys").tokens.length);
+  for (const h of state.heads)
+    for (const k of rows.keys) for (const q of rows.queries) total[k] += weights.at(h, q, k);
+  const [first, second] = [...rows.keys].sort((a, b) => total[b] - total[a]);
+  const share = total[first] / total.reduce((a, b) => a + b, 0);
+  return share > 0.05 && total[first] > 4 * total[second] ? { key: first, share } : null;
+}
+const drawnKeys = () => (sink && !chosenRows.sink ? rows.keys.filter((k) => k !== sink.key) : rows.keys);
+
 // The largest weight from and to each token in the shown heads; sets the weights that lines depend on.
 function strengths() {
+  sink = foldable() ? findSink() : null;
   const most = {
     queries: new Float64Array(side("queries").tokens.length),
     keys: new Float64Array(side("keys").tokens.length),
   };
   const counts = new Uint32Array(weights.one + 2); // of each whole number of units
   for (const h of state.heads)
-    for (const k of rows.keys)
+    for (const k of drawnKeys())
       for (const q of rows.queries) {
         const weight = weights.at(h, q, k);
         counts[weights.unit(h, q, k)]++;

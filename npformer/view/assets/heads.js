@@ -216,6 +216,14 @@ function change(part) {
   return show();
 }
 
+function changeRows(part) {
+  closeRows();
+  Object.assign(chosenRows, part);
+  build();
+  update();
+  page.changed();
+}
+
 function buildControls() {
   filterRows();
   controls.replaceChildren(
@@ -226,13 +234,7 @@ function buildControls() {
       (i) => change({ layer: Number(i) }),
     ),
     ...stackControls(change),
-    ...foldControls((part) => {
-      closeRows();
-      Object.assign(chosenRows, part);
-      build();
-      update();
-      page.changed();
-    }),
+    ...foldControls(changeRows),
     el(
       "div",
       { class: "field heads" },
@@ -275,7 +277,7 @@ return {
     const pins = (name) => several(state.pins.filter((pin) => pin.side === name).map((pin) => pin.index));
     const first = meta.shown.heads.length === stack().heads ? null : "all";
     const head = state.heads.size === stack().heads ? first : (several(shownHeads()) ?? "none");
-    const long = foldable() ? { rows: chosenRows.whole ? "all" : null, least: chosenRows.least } : {};
+    const long = foldable() ? { rows: chosenRows.whole ? "all" : null, least: chosenRows.least, sink: chosenRows.sink ? "shown" : null } : {};
     return { ...readStack(), head, ...long, from: pins("queries"), to: pins("keys") };
   },
   apply(choices) {
@@ -296,6 +298,7 @@ return {
     state.hover = null;
     closeRows();
     chosenRows.whole = choices.rows === "all";
+    chosenRows.sink = choices.sink === "shown";
     chosenRows.least = /^0\.\d+$/.test(choices.least ?? "") ? Number(choices.least) : null;
     buildSquares();
     buildControls();

@@ -77,7 +77,7 @@ function* pairs() {
   const queries = active("queries");
   const keys = active("keys");
   if (!queries.length && !keys.length) {
-    for (const k of rows.keys) for (const q of rows.queries) yield [q, k];
+    for (const k of drawnKeys()) for (const q of rows.queries) yield [q, k];
     return;
   }
   for (const q of queries) for (const k of rows.keys) yield [q, k];

@@ -41,6 +41,7 @@ function list() {
   panel.replaceChildren(
     el("h2", {}, one ? "Every head for this pair" : title),
     el("p", {}, ...caption(queries, keys, one)),
+    ...(queries.length || keys.length ? [] : [...sinkNote(), ...writesNote()]),
     el("ol", {}, ...links.map(listed)),
   );
   const [only] = shownHeads();
@@ -81,6 +82,25 @@ function caption(queries, keys, one) {
   }
   const to = queries.length ? " to " : "To ";
   return [...named("From ", queries, "queries"), ...named(to, keys, "keys"), `${several}.`];
+}
+
+// Of a long text, the key that most lines would lead to, with a button for its lines.
+function sinkNote() {
+  if (!sink) return [];
+  const name = placed(side("keys").tokens, sink.key);
+  const [told, label] = chosenRows.sink ? ["", "Hide its lines"] : [", not drawn", "Draw its lines"];
+  const act = () => changeRows({ sink: !chosenRows.sink });
+  return [
+    el("p", { class: "sink" }, name, ` gets ${fixed(100 * sink.share, 0)}% of the weight${told}.`),
+    el("button", { type: "button", class: "quiet", id: "sink", onclick: act }, label),
+  ];
+}
+
+// A decoder's row is a token that it has read.
+function writesNote() {
+  const { tokens } = side("queries");
+  if (meta.stacks.length < 2 || stack().title.startsWith("Encoder") || tokens.length < 2) return [];
+  return [el("p", { class: "writes" }, "A row writes the next word: ", token(tokens[0]), " writes ", token(tokens[1]), ".")];
 }
 
 // "From time (1), flies (2)", each token in its own direction; nothing for no tokens.
