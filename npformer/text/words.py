@@ -68,7 +68,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def name_after_word(token: str, words: Sequence[str]) -> str:
-    """Readable name of a token after a word: `##le` for `le` if the words of its vocabulary, as in `words`, have marks."""
+    """Readable name of a token after a word: `##le` for `le` if tokens of words, such as `words`, begin with a mark."""
     starts = [each for each in words if each.startswith(_START_MARKS)][:1]
     return piece_names([*starts, token])[-1]
 
