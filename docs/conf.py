@@ -2,7 +2,7 @@
 
     pip install . --group docs && python -m sphinx -W docs docs/_build
 
-Everything is built and read without a network. The extensions in `_ext/` make the reference from the code.
+The site is built and read without a network. The extensions in `_ext/` generate the reference from the code.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ extensions = [
     "tables",
     "live_views",
 ]
-exclude_patterns = ["_build", "_ext", "jupyter_execute", ".jupyter_cache"]  # the last two: of an earlier build
+exclude_patterns = ["_build", "_ext", "jupyter_execute", ".jupyter_cache"]  # the last two are outputs of earlier builds
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-nitpicky = True  # a reference to a missing name is a warning, too
+nitpicky = True  # warns of references to missing names
 nitpick_ignore_regex = [("py:class", r"D\[k\].*")]  # collections.abc's docstring of get()
 default_role = "literal"  # docstrings write names between single backticks
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
-nb_execution_mode = "cache"  # runs changed notebooks; -D nb_execution_mode=off shows the committed output
+nb_execution_mode = "cache"  # runs changed notebooks; with -D nb_execution_mode=off the committed output is shown
 nb_execution_excludepatterns = ["learn/datasets.ipynb"]  # it needs Java and seven engines: the lane `extras` runs it
-nb_execution_timeout = 300  # seconds a cell may take
+nb_execution_timeout = 300  # maximum seconds per cell
 nb_execution_show_tb = True
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # in notebooks: on busy machines two threads slow small products
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on busy machines two threads slow down notebooks
 nb_merge_streams = True
 
 numpydoc_show_class_members = False
-autodoc_typehints = "none"  # docstrings have the types and shapes
+autodoc_typehints = "none"  # docstrings already have types and shapes
 autodoc_member_order = "bysource"
 add_module_names = False
-toc_object_entries = False  # each name has a heading
+toc_object_entries = False  # each name has its own heading
 smartquotes = False  # quotes and dots in text are often code

@@ -1,4 +1,4 @@
-"""`{commands}`: every command of `npformer`, from the parser that reads its arguments."""
+"""`{commands}`: every command of `npformer`, from its argument parser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def commands() -> Iterable[str]:
 
 
 def command(name: str) -> Iterable[str]:
-    """The description, usage, options and examples of one command."""
+    """Returns the description, usage, options and examples of one command."""
     found = find(name)
     parser = argparse.ArgumentParser(prog=f"npformer {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_arguments(parser)
@@ -41,7 +41,7 @@ def fenced(text: str) -> Iterable[str]:
 
 
 def row(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str]:
-    """An argument as one writes it, and its help with its default."""
+    """Returns an argument as it is typed, and its help with the default."""
     formatter = parser._get_formatter()
     metavar = formatter._get_default_metavar_for_optional(action) if action.option_strings else action.dest
     value = formatter._format_args(action, metavar) if action.nargs != 0 else ""

@@ -1,4 +1,4 @@
-"""`{view} KIND`: a page that `npformer view` writes when the site is built, alive within the site's page.
+"""`{view} KIND`: a page that `npformer view` writes when the site is built, embedded in the site's page.
 
 ```{view} heads
 :text: time flies like an arrow

@@ -1,4 +1,4 @@
-"""`Generated`: a directive whose content is Markdown that a function makes from the code."""
+"""`Generated`: a directive that shows Markdown which a function generates from the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Generated(SphinxDirective):
         self.env.note_reread()  # the code may have changed
         lines = "\n".join(self.lines(*self.arguments)).splitlines()
         first = next((i for i, line in enumerate(lines) if line.startswith("#")), len(lines))
-        # Sections attach themselves to the page; what stands before them must be there first.
+        # Sections attach themselves to the page, so content before them must be added first.
         for part in (lines[:first], lines[first:]):
             made = nodes.Element()
             self.state.nested_parse(StringList(part, source=self.get_location()), 0, made, match_titles=True)
@@ -36,11 +36,11 @@ def directive(make: Callable[..., Iterable[str]]) -> type[Generated]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; bars and line breaks in cells do not end them."""
+    """Returns the lines of a table; bars and line breaks in cells are escaped."""
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (head, ["---"] * len(head), *rows)]
     return ["", *(f"| {' | '.join(row)} |" for row in cells), ""]
 
 
 def code(text: object) -> str:
-    """Text as code, in as many backticks as it needs."""
+    """Formats text as code, in as many backticks as it needs."""
     return f"`` {text} ``" if "`" in str(text) else f"`{text}`"

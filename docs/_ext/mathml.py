@@ -1,4 +1,4 @@
-"""Writes formulas as MathML, which browsers draw themselves: pages need no script, no fonts and no network for them."""
+"""Writes formulas as MathML, which browsers draw without scripts, fonts or a network."""
 
 from __future__ import annotations
 

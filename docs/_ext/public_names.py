@@ -30,7 +30,7 @@ ROOMS = {
     "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
 }
 MODULES = ("golden", "training", "view", "learn", "dataset", "serve")
-#: Room -> classes and functions that are used by their full names.
+#: Room -> classes and functions that users call by their full names.
 FURTHER = {
     "mechanisms": ("npformer.mechanisms", " ".join(each for each in mechanisms.__all__ if each != "Mechanism")),
     "rotations": ("npformer.mechanisms.rotary", "rotary_angles rotate"),
@@ -42,7 +42,7 @@ FURTHER = {
     "answers": ("npformer.interpret.answer", "answer_of"),
     "sentence_transformers": ("npformer.tasks.sentence_transformers", "Encoding SparseEncoding Ranking"),
 }
-#: Names that have a page of their own.
+#: Names with their own page.
 ELSEWHERE = {"Config": "config", "Limits": "limits", "ServiceLimits": "routes"}
 #: Classes with methods that users call.
 WITH_METHODS = (
@@ -78,7 +78,7 @@ def rooms() -> dict[str, list[str]]:
 
 
 def public_names(room: str) -> Iterable[str]:
-    """The names of a room in a list, then each with its docstring."""
+    """Returns a list of the names of a room, then each name with its docstring."""
     names = [name for name in rooms()[room] if name.rpartition(".")[2] not in ELSEWHERE]
     shorts = [name.rpartition(".")[2] if room in FURTHER else name.removeprefix("npformer.") for name in names]
     if len(names) > 1:
@@ -106,7 +106,7 @@ def public_names(room: str) -> Iterable[str]:
 
 
 def escape(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
-    """Leaves the stars, bars and underscores of formulas as they are; examples and code are left alone."""
+    """Escapes stars, bars and underscores in formulas, but not in examples and code."""
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))

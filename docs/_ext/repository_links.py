@@ -1,7 +1,7 @@
-"""Links of pages, which are relative so that they also work on GitHub, and a check of every link within the built site.
+"""Converts relative links, which also work on GitHub, and checks every link within the built site.
 
-A link to a file of the repository outside of `docs/` leads to that file on GitHub. When the site is written, each
-address in it that is not elsewhere must be a file of the site, and its anchor an element of that file.
+A link to a file of the repository outside `docs/` leads to that file on GitHub. When the site is written, each
+internal address must be a file of the site, and its anchor an element of that file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ToGitHub(SphinxTransform):
-    """Turns links to files outside of `docs/` into their addresses on GitHub."""
+    """Turns links to files outside `docs/` into GitHub addresses."""
 
     default_priority = 5  # before Sphinx collects files to download
 
@@ -34,7 +34,7 @@ class ToGitHub(SphinxTransform):
             *self.document.findall(addnodes.pending_xref),
         ]:
             path, _, anchor = node["reftarget"].partition("#")
-            if node.get("refdomain") == "doc":  # MyST leaves out the ending of a page's name
+            if node.get("refdomain") == "doc":  # MyST removes the suffix of a page's name
                 path, anchor = f"{path}.md", node["reftargetid"] or ""
             target = (folder / path).resolve()
             if path and target.is_file() and not target.is_relative_to(ROOT / "docs"):
@@ -43,7 +43,7 @@ class ToGitHub(SphinxTransform):
 
 
 class Page(HTMLParser):
-    """The addresses and anchors of a page."""
+    """Collects the addresses and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 
 def check(app: Sphinx, failed: Exception | None) -> None:
-    """Warns of links within the site that lead nowhere."""
+    """Warns of broken links within the site."""
     if failed or app.builder.format != "html":
         return
     site = Path(app.outdir).resolve()

@@ -1,7 +1,7 @@
-"""`{stages} CASE`: the stages of a model of the conformance suite, and a drawing of a layer in which each is a link.
+"""`{stages} CASE`: the stages of a model in the conformance suite, and a diagram of a layer that links to each.
 
-Everything follows from the declarations of the model's parts (`npformer/stage.py`): the rows from their names, shapes
-and formulas, the drawing from their parents.
+Both follow from the declarations of the model's parts (`npformer/stage.py`): the rows from their names, shapes
+and formulas, the diagram from their parents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from npformer.golden.suite import cases
 from npformer.interpret.stages import of_model
 from npformer.stage import Stage
 
-WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 104, 36, 116, 56, 26  # of a box, its place and the lane on the left, in pixels
+WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = (
+    104,
+    36,
+    116,
+    56,
+    26,
+)  # of a box, its place and the left lane, in pixels
 LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 HOOK = re.compile(r"(?<=blocks\.)\d+(?=\.)")
 
@@ -46,7 +52,7 @@ def stages(case: str) -> Iterable[str]:
 
 
 def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
-    """The stages in order. A stage that every layer has is listed once, with `*` for the layer's number."""
+    """Returns the stages in order. A stage of every layer is listed once, with `*` for the layer's number."""
     patterns = {name: LAYER.sub("*", name) for name in found}
     kinds: dict[str, set[tuple[str, ...]]] = {}
     for name, each in found.items():
@@ -61,7 +67,7 @@ def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
 
 
 def source(function: str) -> str:
-    """A function's name, linked to its file."""
+    """Returns a function's name, linked to its file."""
     module, _, name = function.rpartition(".")
     return f"[`{name}`]({GITHUB}npformer/{module.replace('.', '/')}.py)"
 
@@ -71,11 +77,11 @@ def anchor(case: str, name: str) -> str:
 
 
 def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
-    """A layer from top to bottom as SVG: a box for each stage, below all that it is computed from."""
+    """Draws a layer from top to bottom as SVG: a box for each stage, below the stages that it is computed from."""
     rank: dict[str, int] = {}
     for name, each in layer.items():
         for parent in each.parents:
-            rank.setdefault(parent, 0)  # what enters the layer
+            rank.setdefault(parent, 0)  # inputs of the layer
         rank[name] = 1 + max((rank[parent] for parent in each.parents), default=0)
     rows: dict[int, list[str]] = {}
     for name, row in rank.items():
@@ -102,10 +108,10 @@ def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
 
 
 def edge(start: tuple[float, float], end: tuple[float, float], rows: int, alone: bool) -> str:
-    """A line downwards. One that would cross boxes goes around them, on the left if its start is alone in its row."""
+    """Draws a line downwards. To avoid boxes it goes around them, on the left if its start is alone in its row."""
     (x, y), (to_x, to_y) = start, end
     if rows > 1 and abs(x - to_x) < 1:
-        y, to_y = y + 6, to_y - 6  # one line may end where the next begins
+        y, to_y = y + 6, to_y - 6  # a line may end where the next begins
         turn, side = (8, x - WIDTH / 2) if alone else (-4, x + WIDTH / 2)
         lane = MARGIN / 3 if alone else x + ACROSS / 2
         by, bend = abs(turn), lane + turn
@@ -118,7 +124,7 @@ def edge(start: tuple[float, float], end: tuple[float, float], rows: int, alone:
 
 
 def box(case: str, scope: str, name: str, stage: Stage | None, x: float, y: float) -> str:
-    """A stage's last name and shape, linked to its row; a stage from outside is named without a box."""
+    """Draws a stage's last name and shape, linked to its row; a stage outside the layer has no box."""
     if stage is None:
         source = scope.startswith("decoder") and name.startswith("encoder")
         return f'<text x="{x:g}" y="{y:g}">{"source" if source else "X"}</text>'

@@ -25,7 +25,7 @@ from npformer.tasks.pipelines import class_of
 
 
 def parameters(made: Any) -> dict[str, tuple[str, str]]:
-    """The parameters that a docstring describes: name -> type and description."""
+    """Returns the parameters in a docstring: name -> type and description."""
     found = {}
     for names, kind, lines in NumpyDocString(inspect.getdoc(made) or "")["Parameters"]:
         for name in names.split(", "):
@@ -34,13 +34,13 @@ def parameters(made: Any) -> dict[str, tuple[str, str]]:
 
 
 def literal(text: str) -> str:
-    """A docstring's text as Markdown, in which its backticks are code."""
+    """Returns a docstring's text as Markdown, with its backticks as code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
 
 
 def rows(made: Any) -> Iterable[tuple[str, str, str]]:
-    """The fields of a dataclass: name, default, meaning, from its docstring or the comments behind them."""
+    """Returns the fields of a dataclass: name, default, and meaning from the docstring or trailing comments."""
     described = parameters(made)
     comments = dict(re.findall(r"^    (\w+): [^#\n]+# (.+)$", inspect.getsource(made), re.MULTILINE))
     for field in dataclasses.fields(made):
@@ -50,7 +50,7 @@ def rows(made: Any) -> Iterable[tuple[str, str, str]]:
 
 
 def standard(field: dataclasses.Field[Any]) -> str:
-    """A field's default, without the fields of a nested one that has only defaults."""
+    """Returns a field's default; a nested default omits fields with default values."""
     if field.default is dataclasses.MISSING:
         return ""
     kind = type(field.default)
@@ -59,7 +59,7 @@ def standard(field: dataclasses.Field[Any]) -> str:
 
 
 def with_values(made: Any, text: str) -> str:
-    """The text with the values of the constants that it names, such as ACTIVATIONS."""
+    """Replaces the names of constants, such as ACTIVATIONS, by their values."""
     constants = vars(sys.modules[made.__module__])
 
     def values(found: re.Match[str]) -> str:
@@ -70,14 +70,14 @@ def with_values(made: Any, text: str) -> str:
 
 
 def fields(place: str) -> Iterable[str]:
-    """The fields of a dataclass, by its module and name, with an entry in the index and the search."""
+    """Returns a table of a dataclass's fields, given its module and name, with an index entry."""
     module, _, name = place.rpartition(".")
     yield from ("```{eval-rst}", f".. py:class:: {place}", "```")
     yield from table(("field", "default", "meaning"), rows(getattr(import_module(module), name)))
 
 
 def tasks() -> Iterable[str]:
-    """Every task: what it needs, its options and an example."""
+    """Returns every task with its requirements, options and an example."""
     shared = [field.name for field in dataclasses.fields(Options)]
     for name, task in TASKS.items():
         kind = class_of(name)
@@ -108,7 +108,7 @@ def tasks() -> Iterable[str]:
 
 
 def routes() -> Iterable[str]:
-    """The routes of `npformer serve`, their fields and the errors."""
+    """Returns the routes of `npformer serve`, with their fields and errors."""
     yield from table(("route", "answer"), ([f"`GET {path}`", literal(what)] for path, what in GETS.items()))
     for route in ALL_ROUTES:
         yield f"## POST {route.path}"
@@ -140,7 +140,7 @@ def routes() -> Iterable[str]:
 
 
 def example(path: str) -> Iterable[str]:
-    """A request to a route, and its answer."""
+    """Returns a request to a route, and its answer."""
     request, answer = EXAMPLES[path]
     language, text = ("text", answer.strip()) if isinstance(answer, str) else ("json", wrapped(json.dumps(answer)))
     yield from ("A request and its answer:", "", "```json", json.dumps(request), "```", "")
@@ -148,7 +148,7 @@ def example(path: str) -> Iterable[str]:
 
 
 def wrapped(text: str) -> str:
-    """JSON in lines of about a page's width, broken outside of strings."""
+    """Formats JSON in lines of about a page's width, broken outside strings."""
     lines = [""]
     for word in re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^\s"])+', text):
         lines.append(word) if len(lines[-1]) + len(word) > 90 else lines.append(f"{lines.pop()} {word}".strip())
@@ -156,12 +156,12 @@ def wrapped(text: str) -> str:
 
 
 def metrics() -> Iterable[str]:
-    """The metrics of `GET /metrics`."""
+    """Returns the metrics of `GET /metrics`."""
     yield from table(("metric", "meaning"), ([code(f"npformer_{name}"), what] for name, what in METRICS.items()))
 
 
 def values(schema: dict[str, Any]) -> str:
-    """The values that a JSON schema allows, in words."""
+    """Describes the values that a JSON schema allows."""
     if "enum" in schema:
         return " or ".join(code(each) for each in schema["enum"] if each is not None)
     if either := schema.get("oneOf") or schema.get("anyOf"):

@@ -1,6 +1,6 @@
-"""`{weights}`: the weights of a model of each family, with their shapes and their names in checkpoints.
+"""`{weights}`: the weights of each family, with their shapes and their names in checkpoints.
 
-The families are those of the page of stages, with the same cases of the conformance suite, and DistilBERT.
+The families are those of the stages page, from the same cases of the conformance suite, plus DistilBERT.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npformer.checkpoint.tree import parameters, sources
 from npformer.config import Config
 from npformer.golden.suite import cases
 
-#: All sizes differ, so that each shows which letter it is. 60 and 10: the width of heads is a choice of its own.
+#: All sizes differ, so that each identifies its letter. The width of heads, 10, is independent of D / H.
 LETTERS = {1000: "V", 600: "L", 602: "L + 2", 100: "F", 72: "D", 36: "G K", 12: "K", 60: "H K", 10: "K", 6: "H", 7: "C"}
 LETTERS[8] = "buckets"
 LAYER = re.compile(r"\.\d+(?=\.)")
@@ -31,7 +31,7 @@ def weights() -> Iterable[str]:
 
 
 def of_case(case: str) -> Iterable[str]:
-    """The weights of a case of the conformance suite."""
+    """Returns the weights of a case of the conformance suite."""
     config = sized(next(each.config for each in cases() if each.name == case))
     found = sources(config)
     rows = {}
@@ -50,7 +50,7 @@ def of_case(case: str) -> Iterable[str]:
 
 
 def sized(config: Config) -> Config:
-    """The config with sizes from `LETTERS`."""
+    """Returns the config with sizes from `LETTERS`."""
     sizes = {"n_heads": 6, "d_ffn": 100, "vocab_size": 1000}
     decoder = replace(config.decoder, **sizes) if config.decoder else config.decoder
     sizes |= {"n_kv_heads": 3} if config.n_kv_heads else {}

@@ -1,6 +1,6 @@
 """Mutates JSON in a parsed form that keeps repeated keys and exact numbers, unlike Python's objects.
 
-`hints` are values that mean something in a file of this kind: key -> values to set there.
+`hints` are meaningful values in a file of this kind: key -> values to set there.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def arrays_of(model: Model, texts: list[Text]) -> dict[str, np.ndarray]:
 
 # --- how the mistakes are made here ---------------------------------------------------------------------------------
 
-Made = Iterator[tuple[Model, list[Text]]]  # the model and texts that the wrong port runs, while it is wrong
+Made = Iterator[tuple[Model, list[Text]]]  # the model and texts of the wrong port, while the mistake is in place
 
 
 def with_weights(model: Model, change: Callable[[str, np.ndarray], np.ndarray]) -> Model:

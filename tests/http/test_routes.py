@@ -1,4 +1,4 @@
-"""Each route's answers have the pipeline's bits; and refusals."""
+"""Each route's answers, with the pipeline's bits, and its refusals."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_translate(server, alone):
 
 
 def test_summarize(server, alone):
-    """By the settings of the model's task, or those of the request."""
+    """Uses the settings of the model's task, or of the request."""
     summarize = alone("summarization", "summarizer")
     expected = [dict(each) for each in summarize(["dogs", "the news"])]
     assert server.post("/summarize", {"inputs": ["dogs", "the news"]})[:2] == (200, expected)

@@ -89,7 +89,7 @@ def test_strangers_at_once_get_the_bits_of_lone_requests(which, request):
 
 
 def test_translations_in_a_shared_batch_equal_single_requests(folders):
-    """With one, several and no beams at the same time."""
+    """Requests with one, two and four beams at the same time."""
     draw = random.Random(3)
     texts = ["".join(draw.choices("dogsnew", k=draw.randint(1, 12))) for _ in range(40)]
     settings = [{"num_beams": draw.choice([1, 2, 4])} for _ in texts]

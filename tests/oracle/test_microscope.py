@@ -25,7 +25,7 @@ CASES = [
     ("bert", "masked-lm"),
     ("electra", "token-classification"),
 ]
-#: The modules that read the stream (the blocks), and that write to it, by family; `*` is a layer's number.
+#: Modules that read the residual stream (blocks), and modules that write to it, by family; `*` is a layer's number.
 BLOCKS = {
     "distilbert": ("distilbert.transformer.layer.*.attention", "distilbert.transformer.layer.*.ffn"),
     "bert": ("bert.encoder.layer.*.attention.self", "bert.encoder.layer.*.intermediate"),

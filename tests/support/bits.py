@@ -1,4 +1,4 @@
-"""Whether two results have the same bits."""
+"""Compares the bits of two results."""
 
 from __future__ import annotations
 

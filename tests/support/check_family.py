@@ -1,6 +1,7 @@
-"""`check_family(name, folder)`: the checks that hold for every family of checkpoints, whatever its parts.
+"""`check_family(name, folder)`: the checks that hold for every family of checkpoints.
 
-`tests/families/test_every_family.py` runs each check for each entry of `FAMILIES`, so a new family is tested by its entry.
+`tests/families/test_every_family.py` runs each check for each entry of `FAMILIES`, so a new family is tested by its
+entry.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.cli_runner import run
 CLASSIFIER = "sequence-classification"
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
-LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # the longest is shared by threads, some are of equal length
+LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest; some have equal length
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
 #: Fields that files of a family have and tiny models lack, or the other way round.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -44,12 +45,12 @@ def heads(name: str) -> list[str]:
 
 
 def usual_head(name: str) -> str:
-    """The classifier, or the only head of a family that has none."""
+    """Returns the classifier's head, or the only head of a family without a classifier."""
     return CLASSIFIER if CLASSIFIER in heads(name) else heads(name)[0]
 
 
 def two_heads(name: str) -> list[str]:
-    """The usual head and, by turns over the families, another one: heads are the same code in every family."""
+    """Returns the usual head and one other, in turn over the families, because all families share the heads' code."""
     others = [head for head in heads(name) if head != usual_head(name)]
     turn = list(FAMILIES).index(name)
     return [usual_head(name), *others[turn % max(len(others), 1) :][:1]]
@@ -66,7 +67,7 @@ def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> lis
         types = random.integers(0, config.n_token_types, length) if config.n_token_types else None
         positions = np.sort(random.choice(config.max_length, length, replace=False)) if random.random() < 0.3 else None
         ids = random.integers(5, config.vocab_size, length)
-        ids[-1] = config.decoder.end_ids[0] if config.decoder.end_ids else ids[-1]  # which BART's heads read
+        ids[-1] = config.decoder.end_ids[0] if config.decoder.end_ids else ids[-1]  # BART's heads read them
         texts.append(Text(ids, types, positions))
     return texts
 
@@ -76,7 +77,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 
 def check_bits(of_threads: Sequence[Model | Seq2Seq], given: Sequence[Any], seed: int = 0) -> None:
-    """Each text alone on one thread has the bits it has in every order, on every number of threads, and listened to."""
+    """Each text alone on one thread has the same bits as in any order, on any number of threads, and when traced."""
     alone = [of_threads[0].run([each])[0] for each in given]
     random = np.random.default_rng(seed)
     for model in of_threads:
@@ -153,7 +154,7 @@ def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> 
 
 
 def check_a_port_of_unusual_sizes_is_diagnosed(name: str, folder: Path) -> None:
-    """Not every mistake can be made with three heads of width 8, or with others of odd width."""
+    """Some mistakes are impossible with three heads of width 8, or with heads of odd width."""
     model = tiny.model(name, usual_head(name), d_model=24, n_heads=3, n_layers=1)
     recorded = golden.record(model, inputs(model, (4,)))
     stage = next(each for each in recorded.stages if each.endswith("attention.context"))

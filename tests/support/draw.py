@@ -1,4 +1,4 @@
-"""Random arrays for tests: the same arguments give the same numbers, which nobody can write to."""
+"""Random arrays for tests: the same arguments give the same numbers, in read-only arrays."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
 
 
 def tensors(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, np.ndarray]:
-    """A checkpoint's tensors by their names, each its own numbers."""
+    """Draws a checkpoint's tensors by name, each with its own numbers."""
     return {name: normal(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}

@@ -33,7 +33,7 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     large: int = 100_000  # files from this size on are redirected to the CDN
-    gated: bool = False  # nobody without a login gets files, and no login but those granted
+    gated: bool = False  # files require a login, and one of the granted logins
     granted: bool = False
 
 
@@ -44,18 +44,18 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
-        self.break_after: list[int] = []  # how many bytes each next download on the CDN sends before it breaks
+        self.break_after: list[int] = []  # bytes that each of the next CDN downloads sends before it breaks
         self.stall_after = -1  # bytes of every download on the CDN after which nothing more comes; -1: all of them come
-        self.silent = False  # the hub takes requests and answers none
+        self.silent = False  # the hub accepts requests without answering
         self.over = threading.Event()
         self.status = 0  # instead of any answer: this status
         self.answer = b""  # instead of any answer: these bytes
-        self.page = b""  # instead of any answer: this web page, as a login page in between would
+        self.page = b""  # instead of any answer: this web page, like a login page of a network
         self.commit_header = ""  # instead of the commit
         self.hub_server = _Server(_HubHandler, self)
         self.cdn_server = _Server(_CdnHandler, self)
         self.url = f"http://127.0.0.1:{self.hub_server.server_port}"
-        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, as the login sees it
+        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, for the login
 
     def __enter__(self) -> Hub:
         for server in (self.hub_server, self.cdn_server):
@@ -93,7 +93,7 @@ class _Server(ThreadingHTTPServer):
         self.hub = hub
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news."""
+        """Ignores clients that hang up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        """An answer, or the range of it that was asked for; to HEAD its headers alone."""
+        """Sends an answer, or the requested range of it; for HEAD only its headers."""
         headers = headers or {}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if status == 200 and asked:
@@ -222,7 +222,7 @@ class _CdnHandler(_Handler):
         self.reply(200, body, {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
 
     def send(self, body: bytes) -> None:
-        """The bytes sent before the connection breaks or stalls."""
+        """Returns the bytes sent before the connection breaks or stalls."""
         if self.hub.stall_after >= 0:
             self.wfile.write(body[: self.hub.stall_after])
             self.wfile.flush()
@@ -264,7 +264,7 @@ CLIENT = "from huggingface_hub import hf_hub_download as get\n"
 
 
 def environment(hub: Hub, home: Path) -> dict[str, str]:
-    """That of a process which sees this hub, the cache in `home`, and nothing else of Hugging Face's settings."""
+    """Returns the environment of a process that sees this hub, the cache in `home`, and no other settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
     return inherited | settings | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -276,7 +276,7 @@ def python(env: dict[str, str], program: str, *arguments: str, text: str = "") -
 
 
 def loads(env: dict[str, str], *calls: dict[str, Any], network: bool = True) -> list[dict[str, Any]]:
-    """The result of each npformer.load call, in one process: facts about the model, or the error."""
+    """Returns the result of each npformer.load call, in one process: facts about the model, or the error."""
     done = python(env, PROGRAM, *([] if network else ["no network"]), text=json.dumps(calls))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -287,7 +287,7 @@ def cache(env: dict[str, str]) -> Path:
 
 
 def closed_port() -> str:
-    """An address where nobody answers."""
+    """Returns an address without a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Runs transformers' models in float64 throughout: some steps of these compute in float32 in any model.
+"""Runs transformers' models entirely in float64: some of their steps otherwise compute in float32 in any model.
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
 Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin and Gemma
@@ -31,7 +31,7 @@ _LLAMAS = {
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Replaces these steps inside. Models must have come to float64 by `double()`, for their frequencies."""
+    """Replaces these steps inside the block. Models must be converted by `double()`, for their frequencies."""
     rotary = modeling.ModernBertRotaryEmbedding
     before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
     root_before, deberta.scaled_size_sqrt = deberta.scaled_size_sqrt, root
@@ -48,7 +48,7 @@ def in_double() -> Iterator[None]:
 
 
 def _steps() -> Iterator[tuple[Any, str, Any]]:
-    """Functions of modules, by the names that these call them by, and others for them."""
+    """Replaces functions of modules, under the names that the modules use."""
     yield gpt_neox.modeling_gpt_neox, "eager_attention_forward", _attention
     yield gpt_neox.modeling_gpt_neox.GPTNeoXRotaryEmbedding, "forward", _scaled_angles
     yield opt.modeling_opt, "eager_attention_forward", _attention

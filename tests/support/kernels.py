@@ -27,12 +27,12 @@ import numpy as np
 for dtype in ("float32", "float64"):
     np.ones((96, 1100), dtype) @ np.ones((1100, 96), dtype)
 """
-#: What `working` left out, a line each; conftest.py prints them below the results.
+#: The kernels that `working` skipped, one line each; conftest.py prints them below the results.
 left_out: list[str] = []
 
 
 def of_this_machine() -> list[str]:
-    """Those that this CPU has the instructions for."""
+    """Returns the kernels that this CPU has the instructions for."""
     from numpy._core._multiarray_umath import __cpu_features__ as has
 
     kernels = KERNELS.get(platform.machine(), {})
@@ -41,7 +41,7 @@ def of_this_machine() -> list[str]:
 
 @cache
 def working() -> list[str]:
-    """Those of this machine under which NumPy's own products do not stop Python: that would be no fault of npformer."""
+    """Returns the kernels under which NumPy's own products do not stop Python, which would not be npformer's fault."""
     names = []
     for name in of_this_machine():
         ran = subprocess.run([sys.executable, "-c", PLAIN], env=under(name), capture_output=True, check=False)
@@ -53,10 +53,10 @@ def working() -> list[str]:
 
 
 def under(name: str) -> dict[str, str]:
-    """The environment for a process on this kernel."""
+    """Returns the environment for a process on this kernel."""
     return os.environ | {"OPENBLAS_CORETYPE": name}
 
 
 def stop(ran: subprocess.CompletedProcess) -> str:
-    """What ended a process: SIGSEGV."""
+    """Describes the signal that ended a process, such as SIGSEGV."""
     return signal.Signals(-ran.returncode).name

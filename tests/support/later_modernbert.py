@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support import tiny
 
-#: What both have: the fields that transformers reads, and several that it does not.
+#: Fields of both: those that transformers reads, and several that it ignores.
 _BOTH = {
     "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
     "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean",

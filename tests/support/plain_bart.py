@@ -25,7 +25,7 @@ class PlainBart(PlainPort):
         self.targets = PlainPort(model, texts).ids if sources else None
         self.first_row = 2
 
-    # --- what is read --------------------------------------------------------------------------------------------
+    # --- inputs --------------------------------------------------------------------------------------------
 
     def read(self) -> np.ndarray:
         """The decoder's ids: the given ones, or the text's, shifted by one token."""

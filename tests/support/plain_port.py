@@ -2,7 +2,7 @@
 
     port = PlainPort(model, texts); port.gelu = lambda x: x; stages = port.run()
 
-It shares no code with npformer, so that a mistake planted here, by replacing a method or a weight, is made by other
+It shares no code with npformer, so a mistake planted here, by replacing a method or a weight, is made by other
 means than the diagnosis makes it. `run` returns every stage by npformer's name, padded (B, L, ...).
 """
 

@@ -1,7 +1,7 @@
 """Mistakes that people make in ports, planted in a `PlainPort`: each a function of the port, by a short name.
 
-`KNOWN` has the mistakes that the diagnosis knows, with the names it may give them; `HELD_BACK` has similar ones, for
-which it must not be certain of a wrong cause: the allowed answers are listed, often none at all.
+`KNOWN` has the mistakes that the diagnosis knows, with their permitted names; `HELD_BACK` has similar ones, for
+which it must not be certain of a wrong cause: the permitted answers are listed, and often there are none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Plant = Callable[[PlainPort], None]
 
 
 def put(name: str, function: Callable) -> Plant:
-    """Replaces a method by a function of the port and the method's arguments."""
+    """Replaces a method by a function of the port and of the method's arguments."""
 
     def plant(port: PlainPort) -> None:
         setattr(port, name, MethodType(function, port))
@@ -51,7 +51,7 @@ def centred(x: np.ndarray) -> np.ndarray:
 
 
 def swapped(port: PlainPort, one: str, other: str) -> dict[str, np.ndarray]:
-    """The weights with two groups of every layer exchanged."""
+    """Returns the weights with two groups of every layer exchanged."""
     changes = {}
     for name, array in port.w.items():
         for own, twin in ((one, other), (other, one)):
@@ -101,7 +101,7 @@ def ffn_first(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
 
 
 def without_norm(norm: str) -> Plant:
-    """Leaves out the norms whose name ends so."""
+    """Leaves out the norms with this ending of their names."""
     right = PlainPort.norm
     return put("norm", lambda port, x, name: x if name.endswith(norm) else right(port, x, name))
 
@@ -282,7 +282,7 @@ def conv_transposed(port: PlainPort) -> dict[str, np.ndarray]:
     return {name: w.T for name, w in port.w.items() if name.endswith(".attention.output.weight")}
 
 
-#: What only a causal, pre-norm model shows, or shows in its own way.
+#: Mistakes that only a causal, pre-norm model shows, or shows differently.
 IN_GPT2: dict[str, tuple[str, Plant]] = {
     "no causal mask": ("causal mask left out", instead("seen", lambda n: np.ones((n, n), bool))),
     "strictly causal": ("causal mask off by one", instead("seen", lambda n: np.tri(n, k=-1, dtype=bool))),
@@ -300,7 +300,7 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "left padding": ("left padding", left_padded),
 }  # fmt: skip
 
-#: What only ModernBERT shows, and its padded batches, in which an export has rows of heads beside rows of tokens.
+#: Mistakes that only ModernBERT shows, and mistakes in its padded batches, with rows of heads next to rows of tokens.
 IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "mask ignored": ("mask ignored", instead("masked", lambda s: s)),
     "mask after": ("mask misused", KNOWN["mask after"][1]),
@@ -342,7 +342,7 @@ def cosine(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 SCALE, ORDER = "scaled by a constant", "in another order"
 
-#: Not in the list: by which names each may be called, as what they say is true of it.
+#: Not in the list: each with the names that truly describe it.
 WEIGHT_ORDER = "weight in another order"
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), instead("gelu", lambda x: x * sigmoid(np.float32(1.3) * x))),

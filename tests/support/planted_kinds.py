@@ -50,7 +50,7 @@ def exchanged_texts(port: PlainPort) -> None:
 
 
 def exported(renamed: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Plant:
-    """Exports right numbers under other names, a function of the stages."""
+    """Exports correct numbers under other names, given by a function of the stages."""
     return put("run", lambda port: port.out | renamed(type(port).run(port)))
 
 
@@ -64,7 +64,7 @@ def off_by_one(out: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def pre_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    """Norms before the blocks; the layer's output has the name that it has in the model."""
+    """Puts the norms before the blocks; the layer's output keeps its name."""
     y = x + port.attention(port.norm(x, f"{at}.attention_norm"), f"{at}.attention")
     z = y + port.ffn(port.norm(y, f"{at}.ffn_norm"), f"{at}.ffn")
     return port.note(f"{at}.ffn_norm", z)

@@ -20,7 +20,7 @@ START = 300.0  # seconds for a server to start on a busy machine
 
 
 class Server:
-    """A running server. `log` is what it has written so far."""
+    """A running server. `log` has its output so far."""
 
     def __init__(
         self, *arguments: object, program: list[str] | None = None, started: str = STARTED, **environment: str
@@ -60,18 +60,18 @@ class Server:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Ends the server and its workers, which notice that their parent is gone."""
+        """Ends the server and its workers, which notice the end of their parent."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(START)
 
     def workers(self) -> list[int]:
-        """The process ids of the workers."""
+        """Returns the process ids of the workers."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in listed if "spawn_main" in _command_line(pid)]
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        """Status, value and headers of the answer. body: bytes, or a value for JSON."""
+        """Returns status, value and headers of the answer. body: bytes, or a value for JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.get(path, data, **headers)
 

@@ -1,5 +1,6 @@
 """Replaces each file that a loader reads by a pipe, device or folder, and loads: `python -m tests.support.special_files
-KIND FOLDER` writes two lines of JSON for each: [name, whether a link is followed, whether loading needs it], and the error.
+KIND FOLDER` writes two lines of JSON for each: [name, whether a link is followed, whether loading needs it], and the
+error.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def fifo(path: Path) -> None:
 
 
 def zero(path: Path) -> None:
-    """A device of our own, or a link to the machine's where making one is not allowed."""
+    """Creates a device, or a link to the machine's device where that is not allowed."""
     try:
         os.mknod(path, 0o20666, os.stat("/dev/zero").st_rdev)
         os.close(os.open(path, os.O_RDONLY))
@@ -51,7 +52,7 @@ def zero(path: Path) -> None:
 
 
 def unix_socket(path: Path) -> None:
-    """Bound by a relative name: a socket's is 108 bytes at most."""
+    """Binds a socket by a relative name, because its name has at most 108 bytes."""
     before = os.getcwd()
     os.chdir(path.parent)
     with socket.socket(socket.AF_UNIX) as server:

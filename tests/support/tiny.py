@@ -50,7 +50,7 @@ LABELS = {
 
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
-    """Two layers of four heads, 32 wide, 64 positions, tables 16 wide if they can be; fields can be set by name."""
+    """Two layers of four heads, 32 wide, 64 positions, narrow tables 16 wide; fields can be set by name."""
     if model_type not in encoders():
         gated = {"activation": "gelu_tanh"} if FAMILIES[model_type].constants.get("gated") else {}
         return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | gated | overrides))
@@ -80,7 +80,7 @@ def distances(n_rows: int = 16, max_distance: int = 40, norm: bool = True, **fie
 
 
 def _of_two_stacks(head: str) -> dict[str, Any]:
-    """An encoder-decoder of these sizes, whose texts end in [SEP]."""
+    """Returns an encoder-decoder of these sizes, with [SEP] at the end of texts."""
     sizes = {"vocab_size": len(VOCABULARY), "n_heads": 4, "n_layers": 2, "d_ffn": 64}
     end = SPECIAL.index("[SEP]")
     options = {"d_model": 32, "max_length": 64, "pad_id": 0, "padding_idx": 0, "tied": True, "activation": "gelu"}

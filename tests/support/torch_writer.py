@@ -1,7 +1,7 @@
 """Writes files like torch.save's without torch, including files that torch would never write.
 
-`dump` assembles a pickle; `Global`, `Call` and `Persistent` stand for the parts of one that Python's own pickler would
-not let us choose freely.
+`dump` assembles a pickle; `Global`, `Call` and `Persistent` stand for parts that Python's own pickler would
+not let us choose.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Persistent:
 
 @dataclass
 class Raw:
-    """Instructions as they are."""
+    """Instructions, written unchanged."""
 
     code: bytes
 
@@ -70,7 +70,7 @@ def _code(value: Any) -> bytes:
             size = value.bit_length() // 8 + 1
             return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
         case str():
-            data = value.encode("utf-8", "surrogatepass")  # as pickle does
+            data = value.encode("utf-8", "surrogatepass")  # like pickle
             return b"X" + struct.pack("<I", len(data)) + data
         case tuple():
             return b"(" + b"".join(map(_code, value)) + b"t"

@@ -1,6 +1,6 @@
-"""A user's program, for check_package.py: it runs, and `mypy --strict` knows the types of what it imports.
+"""A user's program, for check_package.py: it runs, and `mypy --strict` knows the types of its imports.
 
-`assert_type` does nothing when it runs. mypy refuses it where a type is another one, or is not known.
+`assert_type` does nothing at run time. mypy refuses it for another or an unknown type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The methods of sentence-transformers' classes: they give its answers and take its keywords.
+"""The methods of sentence-transformers' classes give its answers and accept its keywords.
 
 `golden/make_sentence_transformers.py` made the golden answers. Both sides compute in float32, so that numbers are
 compared to 1e-5 of their size.
