@@ -1,8 +1,8 @@
 """npformer: the Transformer in NumPy that you can read.
 
 The maths: `functions`, `activations`, `masks`, `attention`, `embeddings`, `encoder_layers`, `decoder_layers`,
-`heads`. Models and tasks: `load`, `pipeline`; vectors: `search`. Looking inside: `trace`, `edit`, `golden`, `view`.
-Training: `training`. A course in which you write your own: `learn`.
+`output_heads`. Models and tasks: `load`, `pipeline`. Vectors: `search`. Looking inside: `trace`, `edit`, `golden`,
+`view`. Training: `training`. A course in which you write your own Transformer: `learn`.
 
 Every name is imported when it is first used. The command `npformer` can thus set up its process before it imports
 NumPy.

@@ -79,12 +79,12 @@ def _capped_otherwise(port: Any) -> Ways:
 CappedLogits.mistakes = (
     Mistake(
         "soft cap of logits left out",
-        "the logits of words are cap * tanh(x / cap), with final_logit_softcapping of config.json",
+        "the logits over the vocabulary are cap * tanh(x / cap); cap is final_logit_softcapping in config.json",
         {"": {"logits": lambda y, at: at.source}},
     ),
     Mistake(
         "another soft cap of logits",
-        "the logits of words are cap * tanh(x / cap), with final_logit_softcapping of config.json",
+        "the logits over the vocabulary are cap * tanh(x / cap); cap is final_logit_softcapping in config.json",
         _capped_otherwise,
     ),
 )

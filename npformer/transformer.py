@@ -76,7 +76,7 @@ def backward(
 
 
 def _scattered(dx: np.ndarray | None, d_read: np.ndarray | None, x: np.ndarray, rows: Any) -> np.ndarray:
-    """The gradient of x: dx, from a head that reads all rows, plus d_read in the rows that it reads of each text."""
+    """The gradient of all rows x: dx, or zeros if it is None, with d_read added to the rows that the head reads."""
     if dx is None:
         dx = np.zeros_like(x)
         dx[rows] = d_read

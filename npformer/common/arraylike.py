@@ -22,7 +22,7 @@ Convert = Callable[[Any], Any]
 
 #: Arguments that keep their dtype: whole numbers, masks, and the array of `tap`.
 _KEPT = frozenset({"ids", "targets", "row_indices", "mask", "array"})
-_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that do not compute
+_REARRANGE = frozenset({"split_heads", "combine_heads", "embedding", "tap"})  # functions that only rearrange numbers
 #: Function and argument -> minimum number of axes.
 _AXES = {
     ("softmax", "x"): 1,

@@ -121,7 +121,7 @@ class Beams:
     texts: np.ndarray  # (B,) indices of their sources
     ids: np.ndarray  # (B, b, L), prompt or start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole target
-    token_scores: np.ndarray  # (B, b, L) of the new tokens
+    token_scores: np.ndarray  # (B, b, L) log probabilities of the new tokens
     ended: list[list[Hypothesis]]  # the best b finished targets of each text, with the best first
 
 

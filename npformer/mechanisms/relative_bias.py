@@ -131,7 +131,7 @@ def _away(away: np.ndarray, count: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance in one direction with `count` buckets."""
     exact = count // 2
     steps = np.log(np.maximum(away, 1) / exact) / math.log(max_distance / exact) * (count - exact)
-    # The small number keeps distances on the border of a bucket, such as 16 = 8 * 2, from being rounded below it.
+    # 1e-6 keeps distances at the border of a bucket, such as 16 = 8 * 2, from being rounded into the bucket below.
     far = np.minimum(exact + np.floor(steps + 1e-6).astype(np.int64), count - 1)
     return np.where(away < exact, away, far)
 
@@ -200,18 +200,19 @@ def _other_buckets(port: Any) -> Ways:
         yield f"max_distance {most}", with_other(max_distance=most)
 
 
-#: Borders of the buckets that hold one distance each, and roundings of the buckets of farther ones.
+#: Number of buckets -> a wrong number of exact buckets, which hold one distance each.
 EXACT: dict[str, Callable[[int], int]] = {
     "all buckets": lambda count: count - 1,
     "half the buckets and one more": lambda count: count // 2 + 1,
     "half the buckets and one fewer": lambda count: count // 2 - 1,
     "a quarter of the buckets": lambda count: count // 4,
 }
+#: Wrong roundings of the buckets of far distances, which share buckets.
 ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"to the nearest": np.rint, "up": np.ceil}
 
 
 def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int], int]) -> Rules:
-    """Rules for other buckets. far: rounds the buckets of far distances; exact: the number of exact buckets of all."""
+    """Rules that use other buckets. far: rounds the buckets of far distances. exact: as in EXACT."""
 
     def bias(own: Any, at: Any) -> np.ndarray:
         mechanism = next(each for each in at.mechanisms if isinstance(each, RelativeBias))
@@ -230,7 +231,7 @@ def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int]
 
 
 def _rounded_otherwise(port: Any) -> Ways:
-    """Buckets of far distances rounded to the nearest or up, or other borders of the exact buckets."""
+    """Ways to round the buckets of far distances to the nearest or up, or to have another number of exact buckets."""
     for way, far in ROUNDINGS.items():
         yield f"far ones rounded {way}", _with_buckets(far, lambda count: count // 2)
     for way, exact in EXACT.items():

@@ -93,12 +93,12 @@ def _unscaled_first(at: Any, cap: float) -> np.ndarray:
 SoftCap.mistakes = (
     Mistake(
         "soft cap of scores left out",
-        "the scores are cap * tanh(q k^T * scale / cap), with attn_logit_softcapping of config.json",
+        "the scores are cap * tanh(q k^T * scale / cap); cap is attn_logit_softcapping in config.json",
         {"": {SCORES: lambda y, at: at(f"attention.{UNCAPPED_SCORES}")}},
     ),
     Mistake(
         "another soft cap of scores",
-        "the scores are cap * tanh(q k^T * scale / cap), with attn_logit_softcapping of config.json",
+        "the scores are cap * tanh(q k^T * scale / cap); cap is attn_logit_softcapping in config.json",
         _other_caps,
     ),
 )

@@ -73,7 +73,7 @@ def _integers(name: str, values: Any) -> np.ndarray:
 
 def _filled(name: str, sequences: Sequence[Any], mask: np.ndarray) -> np.ndarray:
     if not isinstance(sequences, list | tuple) or len(sequences) != len(mask):
-        raise NpformerError(f"{name}: expected a list of {len(mask)} sequences, one for each of input_ids")
+        raise NpformerError(f"{name}: expected a list of {len(mask)} sequences, one for each sequence of input_ids")
     padded = np.zeros(mask.shape, np.int64)
     for row, (sequence, kept) in enumerate(zip(sequences, mask, strict=True)):
         values = _integers(f"{name}[{row}]", sequence)

@@ -260,7 +260,7 @@ def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         try:
             runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
             return run_tasks(runs, len(tasks))
-        except BaseException:  # after a Ctrl-C before the caller is a member, workers would wait for it forever
+        except BaseException:  # if Ctrl-C stops the caller before it becomes a member, workers would wait forever
             barrier.abort()
             raise
 

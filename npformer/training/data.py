@@ -169,7 +169,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     [1]
     """
     if len({each.lower() for each in labels}) < len(labels) or not all(each.strip() for each in labels):
-        raise NpformerError(f"{path}: labels {listed(labels):.200}: expected names that differ by more than case")
+        raise NpformerError(f"{path}: labels: expected names that differ by more than case, got {listed(labels):.200}")
     known, ids = label_keys(labels), []
     for row in rows:
         if row.label.lower() not in known:
