@@ -6,10 +6,12 @@ Zhang and Sennrich, 2019, Root Mean Square Layer Normalization.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
@@ -66,6 +68,10 @@ def _root_outside(x: np.ndarray, eps: float) -> np.ndarray:
 
 def _root_of_sum(x: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(np.square(x).sum(-1, keepdims=True) + eps)
+
+
+def _rounded(kind: str, x: np.ndarray, eps: float) -> np.ndarray:
+    return half(kind, over_root_mean_square(x, eps))
 
 
 def _other_eps(port: Any) -> Ways:
@@ -140,6 +146,11 @@ RMSNorm.mistakes = (
                 ),
             }
         ),
+    ),
+    Mistake(
+        "RMSNorm rounded before its weight",
+        "the normalized row is multiplied by the weight in float32",
+        {f"to {kind}": normed(partial(_rounded, kind)) for kind in HALVES},
     ),
     Mistake(
         "RMSNorm over the wrong axis",

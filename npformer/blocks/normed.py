@@ -93,6 +93,11 @@ def _in_other_places(port: Any) -> Ways:
     for said, before, after in named:
         pairs = [(layer + before, layer + after) for layer in port.layers]
         yield f"before and after {said} exchanged", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+    named_as_llama = {f"{layer}ffn_norm": f"{layer}attention.{NAME}" for layer in port.layers}
+    yield (
+        "attention's output's before the FFN, as Llama names it, and not after attention",
+        port.regrouping(named_as_llama).ruling(_left_out("attention")),
+    )
 
 
 def _of_the_sum(y: np.ndarray, at: Any) -> Any:

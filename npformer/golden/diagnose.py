@@ -418,7 +418,7 @@ def _solvable(ways: Ways) -> Ways:
 
 def _by_rules(port: Port, other: Port) -> bool:
     """Whether two ports differ only in rules, and so can run together."""
-    alike = (getattr(port, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources"))
+    alike = (getattr(port, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources", "span"))
     return port.hides == other.hides and all(alike)
 
 

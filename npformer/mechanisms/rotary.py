@@ -280,6 +280,16 @@ def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x.shape)
 
 
+def _permuted(to_pairs: bool) -> Rules:
+    """Rules that permute the columns of each head of queries and keys between the layouts of halves and of pairs."""
+
+    def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        shape = (2, at.d_head // 2) if to_pairs else (at.d_head // 2, 2)
+        return y.reshape(len(y), -1, *shape).swapaxes(-1, -2).reshape(y.shape)
+
+    return dict.fromkeys(("*.attention.query", "*.attention.key"), rule)
+
+
 def _other_thetas(port: Any) -> Ways:
     """Ways to use another base: that of another kind of layer, or a common value."""
 
@@ -334,7 +344,11 @@ Rotary.mistakes = (
     Mistake(
         "rotation of pairs for halves",
         "checkpoints rotate column i of a head with column i + d_head / 2, not with its neighbour",
-        {"": _rotated(_pairs)},
+        {
+            "": _rotated(_pairs),
+            "the columns of W_q and W_k permuted from halves to pairs": _permuted(True),
+            "the columns of W_q and W_k permuted from pairs to halves": _permuted(False),
+        },
     ),
     Mistake(
         "rotation left out or turned",

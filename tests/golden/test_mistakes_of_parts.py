@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,14 @@ def exchanged(weights: Weights) -> Weights:
     }
 
 
+def in_pairs(weights: Weights) -> Weights:
+    def permuted(w: np.ndarray) -> np.ndarray:
+        return w.reshape(len(w), -1, 2, 6).swapaxes(-1, -2).reshape(w.shape)
+
+    parts = (".query.weight", ".key.weight")
+    return {name: permuted(array) if name.endswith(parts) else array for name, array in weights.items()}
+
+
 def of_self(weights: Weights) -> Weights:
     own = {name: name.replace("cross_attention.", "attention.") for name in weights}
     return {name: weights[own[name]] for name in weights}
@@ -80,6 +89,10 @@ LLAMA: dict[str, tuple[str, str, Plant]] = {
         "weight of RMSNorm misused", "1 + weight for weight",
         (*NORMS, lambda x, weight, eps, out=None: rms_norm(x, 1 + weight, eps)),
     ),
+    "norms in bfloat16": (
+        "RMSNorm rounded before its weight", "to bfloat16",
+        (*NORMS, lambda x, weight, eps, out=None: half("bfloat16", rms_norm(x, eps=eps)) * weight),
+    ),
     "norms of heads exchanged": ("norms of queries and keys exchanged", "", exchanged),
     "half of each head": ("rotation left out or turned", "first half of each head", (*TURNS, half_of_head)),
     "cosine and sine": (
@@ -94,6 +107,7 @@ LLAMA: dict[str, tuple[str, str, Plant]] = {
         (rotary, "rotary_angles", lambda at, k, theta, *rest: angles(at, k, theta**0.5, *rest)),
     ),
     "positions again": ("rotation at other positions", "from 0 again at token 4", (rotary, "rotary_angles", again_after_4)),
+    "columns in pairs": ("rotation of pairs for halves", "", in_pairs),
     "the product activated": ("activation of the product with the gate", "", (gated, "gated_feed_forward", of_product)),
 }  # fmt: skip
 T5: dict[str, tuple[str, str, Plant]] = {
@@ -173,6 +187,34 @@ def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool, monkeypatch: p
     name, way, plant = T5[key]
     found = diagnosed(t5(), plant, full, monkeypatch)
     assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
+
+
+def test_hidden_states_without_the_last_layer_are_named() -> None:
+    """They end with the norm, which has the name of a layer's output."""
+    model = llama(n_layers=2)
+    texts = [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
+    weights = {name: array for name, array in flatten(dict(model.weights)).items() if not name.startswith("layers.1.")}
+    shorter = Model(replace(model.config, n_layers=1), unflatten(weights))
+    stages = trace(shorter, texts)
+    named = {"norm": "layers.0.ffn_residual"}
+    arrays = {
+        f"{i}/{named.get(name, name)}": array
+        for name in stages
+        if name in ("embeddings.sum", "norm", "logits")
+        for i, array in enumerate(stages.texts(name))
+    }
+    found = str(golden.diagnose(golden.record(model, texts), arrays, model))
+    assert "another number of layers (the last is missing, and the norm takes the place" in found, found
+
+
+def test_logits_of_rows_that_are_not_normalized_are_named_without_these_rows() -> None:
+    model, texts = llama(n_layers=2), [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
+    recorded, stages = golden.record(model, texts), trace(model, texts)
+    head = flatten(dict(model.weights))["head.output.weight"]
+    arrays = {f"{i}/norm": array for i, array in enumerate(stages.texts("norm"))}
+    arrays |= {f"{i}/layers.0.ffn_residual": array for i, array in enumerate(stages.texts("layers.0.ffn_residual"))}
+    arrays |= {f"{i}/logits": array @ head for i, array in enumerate(stages.texts("layers.1.ffn_residual"))}
+    assert golden.diagnose(recorded, arrays, model).mistake == "head without the last norm"
 
 
 def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -13,6 +14,8 @@ from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.config import POOLED_HEADS
 from npformer.functions import softmax
 from npformer.golden.at import At
+from npformer.golden.graph import parents, span
+from npformer.golden.mistakes.kinds import parents_of
 from npformer.golden.port import Port
 from npformer.norms import standard
 
@@ -70,6 +73,15 @@ def pooler_activation(port: Port) -> Ways:
     if "pooler.weight" in port.weights:
         yield "left out", {"pooled": lambda y, at: at.source}
         yield from other_activations(port.config.pooler, "pooled")
+
+
+def not_normalized(port: Port) -> Ways:
+    """The head reads the last layer's rows before their norm, which a port may export without those rows."""
+    norm = f"{port.stack}norm"
+    if norm in port.given and norm in port.known and parents_of(port) == [norm]:
+        graph = parents(port.config, port.weights)
+        before = span(graph, norm, {name: None for name in port.given if name not in (norm, port.stage)})
+        yield "", replace(port, span=port.span | before).rereading({norm: lambda y, at: at.source}, port.stage)
 
 
 def transform_order(port: Port) -> Ways:
@@ -138,6 +150,7 @@ MISTAKES = (
         "a pooler is act(x W + b) with the activation of this model's config",
         pooler_activation,
     ),
+    Mistake("head without the last norm", "the head reads the normalized rows of the last layer", not_normalized),
     Mistake("head in another order", "the head is a linear layer, its activation and a norm", transform_order),
     Mistake("pooler left out", "the pooler stands between the first token's row and the classifier", NO_POOLER),
     Mistake(

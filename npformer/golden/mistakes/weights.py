@@ -27,6 +27,10 @@ def transposed_weight(port: Port) -> Ways:
     linear = [name for name in (f"{group}.weight" for group in port.groups) if known[name].transposed]
     own = {name: port.weights[name] for name in linear}
     yield from each_and_all(port, {name: array.T.reshape(array.shape) for name, array in own.items()})
+    for name, array in own.items():
+        bias = name.replace(".weight", ".bias")
+        if bias in port.weights and array.shape[0] == array.shape[1]:
+            yield f"{name}, without the bias", port.weighing({name: array.T, bias: np.zeros_like(port.weights[bias])})
     oblong = {name: array for name, array in own.items() if array.shape[0] != array.shape[1]}
     yield from each_and_all(port, {name: array.reshape(array.shape[::-1]).T for name, array in oblong.items()})
 
@@ -90,6 +94,12 @@ def exchanged_norms(port: Port) -> Ways:
         "attention's and the FFN's, in every layer",
         port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
     )
+    if port.config.decoder:
+        across = [layer for layer in port.layers if f"{layer}cross_attention_norm.weight" in port.weights]
+        for said, own in (("attention's", "attention_norm"), ("the FFN's", "ffn_norm")):
+            pairs = [(f"{layer}cross_attention_norm", layer + own) for layer in across]
+            exchanged = port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+            yield f"cross-attention's and {said}, in every layer", exchanged
     for one in norms:
         for other in norms:
             shapes = {port.weights[f"{norm}.weight"].shape for norm in (one, other)}
