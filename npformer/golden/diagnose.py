@@ -22,7 +22,7 @@ from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.format import Golden
-from npformer.golden.forward import Forward
+from npformer.golden.forward import Forward, corner_of
 from npformer.golden.graph import block_of, parents, parted, span
 from npformer.golden.mistakes import GENERAL, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
@@ -202,7 +202,7 @@ class _Case:
             made = self.everywhere(base).get(stage)
             if made is None:
                 continue
-            error, budget = largest_error(self.cut(made, theirs), theirs), self.budget(base, stage)
+            error, budget = largest_error(self.cut(made, theirs, base), theirs), self.budget(base, stage)
             if error <= budget:
                 return True
             draws = [self.everywhere(base, seed).get(stage, made) for seed in range(DRAWS)]
@@ -221,10 +221,10 @@ class _Case:
         return {name: self.looked_at(arrays) for name, arrays in self.runs[key][1].items()}
 
     @staticmethod
-    def cut(made: list[np.ndarray], theirs: list[np.ndarray]) -> list[np.ndarray]:
+    def cut(made: list[np.ndarray], theirs: list[np.ndarray], port: Port) -> list[np.ndarray]:
         """Removes the padding that a port added."""
         return [
-            array[tuple(slice(size) for size in other.shape)].astype(np.float64)
+            array[corner_of(array, other, port.at_end)].astype(np.float64)
             for array, other in zip(made, theirs, strict=True)
         ]
 
@@ -383,7 +383,7 @@ class _Case:
             with suppress(NpformerError):
                 for each, made in zip(waiting, self.forward.together(ports, ports[0].stage), strict=True):
                     if made is not None:
-                        yield *each, self.cut(made, ports[0].theirs)
+                        yield *each, self.cut(made, ports[0].theirs, ports[0])
 
     def looked_at(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [arrays[i] for i in self.texts]
@@ -402,7 +402,7 @@ class _Case:
 
     def compute(self, port: Port, dtype: Any = np.float64, seed: int | None = None) -> list[np.ndarray]:
         """Computes a port's stage from the other program's inputs, one array for each text."""
-        return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs)
+        return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
         """Returns the error budget of a stage with a mistake, which may have larger values than the correct stage."""
@@ -419,7 +419,7 @@ def _solvable(ways: Ways) -> Ways:
 def _by_rules(port: Port, other: Port) -> bool:
     """Whether two ports differ only in rules, and so can run together."""
     alike = (getattr(port, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources", "span"))
-    return port.hides == other.hides and all(alike)
+    return (port.hides, port.at_end) == (other.hides, other.at_end) and all(alike)
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:

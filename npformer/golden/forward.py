@@ -65,6 +65,12 @@ class Forward:
         return self._cast[key]
 
 
+def corner_of(array: np.ndarray, part: np.ndarray, at_end: bool) -> tuple[slice, ...]:
+    """The slices of an array with padding in which an array without it lies: at the end of each axis, or the start."""
+    pairs = zip(array.shape, part.shape, strict=True)
+    return tuple(slice(max(size - own, 0), size) if at_end else slice(own) for size, own in pairs)
+
+
 class Run(Arrays):
     """One forward: a listener that applies the ports' rules and replaces their stages with the other program's.
 
@@ -204,7 +210,7 @@ class Run(Arrays):
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
         """Replaces the port's array with the other program's, except for padding that the port adds."""
         if (theirs := self.given_array(name, row)) is not None:
-            corner = tuple(slice(size) for size in theirs.shape)
+            corner = corner_of(made, theirs, self.port.at_end)
             made = made.copy()
             if made[corner].shape != theirs.shape:
                 raise NpformerError(f"{name}: theirs is {theirs.shape}, the port's {made.shape}")

@@ -53,6 +53,7 @@ class Port:
     given: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the other program's stages
     truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
     budgets: Mapping[str, float] = field(default_factory=dict)  # of the golden file's stages, in the port's precision
+    at_end: bool = False  # the texts are padded on the left, and the other program's stages are without the padding
     reads: tuple[tuple[str, Rule], ...] = ()  # changes to stages that only later stages see
 
     def ruling(self, rules: Rules) -> Port:

@@ -217,6 +217,21 @@ def test_logits_of_rows_that_are_not_normalized_are_named_without_these_rows() -
     assert golden.diagnose(recorded, arrays, model).mistake == "head without the last norm"
 
 
+def test_padding_before_a_text_that_is_seen_is_named() -> None:
+    """The port exports the rows of the tokens alone."""
+    model, texts = llama(n_layers=1, pad_id=0), [np.arange(3, 16), np.arange(20, 26)]
+    recorded = golden.record(model, [Text(ids) for ids in texts])
+    before = [13 - len(ids) for ids in texts]
+    stages = trace(model, [Text(np.pad(ids, (n, 0))) for ids, n in zip(texts, before, strict=True)])
+    arrays = {}
+    for name in stages:
+        for i, (array, n) in enumerate(zip(stages.texts(name), before, strict=True)):
+            rows = array[:, n:] if array.ndim == 3 else array[n:]
+            arrays[f"{i}/{name}"] = rows[..., n:] if name.endswith(("scores", "attention.weights")) else rows
+    found = str(golden.diagnose(recorded, arrays, model))
+    assert "mask ignored (of padding before the texts" in found, found
+
+
 def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exchange explains both layers; "each has the next one's" would change a layer that is right."""
     orders = {"layers.1.": "layers.2.", "layers.2.": "layers.1."}

@@ -12,6 +12,7 @@ from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
 from npformer.golden.port import Port
+from npformer.mechanisms.rotary import ROTATED, rotated_in
 from npformer.norms import standard
 from npformer.runtime.packing import Text
 
@@ -36,12 +37,24 @@ def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return softmax(np.where(seen, scores, -1e9))
 
 
+def _from_first(y: np.ndarray, at: At) -> np.ndarray:
+    """Queries or keys rotated by positions from each text's first token on; padding before it has position 0."""
+    return rotated_in(at.source, at, positions=np.maximum(np.arange(len(y)) - (len(y) - at.n_real), 0))
+
+
+FROM_FIRST: Rules = dict.fromkeys(ROTATED, _from_first)
+
+
 def mask_ignored(port: Port) -> Ways:
     if port.has_padding and (padded := port.padded()):
         yield "", padded
         if port.config.decoder and (batch := port.in_a_batch()) is not None:
             of_source: Rules = {"*.cross_attention.weights": lambda y, at: softmax(at("attention.scores"))}
             yield "in attention to the source", batch.ruling(of_source)
+    if port.has_padding and port.config.causal and (padded := port.padded(left=True)):
+        before = replace(padded, at_end=True)
+        yield "of padding before the texts", before
+        yield "of padding before the texts, at position 0 like the first token", before.ruling(FROM_FIRST)
 
 
 def mask_inverted(port: Port) -> Ways:
