@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,29 @@ def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
             }
             if all(weights[name].shape == port.weights[name].shape for name in weights):
                 yield f"{said}their weights", port.weighing(weights)
+            if order in SWAPS:
+                exchanged = {
+                    f"*.attention.{own}_heads": _heads_of(other) for own, other in named.items() if own != other
+                }
+                yield "their heads", exchanged
             if order == (1, 0, 2):
                 yield "K Q^T for Q K^T", {SCORES: lambda scores, at: _transposed(scores)}
             elif order in SWAPS:
                 yield "in the products", _in_products(named)
 
     return ways
+
+
+def _heads_of(name: str) -> Rule:
+    """The heads of "query", "key" or "value", rotated if the model rotates them."""
+
+    def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        for stage in (f"attention.{name}_rotated", f"attention.{name}"):
+            with suppress(KeyError):
+                return split_heads(at(stage), len(y))
+        raise KeyError(name)
+
+    return rule
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:
@@ -177,9 +195,15 @@ def _scaled_otherwise(port: Any) -> Ways:
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
     yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
     yield "with the wrong sign", _scaled(lambda at: -at.scale)
-    for said, factor in {"1 / 8": lambda text: 1 / 8, **port.factors}.items():
-        if not np.isclose(factor(0), port.scale**2):  # "doubly scaled scores"
-            yield f"by {said}", _scaled(lambda at, factor=factor: factor(at.text))
+    of_number: dict[tuple[float, ...], list[str]] = {}  # of each text -> the sizes that give it, attention's own first
+    factors = {"1 / 8": lambda text: 1 / 8, **port.factors}
+    for said in sorted(factors, key=lambda said: "n_layers" in said or "F" in said):
+        numbers = tuple(float(f"{factors[said](i):.12g}") for i in range(len(port.texts)))
+        of_number.setdefault(numbers, []).append(said)
+    for numbers, said in of_number.items():
+        if not np.isclose(numbers[0], port.scale**2):  # "doubly scaled scores"
+            number = f", {numbers[0]:.6g}" if len(said) > 1 and len(set(numbers)) == 1 else ""
+            yield f"by {' or '.join(said)}{number}", _scaled(lambda at, of=factors[said[0]]: of(at.text))
 
 
 def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:

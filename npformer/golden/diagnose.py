@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward, corner_of
 from npformer.golden.graph import block_of, parents, parted, span
-from npformer.golden.mistakes import GENERAL, of_model, precision
+from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
 from npformer.golden.mistakes.precision import HALF, held
+from npformer.golden.mistakes.rows import made_in_rows, wrong_rows
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
@@ -41,6 +43,7 @@ TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
 LATER = 4  # diverging stages after a fault that are used to choose between two causes
 
+RELATIONS = general.MISTAKES  # names that say the least, so tried last at each stage
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}
 Progress = Callable[[str], object]
 
@@ -133,7 +136,7 @@ class _Case:
             tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
         ] = {}  # results of `everywhere`
         self.mistakes = of_model(model.config)
-        self.again: tuple[Mistake, ...] = ()  # the causes found so far, made in fewer places
+        self.again: tuple[Mistake, ...] = ()  # the causes found so far, also made in fewer places
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
@@ -155,7 +158,9 @@ class _Case:
                 continue
             each, certain = self.explain(stage, bases[-1])
             if len(certain) > 1:  # other stages decide between the causes
-                others = self.deciding(stage, diverging[i + 1 : i + 1 + LATER])
+                after = diverging[i + 1 :]
+                unexplained = (name for name in after if not self.explained(name, [self.right]))
+                others = self.deciding(stage, [*after[:LATER], *islice(unexplained, LATER)])
                 known = [sum(self.explained(name, [port]) for name in others) for _, port in certain]
                 certain = [pair for pair, count in zip(certain, known, strict=True) if count == max(known)]
                 each = replace(each, fits=together([fit for fit, _ in certain]))
@@ -163,7 +168,11 @@ class _Case:
             if not certain or certain[0][0].mistake.reorders:
                 break
             fit, wrong = certain[0]
-            self.again += (narrower(fit.mistake, fit.way, bases[-1], wrong),)
+            again = (
+                narrower(fit.mistake, fit.way, bases[-1], wrong),
+                *(fit.mistake for fit, _ in certain if fit.mistake not in RELATIONS),
+            )
+            self.again += tuple(each for each in again if each not in self.again)
             bases.append(replace(wrong, dtype="float32"))
         first = found[0] if found else Diagnosis("")
         return replace(first, then=found[1:], weights=self.findings)
@@ -314,6 +323,8 @@ class _Case:
                 yield self.mistakes, port, unpadded
         yield GENERAL, port, self.texts
         yield elsewhere(self.mistakes), port, self.texts
+        if wrong_rows(port) is not None:
+            yield tuple(map(made_in_rows, self.mistakes)), port, self.texts
 
     def unpadded(self, port: Port) -> list[int]:
         """Returns the compared texts without padding; all of them if the port masks its padding."""

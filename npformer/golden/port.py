@@ -25,6 +25,7 @@ FORMS: dict[str, Callable[[float], float]] = {
     "1 / {}": lambda n: 1 / n,
     "{}": lambda n: n,
     "1 / sqrt(2 {})": lambda n: (2 * n) ** -0.5,
+    "1 / int(sqrt({}))": lambda n: 1 / int(n**0.5),
 }
 
 
@@ -173,6 +174,19 @@ class Port:
         sources = [filled(text, self.source_width) for text in self.sources]
         return replace(self, config=config, texts=texts, sources=sources, touched=self.touched | touched)
 
+    @property
+    def paddings(self) -> dict[str, Port]:
+        """Returns the padded ports: padding may have its own row of the position table, or count on."""
+        if (padded := self.padded()) is None:
+            return {}
+        if self.config.uncounted is None:
+            return {"": padded}
+
+        def counted(text: Text, i: int) -> Text:
+            return replace(text, positions=np.arange(len(text)))
+
+        return {"": padded, "padding counted in positions": replace(padded.reading(counted), touched=padded.touched)}
+
     def in_a_batch(self) -> Port | None:
         """Returns the port with padded texts and a correct mask; None without padding or if a text is too long."""
         padded = self.padded() if self.has_padding else None
@@ -210,7 +224,9 @@ class Port:
 
         texts = range(len(self.texts))
         sizes = [size for size in self.sizes(0) if any(self.sizes(text)[size] != 1 for text in texts)]
-        return {form.format(size): of(size, form) for size in sizes for form in FORMS}
+        return {
+            form.format(size): of(size, form) for size in sizes for form in FORMS if size in "KD" or "int" not in form
+        }
 
     def is_rule_for(self, base: Port) -> bool:
         """Returns whether the port differs from `base` only in rules, including one for the stage to explain."""

@@ -97,6 +97,22 @@ def query_bias(other: str) -> Plant:
     return weights(lambda port: {"layers.0.attention.query.bias": port.w[f"{other}.bias"]})
 
 
+def last_column_unread(port: PlainPort, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return PlainPort.scores(port, q[..., :-1], k[..., :-1])
+
+
+def first_row_skipped(port: PlainPort, x: np.ndarray, name: str) -> np.ndarray:
+    y = PlainPort.norm(port, x, name)
+    if name == "layers.0.attention_norm":
+        y[:, 0] = x[:, 0]
+    return y
+
+
+def exchanged_biases(port: PlainPort) -> dict[str, np.ndarray]:
+    query, key = (f"layers.0.attention.{name}.bias" for name in ("query", "key"))
+    return {query: port.w[key], key: port.w[query]}
+
+
 MISSING, PLACE, NAMES = "heads or columns missing", "weights of another place", "stages under other names"
 #: Kinds of mistakes that are derived from a model's stages, weights and sizes: the name, words of the way, the plant.
 KINDS: dict[str, tuple[str, str, Plant]] = {
@@ -129,5 +145,22 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "norms without weight": ("norm without weight or bias", "no weight", weights(plain_norms)),
     "outputs of pre-norm": ("pre-norm for post-norm", "", put("layer", pre_norm)),
     "sum and output": (NAMES, "layers.1.ffn.output is layers.1.ffn_residual", exported(sum_and_output)),
+    "a column of q and k": (
+        "columns missing in the scores", "of q and k", put("scores", last_column_unread)
+    ),
+    "first row skipped": (
+        "some rows computed otherwise", "the first row", put("norm", first_row_skipped)
+    ),
+    "positions cut off": (
+        "positions by another rule", "min(p, 4)", attr("positions", lambda p: np.minimum(p.positions, 4))
+    ),
+    "positions again from 4": (
+        "positions by another rule", "p - 4 from 4 on",
+        attr("positions", lambda p: p.positions - 4 * (p.positions >= 4)),
+    ),
+    "biases exchanged": (PLACE, "query.bias and layers.0.attention.key.bias are exchanged", weights(exchanged_biases)),
+    "1 / int(sqrt(K))": (
+        "scores scaled otherwise", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))
+    ),
     "off by one": (NAMES, "off by 1: layers.0.ffn_norm is embeddings.norm", exported(off_by_one)),
 }  # fmt: skip

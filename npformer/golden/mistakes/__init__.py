@@ -13,7 +13,7 @@ from typing import Any
 from npformer.common.mistake import Mistake
 from npformer.config import Config
 from npformer.families import family_of, parts_of
-from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, sought, weights
+from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, rows, sought, weights
 
 #: Mistakes possible in any model; if several fit equally well, the diagnosis names the first.
 ANYWHERE = (
@@ -25,7 +25,7 @@ ANYWHERE = (
     *precision.MISTAKES,
 )
 #: Tried when no other mistake fits.
-GENERAL = (*sought.MISTAKES, *kinds.MISTAKES, *general.MISTAKES)
+GENERAL = (*sought.MISTAKES, *rows.MISTAKES, *kinds.MISTAKES, *general.MISTAKES)
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:

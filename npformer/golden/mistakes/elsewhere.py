@@ -59,13 +59,15 @@ def _said(way: str, place: str) -> str:
 
 def _in_one_place(mistake: Mistake, port: Port) -> Ways:
     """Yields ways with a single rule, restricted to one kind of stage."""
+    everywhere = dict.fromkeys(map(in_all_layers, port.known))
     kinds = dict.fromkeys(map(in_all_layers, (name for name in port.known if name in port.span)))
     for way, changed in mistake.ways(port):
         added = changed.rules[len(port.rules) :]
         if not added or changed.weights is not port.weights or changed.config is not port.config:
             continue
         places = [(kind, rule) for pattern, rule in added for kind in kinds if matches(kind.replace("*", "0"), pattern)]
-        for kind, rule in places if len(places) > 1 else ():
+        count = sum(matches(kind.replace("*", "0"), pattern) for pattern, _ in added for kind in everywhere)
+        for kind, rule in places if count > 1 else ():
             yield _said(way, f"only in {kind.removeprefix('layers.*.')}"), port.ruling({kind: rule})
 
 

@@ -11,6 +11,7 @@ from npformer.common.mistake import Mistake, Ways
 from npformer.config import ROUNDED
 from npformer.embeddings import sinusoidal_positions
 from npformer.golden.at import At
+from npformer.golden.graph import parted
 from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text, positions
@@ -66,6 +67,85 @@ def wrong_positions(port: Port) -> Ways:
     for way, change in others.items():
         if changed := _at_positions(port, change):
             yield way, changed
+
+
+MOST = 1 << 28  # limit of the search for positions: size of the position table times number of tokens
+
+
+def found_positions(port: Port) -> Ways:
+    """Finds each token's row of the position table from the stage, and a rule that gives it from the correct one."""
+    stack, layer, rest = parted(port.stage)
+    table = port.weights.get(f"{stack}{POSITION}.weight")
+    of_source = bool(port.sources) and stack == "encoder."
+    texts, lengths = (port.sources, port.source_lengths) if of_source else (port.texts, port.lengths)
+    if layer >= 0 or table is None or port.theirs[0].ndim != 2 or table.size * sum(lengths) > MOST:
+        return
+    if list(lengths) != list(map(len, port.theirs)) or list(lengths) != list(map(len, texts)):
+        return
+    table = table.astype(np.float64)
+    right = [positions_of(port, text) for text in texts]
+    first, last = port.config.positions.first, len(table) - port.config.positions.first - 1
+    near = _nearest_rows(port, table, [each + first for each in right], rest)
+    if near is None or all(np.array_equal(a, b + first) for a, b in zip(near, right, strict=True)):
+        return
+    found = [each - first for each in near]
+    for said, rule in _rules(right, found).items():
+        if all(np.array_equal(rule(at), each) for at, each in zip(right, found, strict=True)):
+
+            def change(at: np.ndarray, text: Text, i: int, rule: Callable = rule) -> np.ndarray:
+                made: np.ndarray = rule(at).clip(-first, last)
+                return made
+
+            if changed := _at_positions(port, change):
+                yield f"{said}, with p the right position", changed
+            return
+    i, row = next(
+        (i, int(j)) for i, (a, b) in enumerate(zip(right, found, strict=True)) for j in np.flatnonzero(a != b)
+    )
+    rows = {f"{stack}{POSITION}": lambda y, at: put_first(y, table[near[at.text]])}
+    yield f"text {i}: {found[i][row]} for {right[i][row]}, {found[i].tolist()!s:.60}", rows
+
+
+def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """Rules from a token's position to another, with numbers taken from the positions found."""
+    p, q = np.concatenate(right), np.concatenate(found)
+    k, most = int(p[p != q].min()), int(q.max())
+    off = int(q[p == k][0]) - k
+    return {
+        f"min(p, {most})": lambda p: np.minimum(p, most),
+        f"p mod {most + 1}": lambda p: p % (most + 1),
+        f"p {'+' if off > 0 else '-'} {abs(off)} from {k} on": lambda p: np.where(p >= k, p + off, p),
+        f"p + {off}": lambda p: p + off,
+        f"{most} - p": lambda p: most - p,
+        f"{most} for all": lambda p: 0 * p + most,
+        "p // 2": lambda p: p // 2,
+        "2 p": lambda p: 2 * p,
+    }
+
+
+def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: str) -> list[np.ndarray] | None:
+    """Returns the rows of the table that bring the positions, the sum or its norm nearest to the port's."""
+    sums = port.truth.get(port.stage.removesuffix("norm") + "sum")
+    if rest == "embeddings.norm" and sums is not None:
+        weight, bias = (port.weights.get(f"{port.stage}.{part}") for part in ("weight", "bias"))
+        near = []
+        for total, theirs, rows in zip(sums, port.theirs, own, strict=True):
+            z = (theirs - (0 if bias is None else bias)) / (1 if weight is None else weight)
+            made = (standard(total[i] - table[row] + table, port.config.eps) for i, row in enumerate(rows))
+            near.append(np.array([int(np.argmax(each @ z[i])) for i, each in enumerate(made)]))
+        return near
+    if rest not in (POSITION, "embeddings.sum"):
+        return None
+    sizes = np.vecdot(table, table)
+    wanted = [a - b + table[rows] for a, b, rows in zip(port.theirs, port.rightly, own, strict=True)]
+    return [np.argmin(sizes / 2 - each @ table.T, axis=-1) for each in wanted]
+
+
+def put_first(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns y with its first rows replaced by `rows`; the remaining rows are padding."""
+    made = y.copy()
+    made[: len(rows)] = rows
+    return made
 
 
 def sinusoids(port: Port) -> Ways:
@@ -170,6 +250,7 @@ MISTAKES = (
         positions_off,
     ),
     Mistake("wrong positions", "a token's position is its place in its text, from 0, without padding", wrong_positions),
+    Mistake("positions by another rule", "a token's position is its place in its text", found_positions),
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
     Mistake(
         "sines and cosines in another order",

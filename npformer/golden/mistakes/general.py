@@ -34,8 +34,9 @@ def dropout(port: Port) -> Ways:
             whole = (slice(None),) * y.ndim if y.shape == theirs.shape else tuple(slice(size) for size in theirs.shape)
             rest, scaled = y - dropped, dropped / (1 - rate)
             kept = np.ones(y.shape, bool)
-            kept[whole] = np.abs(theirs - rest[whole] - scaled[whole]) < np.abs(theirs - rest[whole])
-            if not rate / 4 < 1 - kept[whole].mean() < 4 * rate:
+            kept[whole] = np.abs(theirs - rest[whole] - scaled[whole]) <= np.abs(theirs - rest[whole])
+            able = dropped[whole] != 0  # a number that is 0 does not show whether it was dropped
+            if not rate / 4 < 1 - kept[whole][able].mean() < 4 * rate:
                 raise ValueError("not as many zeros as dropout makes")
             return rest + scaled * kept
 

@@ -97,10 +97,11 @@ def transform_order(port: Port) -> Ways:
     yield "the norm before the activation", {**in_place, "head.activation": lambda y, at: at("head.hidden")}
     yield "the norm before the activation, in its place", in_place
     by_operation: Rules = {"head.norm": normed, "head.activation": lambda y, at: act(normed(y, at))}
-    yield (
-        "the norm before the activation, where they are read",
-        port.ruling(by_operation).rereading({"head.norm": lambda y, at: act(y)}, "logits"),
-    )
+    where_read = port.ruling(by_operation).rereading({"head.norm": lambda y, at: act(y)}, "logits")
+    yield "the norm before the activation, where they are read", where_read
+    before: Rules = {"head.activation": lambda y, at: at("head.hidden"), "head.norm": normed}
+    where_read = port.ruling(before).rereading({"head.norm": lambda y, at: act(y)}, "logits")
+    yield "the norm before the activation, which the logits read", where_read
 
 
 NO_POOLER: dict[str, Rules] = {

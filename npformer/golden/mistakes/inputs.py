@@ -11,6 +11,7 @@ from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
+from npformer.golden.mistakes.embeddings import put_first
 from npformer.golden.port import Port
 from npformer.mechanisms.rotary import ROTATED, rotated_in
 from npformer.norms import standard
@@ -46,11 +47,11 @@ FROM_FIRST: Rules = dict.fromkeys(ROTATED, _from_first)
 
 
 def mask_ignored(port: Port) -> Ways:
-    if port.has_padding and (padded := port.padded()):
-        yield "", padded
-        if port.config.decoder and (batch := port.in_a_batch()) is not None:
-            of_source: Rules = {"*.cross_attention.weights": lambda y, at: softmax(at("attention.scores"))}
-            yield "in attention to the source", batch.ruling(of_source)
+    if port.has_padding:
+        yield from port.paddings.items()
+    if port.has_padding and port.config.decoder and (batch := port.in_a_batch()) is not None:
+        of_source: Rules = {"*.cross_attention.weights": lambda y, at: softmax(at("attention.scores"))}
+        yield "in attention to the source", batch.ruling(of_source)
     if port.has_padding and port.config.causal and (padded := port.padded(left=True)):
         before = replace(padded, at_end=True)
         yield "of padding before the texts", before
@@ -76,7 +77,6 @@ def mask_inverted(port: Port) -> Ways:
 def mask_misused(port: Port) -> Ways:
     if not port.has_padding:
         return
-    port = port.padded() or port
     ways: dict[str, Formula] = {
         "applied after the softmax": lambda scores, seen: softmax(scores) * seen,
         "applied after the softmax, with -10000": lambda scores, seen: softmax(scores) + np.where(seen, 0, -1e4),
@@ -91,8 +91,9 @@ def mask_misused(port: Port) -> Ways:
             for low in (-1.0, -2.0, -5.0, -10.0, -20.0, -100.0)
         },
     }
-    for way, formula in ways.items():
-        yield way, port.ruling(masked(formula))
+    for said, padded in (port.paddings or {"": port}).items():
+        for way, formula in ways.items():
+            yield f"{way}{said and f', {said}'}", padded.ruling(masked(formula))
 
 
 def left_padding(port: Port) -> Ways:
@@ -124,19 +125,12 @@ def other_ids(port: Port) -> Ways:
         rows = port.weights[f"{port.stage}.weight"].astype(np.float64) * scale
         sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row^T is smallest
         ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
-        found = port.ruling({port.stage: lambda y, at: put(y, rows[ids[at.text]])})
+        found = port.ruling({port.stage: lambda y, at: put_first(y, rows[ids[at.text]])})
         if not port.config.decoder:
             found = port.reading(lambda text, i: replace(text, ids=ids[i]))
         yield f"{ids[0].tolist()!s:.60}", found
     elif parted(port.stage)[2] in ("embeddings.sum", "embeddings.norm"):
         yield "found by the nearest rows of the table", {f"{parted(port.stage)[0]}embeddings.sum": _nearest(port)}
-
-
-def put(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns y with its first rows replaced by `rows`; the remaining rows are padding."""
-    made = y.copy()
-    made[: len(rows)] = rows
-    return made
 
 
 def _nearest(port: Port) -> Rule:
@@ -150,11 +144,11 @@ def _nearest(port: Port) -> Rule:
         rest = (y - at("embeddings.token"))[: len(theirs)]  # positions and token types
         if port.stage.endswith("sum"):
             sizes = np.vecdot(table, table)
-            return put(y, rest + table[np.argmin(sizes / 2 - (theirs - rest) @ table.T, axis=-1)])
+            return put_first(y, rest + table[np.argmin(sizes / 2 - (theirs - rest) @ table.T, axis=-1)])
         shift = at.affine(np.zeros_like(theirs), port.stage)
         wanted = (theirs - shift) / (at.affine(np.ones_like(theirs), port.stage) - shift)
         near = [int(np.argmax(standard(table + r, at.config.eps) @ z)) for r, z in zip(rest, wanted, strict=True)]
-        return put(y, rest + table[near])
+        return put_first(y, rest + table[near])
 
     return rule
 

@@ -328,6 +328,9 @@ def other_weights(port: Port) -> Ways:
         alike = sorted((other for other in of_shape[port.weights[name].shape] if other != name), key=_distance(name))
         for other in alike if single else (each for each in alike[:MOST] if _related(name, each)):
             yield f"{name} is {other}", port.weighing({name: port.weights[other]})
+            if single and _related(name, other) and parted(name)[1] == parted(other)[1]:
+                exchanged = {name: port.weights[other], other: port.weights[name]}
+                yield f"{name} and {other} are exchanged", port.weighing(exchanged)
         for other in of_shape.get(port.weights[name].shape[::-1], ()) if single and name.endswith(".weight") else ():
             if port.weights[name].ndim == 2 and other != name:
                 yield f"{name} is {other}, transposed", port.weighing({name: port.weights[other].T})

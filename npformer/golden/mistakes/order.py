@@ -57,10 +57,11 @@ def norm_of_block(port: Port) -> Ways:
     for block, x in (("attention", "input"), ("ffn", "attention_norm")):
 
         def normed(y: np.ndarray, at: At, block: str = block) -> np.ndarray:
-            return at.affine(standard(at(f"{block}.output"), at.config.eps))
+            return at.affine(standard(at(f"{block}.output"), at.config.eps), f"{block}_norm")
 
         added[f"*.{block}_norm"] = lambda y, at, normed=normed, x=x: at(x) + normed(y, at)
         alone[f"*.{block}_norm"] = normed
+    rules: dict[str, Any]
     for way, rules in (("X is added to it", added), ("without X", alone)):
         yield from ((f"{way}, after {name[2:-5]}", {name: rule}) for name, rule in rules.items())
         yield f"{way}, after both blocks", rules
@@ -69,6 +70,9 @@ def norm_of_block(port: Port) -> Ways:
         rules = {sums: lambda y, at, block=block: at.written(block), stage: alone[stage]}
         changed = port.ruling(rules).rereading({stage: lambda y, at, x=x: at(x) + y})
         yield f"X is added to it, after {block}, where {block}_norm is read", changed
+        rules = {sums: lambda y, at, x=x, norm=alone[stage]: at(x) + norm(y, at), stage: alone[stage]}
+        changed = port.ruling(rules).rereading({stage: lambda y, at, x=x: at(x) + y})
+        yield f"X is added to it, after {block}, under the name of the sum", changed
 
 
 AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at.written("attention")}
@@ -136,13 +140,14 @@ def other_ffn_input(port: Port) -> Ways:
         yield f"reads {way}", {"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}
     if port.config.norm_first:
         yield "its norm reads the layer's input, parallel to attention", {"*.ffn_norm": _norm_of_input}
-    yield (
-        "parallel to attention, both added to the layer's input",
-        {
-            "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
-            FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
-        },
-    )
+    parallel: Rules = {
+        "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
+        FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
+    }
+    yield "parallel to attention, both added to the layer's input", parallel
+    if port.config.norm_first:  # the norm's input has the name of the sum
+        parallel = {ATTENTION: lambda y, at: at("input"), FFN: parallel[FFN]}
+        yield "parallel to attention, both added to the layer's input, which the FFN's norm reads", parallel
 
 
 def _norm_of_input(y: np.ndarray, at: At) -> np.ndarray:
@@ -152,25 +157,60 @@ def _norm_of_input(y: np.ndarray, at: At) -> np.ndarray:
 
 def ffn_first(port: Port) -> Ways:
     """Y = Normalize(X + FFN(X)); Z = Normalize(Y + Attention(Y))."""
-    if port.config.norm_first or port.stack == "decoder.":
+    if port.stack == "decoder.":
         return
-    act, eps = ACTIVATIONS[port.config.activation], port.config.eps
-
-    def fed(x: np.ndarray, at: At) -> np.ndarray:
-        return x + at.linear(act(at.linear(x, "ffn.hidden")), "ffn.output")
-
-    for way, first, second in (
-        ("", "ffn_norm", "attention_norm"),
-        ("the norms in their places", "attention_norm", "ffn_norm"),
-    ):
+    if not port.config.norm_first:
+        for way, first, second in (
+            ("", "ffn_norm", "attention_norm"),
+            ("the norms in their places", "attention_norm", "ffn_norm"),
+        ):
+            yield (
+                way,
+                {
+                    "*.input": lambda x, at, first=first: _normed(x + _fed(x, at), at, first),
+                    "*.ffn.hidden": lambda y, at: at.linear(at.unchanged_input, "ffn.hidden"),
+                    "*.ffn_norm": lambda y, at, second=second: _normed(at("attention_residual"), at, second),
+                },
+            )
+    else:
         yield (
-            way,
+            "",
             {
-                "*.input": lambda x, at, first=first: at.affine(standard(fed(x, at), eps), first),
-                "*.ffn.hidden": lambda y, at: at.linear(at.unchanged_input, "ffn.hidden"),
-                "*.ffn_norm": lambda y, at, second=second: at.affine(standard(at("attention_residual"), eps), second),
+                "*.input": lambda x, at: x + _fed(_normed(x, at, "ffn_norm"), at),
+                "*.ffn_residual": lambda y, at: at("attention_residual"),
             },
         )
+    yield "its stages under their own names", _own_names(port)
+
+
+def _fed(x: np.ndarray, at: At) -> np.ndarray:
+    """FFN(x), with a gate if the model has one."""
+    hidden = ACTIVATIONS[at.config.activation](at.linear(x, "ffn.hidden"))
+    return at.linear(hidden if at.weight("ffn.gate") is None else hidden * at.linear(x, "ffn.gate"), "ffn.output")
+
+
+def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:
+    weights = {part: each for part in ("weight", "bias") if (each := at.weight(norm, part)) is not None}
+    return at.norm(x, **weights) if weights else x
+
+
+def _own_names(port: Port) -> Port:
+    """A layer that begins with the FFN, whose stages are named by what they compute: attention's are its output."""
+    fed, out = ("ffn_residual", "attention_residual") if port.config.norm_first else ("ffn_norm", "attention_norm")
+
+    def read(at: At) -> np.ndarray:
+        return at(f"layers.{at.layer - 1}.{out}") if at.layer else at.unchanged_input
+
+    rules: dict[str, Any] = {
+        "*.input": lambda x, at: at(fed),
+        "*.ffn.hidden": lambda y, at: at.linear(read(at), "ffn.hidden"),
+        FFN: lambda y, at: read(at) + at.written("ffn"),
+    }
+    if port.config.norm_first:
+        rules |= {"*.ffn_norm": lambda y, at: _normed(read(at), at, "ffn_norm")}
+        del rules["*.ffn.hidden"]
+    last = f"{port.stack}layers.{port.depth - 1}.{fed}"
+    return port.ruling(rules).rereading({last: lambda y, at: at(out)}, "*")
 
 
 def layer_count(port: Port) -> Ways:

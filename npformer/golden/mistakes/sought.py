@@ -120,6 +120,42 @@ def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
         yield f"the {name} is added up, not the value", {"*.attention.context": context}
 
 
+def part_of_columns(port: Port) -> Ways:
+    """The scores are products over some of a head's columns, found by solving s = sum_k m_k q_k k_k for m."""
+    columns = np.arange(port.d_head)
+    if (left := _left_out(port)) is not None:
+        subsets = {f"column{'s' if len(left) > 1 else ''} {', '.join(map(str, left))}": left}
+    elif port.stage.endswith("attention.scores"):
+        return
+    else:
+        half = port.d_head // 2
+        subsets = {"the last column": columns[-1:], "the first column": columns[:1]}
+        subsets |= {"the second half": columns[half:], "the first half": columns[:half]}
+    for said, left in subsets.items():
+
+        def scores(y: np.ndarray, at: At, left: np.ndarray = left) -> np.ndarray:
+            q, k = at.heads("query")[..., left], at.heads("key")[..., left]
+            return at.scored(at.products(y) - q @ k.swapaxes(-1, -2) * at.scale, y)
+
+        yield f"without {said} of q and k", {"*.attention.scores": scores}
+
+
+def _left_out(port: Port) -> np.ndarray | None:
+    """Returns the columns that the port's products leave out; None without its queries and keys, or if none is."""
+    name = port.stage.removesuffix("scores")
+    arrays = [port.given.get(f"{name}{each}_heads") for each in QKV[:2]]
+    if not port.stage.endswith("attention.scores") or None in [each and 1 for each in arrays]:
+        return None
+    gram, sums = np.zeros((port.d_head, port.d_head)), np.zeros(port.d_head)
+    for q, k, theirs, right in zip(*arrays, port.theirs, port.rightly, strict=True):  # type: ignore[arg-type]
+        q, k = (np.repeat(each, len(right) // len(each), axis=0).astype(np.float64) for each in (q, k))
+        gram += ((q.swapaxes(-1, -2) @ q) * (k.swapaxes(-1, -2) @ k)).sum(0)
+        sums += (q * ((theirs - right) @ k)).sum((0, 1))
+    m = 1 + np.linalg.lstsq(gram, sums / port.scale, rcond=1e-12)[0]
+    left = np.flatnonzero(m < 0.5)
+    return left if 0 < len(left) < len(m) else None
+
+
 # --- rotation --------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +187,7 @@ def _complex(port: Port, x: np.ndarray) -> np.ndarray:
 
 
 MISTAKES = (
+    Mistake("columns missing in the scores", "q k^T is the sum over all columns of a head", part_of_columns),
     Mistake("masked scores not low enough", "hidden keys must have scores of -inf, and so weights of 0", lowered),
     Mistake("another mask", "a query sees only the keys that the model's mask allows", other_mask),
     Mistake(

@@ -1,0 +1,138 @@
+"""Mistakes made in some rows only: the first row skipped, the rows beyond a place, or every row of one text.
+
+A stage that diverges in some rows and agrees in others shows which rows these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from npformer.common.mistake import Mistake, Rule, Ways
+from npformer.golden.at import At
+from npformer.golden.mistakes.kinds import in_all_layers
+from npformer.golden.port import Port
+
+#: Description -> whether a row is one of these, of (its place, the text's length).
+SETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "the first row": lambda place, length: place == 0,
+    "the last row": lambda place, length: place == length - 1,
+    "all rows but the first": lambda place, length: place > 0,
+    "all rows but the last": lambda place, length: place < length - 1,
+    "the first and the last row": lambda place, length: (place == 0) | (place == length - 1),
+    "every other row from the first": lambda place, length: place % 2 == 0,
+    "every other row from the second": lambda place, length: place % 2 == 1,
+}
+
+
+def wrong_rows(port: Port) -> list[np.ndarray] | None:
+    """Returns for each text which rows diverge; None if all do, or the stage has no rows (T, D)."""
+    if port.theirs[0].ndim != 2 or any(a.shape != b.shape for a, b in zip(port.theirs, port.rightly, strict=True)):
+        return None
+    allowed = port.budgets[port.stage]
+    wrong = [np.abs(a - b).max(-1) > allowed for a, b in zip(port.theirs, port.rightly, strict=True)]
+    some = np.concatenate(wrong)
+    return wrong if some.any() and not some.all() else None
+
+
+def said_of(wrong: list[np.ndarray]) -> str:
+    """Describes rows by a rule that holds in all texts, else by their numbers."""
+    places = [np.arange(len(each)) for each in wrong]
+    first = min(int(np.flatnonzero(each)[0]) for each in wrong if each.any())
+    end = max(int(np.flatnonzero(each)[-1]) for each in wrong if each.any()) + 1
+    sets: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+        **SETS,
+        f"the rows from {first}": lambda place, length: place >= first,
+        f"the rows before {end}": lambda place, length: place < end,
+    }
+    for said, of in sets.items():
+        if all(np.array_equal(of(place, len(place)), each) for place, each in zip(places, wrong, strict=True)):
+            return said
+    whole = [i for i, each in enumerate(wrong) if each.all()]
+    if len(whole) == sum(bool(each.any()) for each in wrong):
+        return f"every row of {'text' if len(whole) == 1 else 'texts'} {', '.join(map(str, whole))}"
+    shown = [f"{i}: {', '.join(map(str, np.flatnonzero(each)[:8]))}" for i, each in enumerate(wrong) if each.any()]
+    return f"rows of text {'; '.join(shown[:3])}"
+
+
+def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
+    """Returns the rule that changes only these rows; padding stays as it is."""
+
+    def changed(y: np.ndarray, at: At) -> np.ndarray:
+        own, made = np.flatnonzero(rows[at.text]), np.asarray(rule(y, at))
+        if y.ndim < 2 or made.shape != y.shape or y.shape[-2] < len(rows[at.text]):
+            raise ValueError("no rows of tokens")
+        y = y.copy()
+        y[..., own, :] = made[..., own, :]
+        return y
+
+    return changed
+
+
+def _unchanged(y: np.ndarray, at: At) -> np.ndarray:
+    return at.source
+
+
+def some_rows(port: Port) -> Ways:
+    """Some rows are zeros, the row that the stage reads, or another row."""
+    yield from _first_of_norms(port)
+    if (wrong := wrong_rows(port)) is None:
+        return
+    said = said_of(wrong)
+    for name in [each for each in reversed(port.known) if each in port.span]:
+        for what, rule in {"its input, unchanged": _unchanged, "0": lambda y, at: 0 * y}.items():
+            of = "" if name == port.stage else f" of {name}"
+            yield f"{said}{of}: {what}", {in_all_layers(name): in_rows(wrong, rule)}
+    if (other := _other_rows(port, wrong)) is not None:
+        pairs = [f"{i} is {j}" for each, own in zip(other, wrong, strict=True) for i, j in enumerate(each) if own[i]]
+        way = f"{said}: other rows' values, {', '.join(dict.fromkeys(pairs[:4]))}"
+        yield way, {port.stage: lambda y, at: np.concatenate([y[other[at.text]], y[len(other[at.text]) :]])}
+
+
+def _first_of_norms(port: Port) -> Ways:
+    """A norm skips the first or the last row, which attention then spreads over all rows."""
+    for name in port.span:
+        if name.endswith("norm") and name != port.stage:
+            for said in ("the first row", "the last row"):
+
+                def rule(y: np.ndarray, at: At, of: str = said) -> np.ndarray:
+                    y = y.copy()
+                    chosen = np.flatnonzero(SETS[of](np.arange(len(y)), at.n_real))
+                    y[chosen] = at.source[chosen]
+                    return y
+
+                yield f"{said} of {name}: its input, unchanged", {in_all_layers(name): rule}
+
+
+def _other_rows(port: Port, wrong: list[np.ndarray]) -> list[np.ndarray] | None:
+    """Finds the correct row of the text that equals each wrong row; None if a wrong row equals no other."""
+    found, allowed = [], port.budgets[port.stage]
+    for theirs, right, own in zip(port.theirs, port.rightly, wrong, strict=True):
+        rows = np.arange(len(right))
+        near = np.argmin(np.vecdot(right, right) / 2 - theirs[own] @ right.T, axis=-1)
+        if (np.abs(theirs[own] - right[near]) > allowed).any():
+            return None
+        rows[own] = near
+        found.append(rows)
+    return found
+
+
+def made_in_rows(mistake: Mistake) -> Mistake:
+    """Returns a known mistake that is made in the diverging rows only."""
+
+    def ways(port: Port) -> Ways:
+        if (wrong := wrong_rows(port)) is None:
+            return
+        for way, changed in mistake.ways(port):
+            rules = changed.rules[len(port.rules) :]
+            if rules and changed.weights is port.weights and changed.config is port.config:
+                only = f"{way}, only in {said_of(wrong)}".removeprefix(", ")
+                yield only, port.ruling({pattern: in_rows(wrong, rule) for pattern, rule in rules})
+
+    return mistake._replace(changes=ways)
+
+
+MISTAKES = (
+    Mistake("some rows computed otherwise", "every row of the stage is computed by the same formula", some_rows),
+)
