@@ -121,6 +121,8 @@ def _split_otherwise(split: Rule, combine: Rule) -> Callable[[Any], Ways]:
         splitting = port.rereading(rows, HEADS, "*.attention.*_rotated")
         yield "when splitting", splitting
         yield "when combining", {COMBINED: combine}
+        exported: Rules = {CONTEXT: lambda y, at: split_heads(combine(combine_heads(y), at), len(y))}
+        yield "when combining, before the context is exported", exported
         yield "when splitting and combining", splitting.ruling({COMBINED: combine})
         if any(name.endswith("_rotated") for name in port.known):
             yield "when splitting rotated rows", port.rereading({"*.attention.*_rotated": split}, HEADS)
@@ -318,7 +320,7 @@ MISTAKES = (
         "head h has the consecutive columns h K ... (h + 1) K - 1",
         _split_otherwise(
             lambda x, at: x.reshape(len(x), at.d_head, -1).swapaxes(1, 2).reshape(x.shape),
-            lambda x, at: at("attention.context").transpose(1, 2, 0).reshape(x.shape),
+            lambda x, at: split_heads(x, at.n_heads).transpose(1, 2, 0).reshape(x.shape),
         ),
     ),
     Mistake(

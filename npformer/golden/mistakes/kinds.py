@@ -101,6 +101,9 @@ def _inner_constant(port: Port) -> Ways:
     for name in _inside(port):
         for c in (0.9, 0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0):
             yield f"{c:.4g} times {name}", changing(port, name, lambda y, at, c=c: c * y)
+        for said, factor in port.factors.items() if name.endswith("attention.weights") else ():
+            if said.startswith("1 /") and "T" in said:
+                yield f"{said} times {name}", changing(port, name, lambda y, at, of=factor: of(at.text) * y)
 
 
 def _inside(port: Port) -> list[str]:
@@ -305,6 +308,9 @@ def clipped(port: Port) -> Ways:
     else:
         yield f"from {low:.4g} to {high:.4g}", {in_all_layers(port.stage): lambda y, at: y.clip(low, high)}
     inside = not is_single(port)
+    for name in _inside(port) if inside else ():
+        for bound in (1.0, 6.0) if name.endswith("activation") else ():
+            yield f"{name} to at most {bound:g}", changing(port, name, lambda y, at, b=bound: np.minimum(y, b))
     for name in places(port):
         if name == port.stage or (inside and not name.endswith("scores")):
             continue
@@ -345,6 +351,18 @@ def other_weights(port: Port) -> Ways:
                 exchanged = {one: port.weights[two], two: port.weights[one]}
                 yield f"{one} and {two} are exchanged", port.weighing(exchanged)
         yield from _projections_mixed(port)
+        yield from _of_another_layer(port)
+
+
+def _of_another_layer(port: Port) -> Ways:
+    """Keys and values have the weights of another layer, such as the first's for all."""
+    for key in (group for group in port.groups if group.endswith(".key")):
+        stack, layer, rest = parted(key)
+        for i in range(port.depth):
+            other = f"{stack}layers.{i}.{rest}"
+            if i != layer:
+                pairs = {own: own.replace(key[:-3], other[:-3]) for own in (key, f"{key[:-3]}value")}
+                yield f"{key} and value are those of layers.{i}", port.regrouping(pairs)
 
 
 def _projections_mixed(port: Port) -> Ways:
@@ -375,11 +393,19 @@ def one_rounded(port: Port) -> Ways:
 
 
 def one_stage_rounded(port: Port) -> Ways:
-    """Only one inner stage is rounded to 16 bits."""
+    """Only one inner stage is rounded to 16 bits, or the whole softmax."""
+    if any(name.endswith("attention.weights") for name in port.span) and not is_single(port):
+        yield "float16, the softmax", {"*.attention.weights": _softmax_in_half}
     scores = [name for name in port.span if name != port.stage and name.endswith("attention.scores")]
     for name in (*_inside(port), *scores):
         for kind in HALVES:
             yield f"{kind}, only {name}", changing(port, name, lambda y, at, kind=kind: half(kind, y))
+
+
+def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
+    x = at.scores.clip(-6e4).astype(np.float16)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return (e / e.sum(-1, keepdims=True)).astype(y.dtype)
 
 
 def reordered(port: Port) -> Ways:
