@@ -13,7 +13,19 @@ from typing import Any
 from npformer.common.mistake import Mistake
 from npformer.config import Config
 from npformer.families import family_of, parts_of
-from npformer.golden.mistakes import embeddings, general, heads, inputs, kinds, order, precision, rows, sought, weights
+from npformer.golden.mistakes import (
+    clipped,
+    embeddings,
+    general,
+    heads,
+    inputs,
+    kinds,
+    order,
+    precision,
+    rows,
+    sought,
+    weights,
+)
 
 #: Mistakes possible in any model; if several fit equally well, the diagnosis names the first.
 ANYWHERE = (
@@ -25,7 +37,7 @@ ANYWHERE = (
     *precision.MISTAKES,
 )
 #: Tried when no other mistake fits.
-GENERAL = (*sought.MISTAKES, *rows.MISTAKES, *kinds.MISTAKES, *general.MISTAKES)
+GENERAL = (*sought.MISTAKES, *rows.MISTAKES, *kinds.MISTAKES, *clipped.MISTAKES, *general.MISTAKES)
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:

@@ -25,7 +25,6 @@ from npformer.golden.port import Port, made_by
 NEAR = 2e-3  # maximum relative error of a fitted factor; the budget decides afterwards
 MOST = 60  # maximum number of other weights to try for one weight
 MOST_COLUMNS = 4096  # maximum width in the search for missing columns
-BOUNDS = (1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1e3, 1e4)
 
 
 def in_all_layers(stage: str) -> str:
@@ -98,7 +97,7 @@ def constant(port: Port) -> Ways:
 
 def _inner_constant(port: Port) -> Ways:
     """An inner stage has a common wrong factor, such as one of dropout."""
-    for name in _inside(port):
+    for name in inside(port):
         for c in (0.9, 0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0):
             yield f"{c:.4g} times {name}", changing(port, name, lambda y, at, c=c: c * y)
         for said, factor in port.factors.items() if name.endswith("attention.weights") else ():
@@ -106,7 +105,7 @@ def _inner_constant(port: Port) -> Ways:
                 yield f"{said} times {name}", changing(port, name, lambda y, at, of=factor: of(at.text) * y)
 
 
-def _inside(port: Port) -> list[str]:
+def inside(port: Port) -> list[str]:
     """Returns the inner stages of blocks that the port computes on the way to this stage."""
     ends = ("attention.weights", "attention.value", "ffn.hidden", "activation", "gated", "embeddings.position")
     return [name for name in port.span if name != port.stage and name.endswith(ends)]
@@ -293,33 +292,6 @@ def _said(port: Port, name: str, columns: np.ndarray) -> str:
     return f"columns {_numbers(columns)} of {name}"
 
 
-# --- clipped ---------------------------------------------------------------------------------------------------------
-
-
-def clipped(port: Port) -> Ways:
-    """The stage or its input is clipped at a bound; across several stages, only scores are tried."""
-    numbers = np.concatenate([np.ravel(array) for array in port.theirs])
-    low, high = numbers.min(), numbers.max()
-    cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # else a bound is just an extreme
-    if cut_below and not cut_above:
-        yield f"to at least {low:.4g}", {in_all_layers(port.stage): lambda y, at: np.maximum(y, low)}
-    elif cut_above and not cut_below:
-        yield f"to at most {high:.4g}", {in_all_layers(port.stage): lambda y, at: np.minimum(y, high)}
-    else:
-        yield f"from {low:.4g} to {high:.4g}", {in_all_layers(port.stage): lambda y, at: y.clip(low, high)}
-    inside = not is_single(port)
-    for name in _inside(port) if inside else ():
-        for bound in (1.0, 6.0) if name.endswith("activation") else ():
-            yield f"{name} to at most {bound:g}", changing(port, name, lambda y, at, b=bound: np.minimum(y, b))
-    for name in places(port):
-        if name == port.stage or (inside and not name.endswith("scores")):
-            continue
-        for bound in BOUNDS:
-            yield f"{name} from {-bound:g} to {bound:g}", changing(port, name, lambda y, at, b=bound: y.clip(-b, b))
-            if not inside:
-                yield f"{name} to {bound:g}", changing(port, name, lambda y, at, b=bound: np.minimum(y, b))
-
-
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +369,7 @@ def one_stage_rounded(port: Port) -> Ways:
     if any(name.endswith("attention.weights") for name in port.span) and not is_single(port):
         yield "float16, the softmax", {"*.attention.weights": _softmax_in_half}
     scores = [name for name in port.span if name != port.stage and name.endswith("attention.scores")]
-    for name in (*_inside(port), *scores):
+    for name in (*inside(port), *scores):
         for kind in HALVES:
             yield f"{kind}, only {name}", changing(port, name, lambda y, at, kind=kind: half(kind, y))
 
@@ -443,7 +415,6 @@ MISTAKES = (
     Mistake("sum with other factors", "the stage is the plain sum of other stages", summands),
     Mistake("a part left out", "the stage is computed without a stage that it depends on", left_out),
     Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),
-    Mistake("clipped", "values are clipped at a bound that the model does not have", clipped),
     Mistake("weights of another place", "a weight or bias has the values of another one", other_weights),
     Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
     Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
