@@ -21,6 +21,7 @@ from npformer.attention import masked_attention, scaled_dot_product_attention, s
 from npformer.blocks import Rows
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import PROJECTION, TOKENS, ties
 from npformer.encoder_layers import encoder, layer_of
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.interpret.text_parts import is_input
@@ -64,7 +65,7 @@ def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dic
     arrays = layout.flatten(dict(weights))
     grads = {name: dense(grad, arrays[name]) for name, grad in layout.flatten(dict(tree)).items()}
     if tied:
-        grads[layout.TOKENS] = grads[layout.TOKENS] + grads.pop(layout.PROJECTION).T
+        grads[TOKENS] = grads[TOKENS] + grads.pop(PROJECTION).T
     return grads
 
 
@@ -187,7 +188,7 @@ def test_finite_differences_of_models(head: str) -> None:
     with listen(recording):
         answers = forward(model.weights, model.config, batch)
     grads = {name: random.standard_normal(answer.shape) for name, answer in answers.items()}
-    tied, arrays = bool(layout.ties(model.config)), layout.flatten(dict(model.weights))
+    tied, arrays = bool(ties(model.config)), layout.flatten(dict(model.weights))
     found = flat(backward(grads, recording.stages, model.weights, model.config, batch), model.weights, tied)
     for name, grad in found.items():
         direction = random.standard_normal(grad.shape)
@@ -196,7 +197,7 @@ def test_finite_differences_of_models(head: str) -> None:
         def loss(step: float, name: str = name, direction: np.ndarray = direction) -> float:
             moved = {**arrays, name: arrays[name] + step * direction}
             if tied:
-                moved[layout.PROJECTION] = moved[layout.TOKENS].T
+                moved[PROJECTION] = moved[TOKENS].T
             answers = forward(layout.unflatten(moved), model.config, batch)
             return sum(float((answers[each] * grads[each]).sum()) for each in answers)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from markdown import code, directive, table
 from sphinx.application import Sphinx
 
-from npformer.checkpoint.tree import parameters, sources
+from npformer.checkpoint.parameters import parameters
+from npformer.checkpoint.tree import sources
 from npformer.config import Config
 from npformer.golden.suite import cases
 

@@ -9,7 +9,7 @@ from npformer.blocks.block import Block
 from npformer.blocks.convolution import Convolution
 from npformer.blocks.ffn import FeedForward
 from npformer.blocks.gated import Gated
-from npformer.blocks.normed import Normed
+from npformer.blocks.output_norm import Normed
 from npformer.blocks.rows import Rows
 
 __all__ = ["Attention", "Block", "Convolution", "CrossAttention", "FeedForward", "Gated", "Normed", "Rows"]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from npformer.checkpoint.parameters import Parameter, computed, parameters
 from npformer.checkpoint.storage import (
     Array,
     check_storage,
@@ -21,6 +22,7 @@ from npformer.checkpoint.storage import (
     parts,
     place,
 )
+from npformer.checkpoint.tied import PROJECTION, is_table, ties
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
@@ -34,72 +36,6 @@ _MOST_LISTED = 12
 
 SCALE = "_scale"  # suffix of the name of the scale of an int8 tensor
 SMALL = 2**12  # weights with fewer numbers are always float32
-
-TOKENS, PROJECTION = "embeddings.token.weight", "head.output.weight"
-
-
-class Parameter(NamedTuple):
-    """An array of a model."""
-
-    group: str  # including the number of the layer
-    name: str  # "weight" or "bias"
-    shape: tuple[int, ...]
-    kind: str  # as in `Group`
-    joined: int = 0  # as in `Group`
-    start: float = 1.0  # as in `Group`
-
-    @property
-    def transposed(self) -> bool:
-        """Whether the array is a linear weight, which is (out, in) in torch's files."""
-        return self.kind == "linear" and self.name == "weight"
-
-
-def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
-    """npformer's flat name of each array of a model -> its `Parameter`, in the order of the forward pass.
-
-    head: a head other than that of the config.
-    """
-    result = {}
-    for group, (shape, bias, kind, joined, start) in family_of(config).weights(config, head or config.head).items():
-        result[f"{group}.weight"] = Parameter(group, "weight", shape, kind, joined, start)
-        if bias is not None:
-            result[f"{group}.bias"] = Parameter(group, "bias", (bias,), kind, joined)
-    return result
-
-
-def ties(config: Config) -> dict[str, str]:
-    """The tied arrays, which are stored once: name -> name of the array to which it is tied."""
-    tied = _shared_layers(config)
-    if config.head in ("masked-lm", "causal-lm") and config.tied:
-        tied[PROJECTION] = TOKENS
-    if config.shared:
-        tied[f"decoder.{TOKENS}"] = f"encoder.{TOKENS}"
-    if config.tied and config.head == "translation":
-        tied[PROJECTION] = f"{'encoder' if config.shared else 'decoder'}.{TOKENS}"
-    return tied
-
-
-def _shared_layers(config: Config) -> dict[str, str]:
-    """Each array of a layer that shares the weights of an earlier layer -> the array of that layer."""
-    first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
-    for name in parameters(config) if config.sharing else []:
-        if name.startswith("layers."):
-            _, layer, rest = name.split(".", 2)
-            earlier = first.setdefault((*config.group_of(int(layer)), rest), name)
-            if earlier != name:
-                tied[name] = earlier
-    return tied
-
-
-def drawn(config: Config) -> dict[str, Parameter]:
-    """The parameters that training initializes: all except tied arrays and tables of sinusoids."""
-    tied = ties(config)
-    return {name: each for name, each in parameters(config).items() if name not in tied and not _computed(name, config)}
-
-
-def _computed(name: str, config: Config) -> bool:
-    """Whether an array is a table of sinusoids, which a file may omit."""
-    return config.positions.table != "learned" and name.endswith("embeddings.position.weight")
 
 
 # --- from a file -----------------------------------------------------------------------------------------------------
@@ -215,7 +151,7 @@ def _build(
     check_storage({name: found[name] for name in expected if name in found})
     absent = _absent(config, expected, found)
     pairs = {name: table for name, table in ties(config).items() if name in expected and table in expected}
-    tied = {name: table for name, table in pairs.items() if _is_table(found, name, table)}
+    tied = {name: table for name, table in pairs.items() if is_table(found, name, table)}
     needed = {name: each for name, each in expected.items() if name not in absent and name not in tied}
     named = {name: f"{name} ({titles[name]})" if titles else name for name in needed}
     missing = [named[name] for name in needed if name not in found]
@@ -232,7 +168,7 @@ def _build(
         title = "the checkpoint has tensors that the model does not use; they are ignored:"
         warn("\n  ".join([title, *_listed("unknown", list(unknown))]))
     flat = _loaded(found, needed, named, dtype, copy, allow_nonfinite, keep)
-    flat |= {name: _sinusoids(config, dtype) for name in absent if _computed(name, config)}
+    flat |= {name: _sinusoids(config, dtype) for name in absent if computed(name, config)}
     for name, table in tied.items():
         flat[name] = flat[table].T if name == PROJECTION else flat[table]
     return unflatten({name: flat[name] for name in expected if name in flat})
@@ -302,19 +238,6 @@ def _absent(config: Config, expected: Mapping[str, Parameter], found: Collection
     }
 
 
-def _is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
-    """Whether a tied array is absent or equals its table.
-
-    If a checkpoint has two different arrays although its config ties them, both are used, as in Transformers 5.
-    """
-    if name not in found or table not in found:
-        return name not in found
-    array = found[name].T if name == PROJECTION else found[name]
-    if place(array) == place(found[table]):
-        return True
-    return array.dtype == found[table].dtype and np.array_equal(array, found[table])
-
-
 def _sinusoids(config: Config, dtype: Any) -> Array:
     """The position table, computed in float32 for every dtype, as in checkpoints."""
     halves = config.positions.table == "sinusoidal-halves"
@@ -331,8 +254,8 @@ def _sinusoids(config: Config, dtype: Any) -> Array:
 def stored(tree: Tree, config: Config) -> dict[str, Array]:
     """The flat arrays that a file in npformer's format has: all except tied arrays and tables of sinusoids."""
     flat = flatten(tree)
-    tied = {name for name, table in ties(config).items() if _is_table(flat, name, table)}
-    return {name: array for name, array in flat.items() if name not in tied and not _computed(name, config)}
+    tied = {name for name, table in ties(config).items() if is_table(flat, name, table)}
+    return {name: array for name, array in flat.items() if name not in tied and not computed(name, config)}
 
 
 def to_file(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -150,7 +150,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
 
     from npformer.checkpoint.loading import find_folder
     from npformer.checkpoint.read import CONFIG, WEIGHTS, config_of
-    from npformer.checkpoint.tree import drawn
+    from npformer.checkpoint.tied import drawn
     from npformer.common.files import read_json
     from npformer.families import family_of, ignored, text_config
     from npformer.tasks.pipelines import tasks_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import soft_cap
-from npformer.blocks.normed import NAME as OUTPUT_NORM
+from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.checkpoint import tree as layout
 from npformer.config import POOLED_HEADS, Config
 from npformer.families import family_of, parts_of

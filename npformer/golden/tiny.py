@@ -20,6 +20,7 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
 from npformer.common.halves import half
@@ -119,7 +120,7 @@ def _stored(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def _weights(config: Config, bits: np.random.PCG64) -> dict[str, np.ndarray]:
     flat = {}
-    for name, parameter in layout.drawn(config).items():
+    for name, parameter in drawn(config).items():
         spread = 1.5 / math.sqrt(parameter.shape[0]) if parameter.transposed else 0.3
         center = parameter.start if name.endswith("norm.weight") else 0
         flat[name] = (center + spread * _uniform(bits, parameter.shape)).astype(np.float32)

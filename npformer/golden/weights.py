@@ -15,6 +15,8 @@ import numpy as np
 
 from npformer.blocks.attention_mistakes import SWAPS
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
+from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
 from npformer.golden.mistakes.precision import SCHEMES, rounded
 from npformer.model import Model, Seq2Seq
@@ -59,7 +61,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
     >>> print(*check_weights(model, {"embeddings.norm.bias": np.zeros(384, np.float32)}))
     embeddings.norm.bias: all zeros
     """
-    ours, known = layout.flat_arrays(model.weights), layout.parameters(model.config)
+    ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     findings, stored_out_in = list[Finding](), {}
     for name, array in theirs.items():
         linear = known[name].transposed
@@ -88,7 +90,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Converts another program's weights to (in, out); square weights are read in the layout of most others."""
-    ours, known = layout.flat_arrays(model.weights), layout.parameters(model.config)
+    ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
         (np.array_equal(array, ours[name].T), np.array_equal(array, ours[name]))
@@ -104,11 +106,11 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
             converted[name] = array.T
         elif array.shape == ours[name].shape:
             converted[name] = array
-    tied = layout.ties(model.config)
+    tied = ties(model.config)
     for name, table in tied.items():
-        turned = ours[name].T if name == layout.PROJECTION else ours[name]
+        turned = ours[name].T if name == PROJECTION else ours[name]
         if name not in converted and table in converted and np.array_equal(turned, ours[table]):
-            converted[name] = converted[table].T if name == layout.PROJECTION else converted[table]
+            converted[name] = converted[table].T if name == PROJECTION else converted[table]
     return {name: np.ascontiguousarray(array, np.float32) for name, array in converted.items()}
 
 

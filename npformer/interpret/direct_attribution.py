@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import check_model
-from npformer.blocks.normed import NAME as OUTPUT_NORM
+from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.direction import Direction

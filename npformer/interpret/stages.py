@@ -20,9 +20,10 @@ import numpy as np
 from npformer import mechanisms, output_heads, transformer
 from npformer.activations import gelu
 from npformer.blocks import Attention, Convolution, Gated, Normed
-from npformer.blocks.normed import NAME as OUTPUT_NORM
+from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.capped_logits import UNCAPPED_LOGITS
-from npformer.checkpoint.tree import module_path, parameters, unflatten
+from npformer.checkpoint.parameters import parameters
+from npformer.checkpoint.tree import module_path, unflatten
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.config import Config

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import Parameter
+from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 
@@ -52,14 +54,14 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
         raise NpformerError(f"scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r:.80}")
     random = np.random.default_rng(seed)
     flat, inputs = {}, 1
-    for name, each in layout.drawn(config).items():
+    for name, each in drawn(config).items():
         if each.kind != "norm" and each.name == "weight":
             inputs = each.shape[0]
         flat[name] = _drawn(each, random, scheme, inputs).astype(dtype)
     return layout.own_to_tree(flat, config, np.dtype(dtype))
 
 
-def _drawn(each: layout.Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:
+def _drawn(each: Parameter, random: np.random.Generator, scheme: str, inputs: int) -> np.ndarray:
     if each.kind == "norm":
         return np.full(each.shape, each.start if each.name == "weight" else 0.0)
     if scheme == "normal":

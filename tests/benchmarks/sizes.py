@@ -12,6 +12,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.convert import FILES
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.families import write_config
 from npformer.families.distilbert import DISTILBERT
@@ -53,7 +54,7 @@ def base_weights() -> layout.Tree:
     """Returns random weights of DistilBERT-base's size with the usual initial spread, read-only like loaded weights."""
     random = np.random.default_rng(0)
     flat = {}
-    for name, parameter in layout.parameters(BASE).items():
+    for name, parameter in parameters(BASE).items():
         is_scale = parameter.group.endswith("norm") and parameter.name == "weight"
         flat[name] = random.standard_normal(parameter.shape, dtype=np.float32) * np.float32(0.02) + np.float32(is_scale)
         flat[name].flags.writeable = False

@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from npformer.checkpoint import convert, flatten, load_folder
 from npformer.checkpoint.convert import COMPANIONS
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
@@ -226,7 +227,7 @@ def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
     config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout
 
-    shapes = layout.parameters(config)
+    shapes = parameters(config)
     tree = layout.unflatten({name: np.ones(each.shape, np.float32) for name, each in shapes.items()})
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "config.json").write_text(json.dumps(write_config(config)))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.common.limits import Limits
 from npformer.families import read_config
@@ -77,9 +78,9 @@ def empty(folder: Path, config: object) -> Path:
 def views(folder: Path, config: dict[str, object], strides, step: int = 0, size: int = 4096) -> Path:
     """A file of torch.save with all tensors that the config needs, as views of one storage of `size` bytes."""
     settings = read_config(config, limits=Limits(positions=2**60))
-    content, parameters = {}, layout.parameters(settings)
+    content, known = {}, parameters(settings)
     for number, (ours, source) in enumerate(layout.sources(settings).items()):
-        parameter = parameters[ours]
+        parameter = known[ours]
         shape = parameter.shape[::-1] if parameter.transposed else parameter.shape
         shape = shape if source.part is None else (sum(source.part.widths) * shape[0], *shape[1:])
         where = storage("FloatStorage", "0", size // 4)

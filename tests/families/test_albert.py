@@ -13,6 +13,7 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert, flatten, load_folder, to_torch, to_tree
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.read import OWN_WEIGHTS
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
@@ -102,7 +103,7 @@ def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
 def test_tables_as_wide_as_the_layers_are_projected_too() -> None:
     config = read_config(described(embedding_size=6))
     assert (config.d_model, config.table_width) == (6, 6)
-    assert "embeddings.project.weight" in layout.parameters(config)
+    assert "embeddings.project.weight" in parameters(config)
     assert write_config(config)["embedding_size"] == 6
     assert "encoder.embedding_hidden_mapping_in.weight" in to_torch(tiny.weights(config), config)
 

@@ -8,6 +8,7 @@ import pytest
 
 from npformer.checkpoint import flatten, module_path, to_torch, to_tree, unflatten
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.common.errors import NpformerError
 from npformer.families import family_of, read_config
 from tests.support import draw
@@ -66,7 +67,7 @@ def test_module_paths_are_the_modules_of_the_model(name):
     config, _ = random_checkpoint(name)
     sources, described = layout.sources(config), ARCHITECTURES[name]
     modules = described.get("modules") or {tensor.rpartition(".")[0] for tensor in described["tensors"]}
-    for ours, parameter in layout.parameters(config).items():
+    for ours, parameter in parameters(config).items():
         path = module_path(config, parameter.group)
         if not sources[ours].alone:  # one module has several groups
             assert path is None

@@ -14,6 +14,7 @@ import npformer
 from npformer import golden
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
 from npformer.families import FAMILIES, ignored, read_config, write_config
@@ -111,7 +112,7 @@ def test_names_of_transformers_modules_and_the_older_prefix_are_read_too(head: s
     expected = layout.flatten(layout.to_tree(files, config))
     modules = {}
     stored = layout.stored(tree, config)
-    for ours, parameter in layout.parameters(config).items():
+    for ours, parameter in parameters(config).items():
         if ours in stored:
             name = f"{layout.module_path(config, parameter.group)}.{parameter.name}"
             modules[name] = stored[ours].T if parameter.transposed else stored[ours]

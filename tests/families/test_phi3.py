@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError
-from npformer.checkpoint.tree import parameters, to_torch
+from npformer.checkpoint.parameters import parameters
+from npformer.checkpoint.tree import to_torch
 from npformer.families import read_config, write_config
 from npformer.mechanisms import PartialRotary, Rotary, Window
 from tests.support import tiny

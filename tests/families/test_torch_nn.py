@@ -16,6 +16,7 @@ import npformer
 from npformer.activations import ACTIVATIONS
 from npformer.checkpoint import convert, flatten, load_folder, to_torch
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.read import read_folder
 from npformer.common.errors import NpformerError
 from npformer.config import Config
@@ -231,7 +232,7 @@ def test_untied_tables_of_marian() -> None:
     config = replace(read_config(cases.model_config("marian-small")), shared=True, tied=False)
     flat = {}
     for ours, source in layout.sources(config).items():
-        each = layout.parameters(config)[ours]
+        each = parameters(config)[ours]
         shape = each.shape[::-1] if each.transposed else each.shape
         shape = (1, *shape) if ours == "head.output.bias" else shape
         flat[source.names[0]] = cases.model_tensor("marian-small", source.names[0], shape)

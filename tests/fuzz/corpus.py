@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
+from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, EncoderTable, distinct_encoders, write_config
 from npformer.families.marian import MARIAN
@@ -124,13 +126,13 @@ def module_config(torch_class: str, head: str) -> Config:
 def weights(config: Config) -> layout.Tree:
     """Small numbers that are exact in half precision, drawn by each array's name."""
     flat = {}
-    for name, parameter in layout.parameters(config).items():
+    for name, parameter in parameters(config).items():
         count = int(np.prod(parameter.shape))
         is_norm = parameter.group.endswith("norm") and parameter.name == "weight"
         numbers = np.frombuffer(Draw(name).bytes(count), np.int8).reshape(parameter.shape) / 128
         flat[name] = (numbers + is_norm).astype(np.float32)
-    for name, table in layout.ties(config).items():
-        flat[name] = flat[table].T if name == layout.PROJECTION else flat[table]
+    for name, table in ties(config).items():
+        flat[name] = flat[table].T if name == PROJECTION else flat[table]
     return layout.unflatten(flat)
 
 

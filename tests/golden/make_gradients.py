@@ -27,6 +27,7 @@ from safetensors.numpy import save_file
 from torch.nn import functional
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
 from npformer.families import family_of, read_config
@@ -177,8 +178,8 @@ def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
 def ours(grads: dict[str, torch.Tensor], config: Config) -> dict[str, np.ndarray]:
     arrays = {name: grad.numpy() for name, grad in grads.items()}
     flat = layout.flatten(layout.to_tree(arrays, config, next(iter(arrays.values())).dtype))
-    if layout.ties(config):
-        flat.pop(layout.PROJECTION)
+    if ties(config):
+        flat.pop(PROJECTION)
     return flat
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from npformer import edit, load, logit_attribution
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
 from npformer.config import InputConvolution
 from npformer.families import encoders
@@ -47,7 +48,7 @@ def pre_norm(**options: Any) -> Model:
         activation="gelu", labels=("a", "b", "c"), torch_class="nn.TransformerEncoder", norm_first=True,
         final_norm=True, **options,
     )  # fmt: skip
-    flat = {name: cases.drawn("parts", name, each.shape) for name, each in layout.drawn(config).items()}
+    flat = {name: cases.drawn("parts", name, each.shape) for name, each in drawn(config).items()}
     return Model(config, layout.own_to_tree(flat, config, np.dtype(np.float64)))
 
 

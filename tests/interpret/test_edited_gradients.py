@@ -11,6 +11,7 @@ import pytest
 
 from npformer import edit, view
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.functions import SparseRows
@@ -122,7 +123,7 @@ def test_a_gradient_passes_an_edit_of_any_stage_of_a_pre_norm_encoder() -> None:
         "sequence-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=2, d_ffn=16, max_length=32,
         activation="gelu", labels=("a", "b"), torch_class="nn.TransformerEncoder", norm_first=True, final_norm=True,
     )  # fmt: skip
-    flat = {name: cases.drawn("edited", name, each.shape) for name, each in layout.drawn(config).items()}
+    flat = {name: cases.drawn("edited", name, each.shape) for name, each in drawn(config).items()}
     weights = Trainable(layout.own_to_tree(flat, config, np.dtype(np.float64)), config)
     examples = [Example(Text(np.arange(3, 3 + length)), length % 2) for length in (5, 3, 3)]
     every_stage(lambda: gradients(HeadLoss(config), weights, examples), weights)

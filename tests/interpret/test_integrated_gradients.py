@@ -10,6 +10,7 @@ import pytest
 
 from npformer import edit, load, view
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import drawn
 from npformer.common import progress
 from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
@@ -161,7 +162,7 @@ def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> N
     )  # fmt: skip
     flat = {
         name: cases.drawn("linear", name, each.shape) * (".output." not in name or name.startswith("head"))
-        for name, each in layout.drawn(config).items()
+        for name, each in drawn(config).items()
     }
     model = Model(config, layout.own_to_tree(flat, config, np.dtype(np.float64)))
     shown = view.attribution(model, [3, 4, 5], label=0, steps=steps)

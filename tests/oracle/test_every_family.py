@@ -19,6 +19,7 @@ import transformers
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.safetensors import read_tensors
+from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
@@ -271,11 +272,11 @@ def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
     named = {name: each.grad.numpy() for name, each in parameters.items() if each.grad is not None}
     expected = layout.flatten(layout.to_tree({**state(model), **named}, config, np.float64))
     found = layout.flatten(ours)
-    tied = layout.ties(config)
+    tied = ties(config)
     total = {name: dense(array, expected[name].shape) for name, array in found.items()}
     for name, table in tied.items():
         grad = total.pop(name)
-        total[table] = total[table] + (grad.T if name == layout.PROJECTION else grad)  # or layers that share weights
+        total[table] = total[table] + (grad.T if name == PROJECTION else grad)  # or layers that share weights
     assert total.keys() == expected.keys() - tied.keys()
     for name, grad in total.items():
         assert np.abs(grad - expected[name]).max() < FLOAT64 * max(1.0, float(np.abs(expected[name]).max())), name

@@ -17,6 +17,7 @@ import transformers
 import npformer
 from npformer.checkpoint import convert
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import ties
 from npformer.families import encoders
 from npformer.functions import SparseRows
 from npformer.runtime.packing import Text
@@ -143,7 +144,7 @@ def test_gradients_of_layers_that_share_weights_are_torch_s(name: str, head: str
     assert abs(found.loss - loss.item()) < 1e-12
     grads = {key: each.grad.numpy() for key, each in theirs.named_parameters() if each.grad is not None}
     expected = layout.flatten(layout.to_tree(grads, model.config, np.float64))
-    assert found.flat.keys() == weights.flat.keys() == expected.keys() - layout.ties(model.config).keys()
+    assert found.flat.keys() == weights.flat.keys() == expected.keys() - ties(model.config).keys()
     for key, grad in found.flat.items():
         if isinstance(grad, SparseRows):
             dense = np.zeros_like(expected[key])

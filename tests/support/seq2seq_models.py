@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import drawn
 from npformer.config import Decoder
 from npformer.families import read_config
 from npformer.families.torch_nn import TORCH_MODULES
@@ -26,7 +27,7 @@ def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq
     """A Marian or BART of the golden values, its weights by Hugging Face's names."""
     config = read_config(cases.model_config(case))
     flat = {}
-    for ours, each in layout.drawn(config).items():
+    for ours, each in drawn(config).items():
         name = layout.sources(config)[ours].names[0]
         shape = each.shape[::-1] if each.transposed else each.shape
         flat[name] = cases.model_tensor(case, name, (1, *shape) if name == "final_logits_bias" else shape)

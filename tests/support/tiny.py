@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.read import OWN_WEIGHTS, own_metadata
 from npformer.checkpoint.safetensors import write_tensors
+from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import Config, Decoder
 from npformer.families import FAMILIES, encoders, write_config
 from npformer.families.llama import Llama
@@ -94,13 +96,13 @@ def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tr
     """Random weights of any config, read-only as a loaded checkpoint's are; large enough for answers that differ."""
     random = np.random.default_rng(seed)
     flat = {}
-    for name, parameter in layout.parameters(config).items():
+    for name, parameter in parameters(config).items():
         is_norm = parameter.group.endswith("norm") and parameter.name == "weight"
         array = random.standard_normal(parameter.shape) * 0.2 + is_norm * parameter.start
         flat[name] = array.astype(dtype)
         flat[name].flags.writeable = False
-    for name, table in layout.ties(config).items():
-        flat[name] = flat[table].T if name == layout.PROJECTION else flat[table]
+    for name, table in ties(config).items():
+        flat[name] = flat[table].T if name == PROJECTION else flat[table]
     return layout.unflatten(flat)
 
 

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from npformer.checkpoint import load_folder
 from npformer.checkpoint import tree as layout
+from npformer.checkpoint.tied import PROJECTION, TOKENS
 from npformer.common.errors import NpformerError
 from npformer.families.vaswani import residual_rates
 from npformer.functions import SparseRows
@@ -179,14 +180,14 @@ def test_shards() -> None:
 
 def test_a_tied_projection_is_one_parameter() -> None:
     trained = weights(head="masked-lm")
-    assert layout.PROJECTION not in trained.flat
+    assert PROJECTION not in trained.flat
     token, projection = trained.tree["embeddings"]["token"]["weight"], trained.tree["head"]["output"]["weight"]
-    trained.flat[layout.TOKENS][3, 2] = 7
+    trained.flat[TOKENS][3, 2] = 7
     assert token[3, 2] == projection[2, 3] == 7
     texts = [each.text for each in examples(3)]
     grads = gradients(HeadLoss(trained.config), trained, [Example(text, text.ids) for text in texts]).flat
-    assert isinstance(grads[layout.TOKENS], np.ndarray)
-    assert grads[layout.TOKENS].shape == token.shape
+    assert isinstance(grads[TOKENS], np.ndarray)
+    assert grads[TOKENS].shape == token.shape
 
 
 def test_a_batch_without_targets_is_an_error() -> None:

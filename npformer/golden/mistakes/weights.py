@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npformer.checkpoint.tree import parameters
+from npformer.checkpoint.parameters import parameters
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.graph import parted, stacks
 from npformer.golden.port import Port
