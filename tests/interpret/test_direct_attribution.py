@@ -285,7 +285,7 @@ def test_an_edited_forward_is_the_one_that_is_explained() -> None:
         ("sequence-classification", {"label": "GOOD"}, "label='GOOD': expected one of NEGATIVE, POSITIVE"),
         ("sequence-classification", {"label": 2}, "label=2: expected one of NEGATIVE, POSITIVE"),
         ("sequence-classification", {"position": 1}, "position: leave it out; a sequence-classification model answers for the whole text"),
-        ("sequence-classification", {"label": 0, "against": "NEGATIVE"}, "expected another label than the one"),
+        ("sequence-classification", {"label": 0, "against": "NEGATIVE"}, "expected a label other than the one"),
         ("token-classification", {}, "expected the token to explain, one of 7"),
         ("token-classification", {"label": "O"}, "'O': expected position="),
         ("token-classification", {"label": "O", "position": 7}, "position: expected a token's number, 0 to 6, got 7"),

@@ -263,7 +263,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))
     modules = [
         sys.modules[f"npformer.{name}"]
-        for name in ("attention", "multi_head", "embeddings", "layers", "blocks.ffn", "heads", "transformer")
+        for name in ("attention", "multi_head", "embeddings", "layers", "blocks.ffn", "output_heads", "transformer")
     ]
     count: Counter[str] = Counter()
     for name, right in (("tap", tap), ("scope", npformer.scope)):
