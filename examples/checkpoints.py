@@ -18,12 +18,13 @@ from typing import Any
 
 from npformer import NpformerError
 from npformer.families import family_of, read_config
+from npformer.tasks.catalogue import TASKS
 from npformer.tasks.pipelines import tasks_of
 
 HERE = Path(__file__).parent
 DATA, PAGE = HERE / "checkpoints.json", HERE.parent / "docs" / "howto" / "checkpoints.md"
 #: Tasks of every encoder, which are named where a checkpoint has no other.
-VECTORS = ("feature-extraction", "sentence-embedding")
+VECTORS = tuple(name for name, task in TASKS.items() if task.head == "base")
 
 HEAD = """# Which checkpoints run
 

@@ -246,6 +246,7 @@ def kin_of_llama(
     settings: dict[str, Any] = {
         "activation": "hidden_act",
         "usual_activation": "silu",
+        "eps": "rms_norm_eps",
         "reads": READS,
         "stages": stages,
     }
@@ -259,7 +260,6 @@ def kin_of_llama(
         single="$A",
         pair="$A $B",
         sizes=SIZES,
-        eps="rms_norm_eps",
         architectures=architectures,
         prefix="model.",
         encoder={**ENCODER, **(encoder or {})},
