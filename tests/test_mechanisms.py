@@ -288,7 +288,8 @@ def test_layers_with_equal_choices_share_their_tables() -> None:
 )
 def test_a_choice_that_no_part_of_the_family_computes_is_an_error(family: str, chosen: dict[str, Any]) -> None:
     with pytest.raises(
-        NpformerError, match=rf"^(mechanisms|causal|convolution|n_kv_heads|head_width): .*a {family} model has no"
+        NpformerError,
+        match=rf"^(mechanisms|causal|convolution|n_kv_heads|head_width): .*(a {family} model has no|fixed for {family} models)",
     ):
         parts_of(tiny.config(family, "base", **chosen))
 

@@ -200,7 +200,7 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
             cut.append(index)
             if not truncate:
                 most = limit + isinstance(task, TextGeneration)  # a whole prompt may have one more token, see `_whole`
-                taken = f"{request.encoded[0].n_tokens} tokens, but the model takes {most}"
+                taken = f"expected at most {most} tokens, got {request.encoded[0].n_tokens}"
                 raise too_large(f"{place}: {taken}; shorten it or set truncate=true")
         requests.append(request)
     return Prepared(requests, [_size(each) for each in requests], cut)

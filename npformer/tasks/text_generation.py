@@ -226,7 +226,7 @@ class TextGeneration(Writing):
             )
         if refuses or kept < 1:
             raise NpformerError(
-                f"{count} tokens and {new} new tokens, but the model takes {limit}; long='truncate' keeps the end"
+                f"expected at most {limit} tokens, got {count} and {new} new ones; long='truncate' keeps the end"
             )
         return Encoded([Text(ids[-kept:])], count, truncated=True)
 

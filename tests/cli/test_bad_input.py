@@ -79,7 +79,7 @@ def test_texts_that_are_cut_are_named(models):
     assert [row["truncated"] for row in rows(output)] == [True, False, True]
     code, output, errors = run("classify", "-m", models["classify"], "--long", "error", text, "ice")
     assert code == 1
-    assert "argument 1: 122 tokens" in errors
+    assert "argument 1: expected at most 64 tokens, got 122" in errors
     assert len(output.splitlines()) == 1
     assert run("classify", "-m", models["classify"], "--long", "window", text)[2] == ""
 

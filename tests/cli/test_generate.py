@@ -47,7 +47,7 @@ def test_prompts_of_a_file_as_json(folder: Path, tmp_path: Path, capsys: pytest.
     assert main([*command, "--max-new-tokens", "5"]) == 1
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["generated_texts"][0].startswith("The")
-    assert "70 tokens and 5 new tokens, but the model takes 64" in second["error"]
+    assert "expected at most 64 tokens, got 70 and 5 new ones" in second["error"]
     assert main([*command, "--long", "truncate", "--max-new-tokens", "5"]) == 0
     assert "cut to 59" in capsys.readouterr().err
 
@@ -67,7 +67,7 @@ def test_a_terminal_shows_a_text_as_it_is_written(
     assert capsys.readouterr().out == whole
     assert (len(flushed) > 5) == (more != ["--num-beams", "2"])
     assert main(["generate", "-m", str(folder), "a" * 90, "--max-new-tokens", "9"]) == 1
-    assert "argument 1: 90 tokens and 9 new tokens" in capsys.readouterr().err
+    assert "argument 1: expected at most 64 tokens, got 90 and 9 new ones" in capsys.readouterr().err
 
 
 def test_errors_name_the_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_a_stream_joins_to_the_text(server: Server, task: TextGeneration) -> Non
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}}, 413, "60 tokens, but the model takes 56"),
+        ({"inputs": "a" * 60, "parameters": {"max_new_tokens": 9}}, 413, "expected at most 56 tokens, got 60"),
         ({"inputs": "a", "parameters": {"max_new_tokens": 65}}, 422, "max_new_tokens: expected a whole number"),
         ({"inputs": "a", "parameters": {"best_of": 2}}, 422, "parameters.best_of: unsupported"),
         (

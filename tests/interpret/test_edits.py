@@ -195,7 +195,10 @@ def test_a_stage_from_another_trace_whole_or_at_some_positions(model: Model) -> 
         t = trace(model, other)
     np.testing.assert_array_equal(t["layers.0.attention.weights"][:, 3], clean["layers.0.attention.weights"][:, 3])
     for name, text, positions in (("*.ffn_norm", "no", 0), ("*.ffn_norm", other, 6), ("pooled", other, 0)):
-        with pytest.raises(NpformerError, match="no positions"), edit(from_trace(clean, name, positions)):
+        with (
+            pytest.raises(NpformerError, match="cannot copy positions"),
+            edit(from_trace(clean, name, positions)),
+        ):
             trace(model, text)
     with pytest.raises(NpformerError, match="expected a trace of one text, got 2"):
         from_trace(trace(model, ["no", "not"]), "logits", 0)

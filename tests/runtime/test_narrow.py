@@ -106,7 +106,7 @@ def test_numpy_computes_with_the_float32_array() -> None:
 def test_a_narrow_weight_cannot_be_changed() -> None:
     weight = narrowed(normal(40, 30), "int8")
     for change in (lambda: weight.__setitem__((0, 0), 1), lambda: weight.__iadd__(1)):
-        with pytest.raises(NpformerError, match="kept in int8 cannot be changed; load the model with writable=True"):
+        with pytest.raises(NpformerError, match="stored in int8 cannot be changed; load the model with writable=True"):
             change()
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(weight)[0, 0] = 1

@@ -76,7 +76,7 @@ def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
     assert [bool(each) for each in count] == [True] * 3
     for prompt, answer in zip(["a" * 60, "a" * 64, "b"], answers, strict=True):
         assert answer == task(prompt, do_sample=False, return_full_text=False, eos_token_id=())
-    with pytest.raises(NpformerError, match="65 tokens and 1 new tokens, but the model takes 64"):
+    with pytest.raises(NpformerError, match="expected at most 64 tokens, got 65 and 1 new ones"):
         task("a" * 65)
 
 
@@ -88,7 +88,7 @@ def test_a_stored_length_bends_and_a_given_one_does_not(tmp_path: Path) -> None:
     settings = write.resolved(write.options, 50)
     assert (settings.max_new_tokens, settings.num_beams, settings.do_sample) == (15, 2, False)
     assert len(write(prompt)) == 2
-    with pytest.raises(NpformerError, match="50 tokens and 40 new tokens, but the model takes 64"):
+    with pytest.raises(NpformerError, match="expected at most 64 tokens, got 50 and 40 new ones"):
         write(prompt, max_new_tokens=40)
 
 
@@ -108,13 +108,13 @@ def test_an_impossible_prompt_does_not_affect_the_others(task: TextGeneration) -
 
 
 def test_long_prompts(task: TextGeneration) -> None:
-    with pytest.raises(NpformerError, match="60 tokens and 12 new tokens, but the model takes 64; long='truncate'"):
+    with pytest.raises(NpformerError, match="expected at most 64 tokens, got 60 and 12 new ones; long='truncate'"):
         task("a" * 60, **GREEDY)
     with pytest.warns(UserWarning, match="input 1: 60 tokens, cut to 52"):
         cut = task(["a", "b" + "a" * 59], long="truncate", **GREEDY)[1]
     assert cut.truncated
     assert texts(cut)[0].removeprefix("b" + "a" * 7) == texts(task("a" * 52, **GREEDY))[0]
-    with pytest.raises(NpformerError, match="9 tokens and 64 new tokens, but the model takes 64"):
+    with pytest.raises(NpformerError, match="expected at most 64 tokens, got 9 and 64 new ones"):
         task("a" * 9, long="truncate", max_new_tokens=64)
     with pytest.raises(NpformerError, match="long: prompts are not read in windows"):
         task("a", long="window")

@@ -124,7 +124,7 @@ def test_contradictory_options_are_refused(
 
 def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(NpformerError, match=r"a\.txt: one token"):
+    with pytest.raises(NpformerError, match=r"a\.txt: expected at least two tokens"):
         encode_blocks(writers.model(end_ids=()), [tmp_path / "a.txt"])
 
 

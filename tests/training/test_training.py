@@ -196,7 +196,7 @@ def test_a_batch_without_targets_is_an_error() -> None:
         gradients(HeadLoss(trained.config), trained, [Example(Text(np.array([5, 6])), np.array([-100, -100]))])
     with pytest.raises(NpformerError, match="expected at least one target in the batch"):
         gradients(HeadLoss(tiny.config()), weights(), [Example(Text(np.array([5, 6])), -100)])
-    with pytest.raises(NpformerError, match="base model has no head"):
+    with pytest.raises(NpformerError, match="head: expected a head to train, got a base model"):
         HeadLoss(tiny.config(head="base"))
 
 
