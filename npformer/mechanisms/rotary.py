@@ -203,6 +203,8 @@ def _half_of(columns: slice) -> Formula:
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]
+        if half == 1:  # two columns have no half to rotate
+            return x
         heads = x.reshape(len(x), -1, 2 * half).copy()
         cos, sin = (each[:, columns][:, : half // 2] for each in (cos, sin))
         first = heads[..., : 2 * cos.shape[-1]]
@@ -284,6 +286,8 @@ def _permuted(to_pairs: bool) -> Rules:
     """Rules that permute the columns of each head of queries and keys between the layouts of halves and of pairs."""
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        if at.d_head % 2:
+            return y
         shape = (2, at.d_head // 2) if to_pairs else (at.d_head // 2, 2)
         return y.reshape(len(y), -1, *shape).swapaxes(-1, -2).reshape(y.shape)
 

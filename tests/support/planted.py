@@ -308,7 +308,7 @@ IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "no window": ("another local window", attr("reach", lambda port: 99)),
     "half the window": ("another mask", attr("reach", lambda port: 1)),
     "bases exchanged": ("rotation with another base", attr("bases", lambda port: port.bases[::-1])),
-    "other local layers": ("rotation with another base", attr("local", lambda port: (0, 2))),
+    "other local layers": ("other layers are local", attr("local", lambda port: (0, 2))),
 }  # fmt: skip
 
 
