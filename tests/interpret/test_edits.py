@@ -196,7 +196,7 @@ def test_a_stage_from_another_trace_whole_or_at_some_positions(model: Model) -> 
     np.testing.assert_array_equal(t["layers.0.attention.weights"][:, 3], clean["layers.0.attention.weights"][:, 3])
     for name, text, positions in (("*.ffn_norm", "no", 0), ("*.ffn_norm", other, 6), ("pooled", other, 0)):
         with (
-            pytest.raises(NpformerError, match="(cannot copy|no) positions"),
+            pytest.raises(NpformerError, match=r"(cannot copy|no) positions"),
             edit(from_trace(clean, name, positions)),
         ):
             trace(model, text)
