@@ -43,6 +43,7 @@ class Trace(Mapping[str, Any]):
     translation has the source's as `key_tokens` and `key_ids`. `grads` has the requested gradients. TransformerLens's
     hooks and Hugging Face's module paths are accepted as names. A name that has not fired raises NpformerError with the
     nearest names.
+
     Parameters
     ----------
     stages : name of a stage, pattern with `*`, or several
