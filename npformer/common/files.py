@@ -180,7 +180,7 @@ def place_in_folder(path: Path) -> Path:
     Raises NpformerError if it exists and is not a regular file. Only users may choose pipes and devices.
     """
     if path.exists() and not path.is_file():
-        raise NpformerError(f"{path}: cannot be written: expected a regular file or nothing; remove it")
+        raise NpformerError(f"{path}: cannot be written: not a regular file; remove it")
     return path
 
 

@@ -95,12 +95,12 @@ def compare(
     """Compares another program's stages with a golden file.
 
     Parameters
+    ----------
+    golden : Golden
+    arrays : mapping from name to array, or a torch model
         Names are npformer's, Hugging Face's or TransformerLens's names of stages. A list has one array for each text,
         like a trace of several texts. A torch model runs on the file's token ids, in the mode (training or evaluation)
         that it is in.
-        A name is npformer's, Hugging Face's or TransformerLens's name of a stage. A list has an array for each text,
-        as in a trace of several. A torch model runs on the file's token ids, in training or evaluation mode as it was
-        given.
     names : mapping, optional
         From the other program's names to npformer's, for any other naming.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional

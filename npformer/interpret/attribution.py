@@ -58,7 +58,6 @@ class Method:
 class Target:
     """The number that an attribution explains: the log-odds of a label or of the next word, log p / (1 - p).
 
-    Log-odds do not saturate near probability 1. With two labels they are the difference of the logits, with independent
     Log-odds do not saturate near probability 1. With two labels they equal the difference of the logits, with
     independent labels the logit itself. A regression uses its output instead, and several words of a translation use
     the mean of their log-odds.

@@ -47,9 +47,9 @@ def by_source(
     model : Seq2Seq
     given : str, token ids, or a tuple of token ids (source, target)
     position : int, optional
-        The token of the decoder's input after which the word stands, as in `logit_attribution`; by default all words,
         The token of the decoder's input that precedes the word to explain, as in `logit_attribution`; by default all
         words, with the mean of their log-odds.
+    methods : "leave-one-out", "gradient", "integrated"
     steps, group, progress : as in `view.attribution`
 
     Returns
