@@ -236,8 +236,8 @@ def _gelu_tanh_slope(x: np.ndarray, y: np.ndarray) -> None:
     y += 0.5 + 0.5 * np.tanh(u)
 
 
-# The Chebyshev series of log(erfc(z) e^(z^2) / t) for z >= 0 with t = 2 / (2 + z), as a polynomial in 2 t - 1. The
-# terms it leaves out are below 10^-17.
+# Coefficients of log(erfc(z) e^(z^2) / t) as a polynomial in 2 t - 1, where t = 2 / (2 + z) and z >= 0. The polynomial
+# is a Chebyshev series without terms below 10^-17.
 _LOG_ERFC = (
     -0.6717940840566923, 0.6726432239776567, 0.04734330684190441, -0.0468956102311753,
     -0.009872689366388684, 0.008824938557060623, 0.001758933557766382, -0.002345812500482853,

@@ -53,11 +53,8 @@ class FeedForward(Block):
         return np.array(direction.u @ direction.at(f"{at}output") - bias)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        inner, output = (
-            weight_group.linear(d_model, self.d_ffn, self.bias),
-            weight_group.linear(self.d_ffn, d_model, self.bias),
-        )
-        return {"hidden": inner, "output": output}
+        inner = weight_group.linear(d_model, self.d_ffn, self.bias)
+        return {"hidden": inner, "output": weight_group.linear(self.d_ffn, d_model, self.bias)}
 
     @property
     def stages(self) -> list[Stage]:

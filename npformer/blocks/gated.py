@@ -53,11 +53,8 @@ class Gated(Block):
         return FeedForward(self.activation).pull(direction, at, **weights)
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        inner, output = (
-            weight_group.linear(d_model, self.d_ffn, self.bias),
-            weight_group.linear(self.d_ffn, d_model, self.bias),
-        )
-        return {"hidden": inner, "gate": inner, "output": output}
+        inner = weight_group.linear(d_model, self.d_ffn, self.bias)
+        return {"hidden": inner, "gate": inner, "output": weight_group.linear(self.d_ffn, d_model, self.bias)}
 
     @property
     def stages(self) -> list[Stage]:

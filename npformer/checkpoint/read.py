@@ -120,6 +120,11 @@ def read_tree(
         raise NpformerError(f"{stored.folder}: {error}") from None
 
 
+def read_description(folder: Path, limits: Limits = LIMITS) -> dict[str, Any]:
+    """The content of a folder's config.json. For a model that also reads pictures, it describes the text model."""
+    return dict(text_config(read_json(folder / CONFIG, limits, "config")))
+
+
 def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
     """The config of a model from the content of its config.json. Errors are those of `read_config`, with the path."""
     try:
@@ -139,7 +144,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
     if name is None:
         found = ", ".join(there[:20]) or "nothing"
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
-    config = dict(text_config(read_json(folder / CONFIG, limits, "config")))
+    config = read_description(folder, limits)
     if name.endswith(".index.json"):
         return Stored(folder, config, _read_shards(folder, name, limits, mapped), own=False, limits=limits)
     tensors, metadata = read_file(folder / name, limits, mapped)

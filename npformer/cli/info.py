@@ -149,16 +149,15 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from npformer.checkpoint.loading import find_folder
-    from npformer.checkpoint.read import CONFIG, WEIGHTS, config_of
+    from npformer.checkpoint.read import WEIGHTS, config_of, read_description
     from npformer.checkpoint.tied import drawn
-    from npformer.common.files import read_json
-    from npformer.families import family_of, ignored, text_config
+    from npformer.families import family_of, ignored
     from npformer.tasks.pipelines import tasks_of
     from npformer.text.tokenizer import longest_text
 
     limits = loading(args)["limits"]
     folder = find_folder(args.name, args.revision, args.offline, weights=False)
-    data = text_config(read_json(folder / CONFIG, limits, "config"))
+    data = read_description(folder, limits)
     config = config_of(folder, data, limits=limits)
     numbers = sum(prod(each.shape) for each in drawn(config).values())
     decoder = config.decoder.n_layers

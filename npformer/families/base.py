@@ -55,7 +55,7 @@ class Part(NamedTuple):
         return size % (self.blocks * sum(self.widths)) == 0
 
     def of(self, tensor: Any, axis: int) -> Any:
-        """The outputs of this layer, as a view if there is only one block."""
+        """Returns the outputs of this layer. With one block, the result is a view of the tensor."""
         rows = tensor.swapaxes(0, axis)
         unit, first = len(rows) // (self.blocks * sum(self.widths)), sum(self.widths[: self.number])
         # Explicit sizes, because -1 is ambiguous for a tensor without columns.

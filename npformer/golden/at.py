@@ -275,7 +275,7 @@ class At:
 
 
 class _HeadAt(At):
-    """The norm of each head, as the norm of rows (T, H, K)."""
+    """The stage of a norm of heads, with the rows of its source split into heads (T, H, K)."""
 
     @property
     def source(self) -> np.ndarray:

@@ -269,7 +269,7 @@ def on_logit(found: Any) -> Method:
 
 
 def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
-    """Wraps a caller's scores, one per token, as a measure."""
+    """Makes a measure of scores that the caller has computed, one per token."""
     array = np.asarray(scores, np.float64)
     if array.shape != (len(tokens),) or not np.isfinite(array).all():
         raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one per token")

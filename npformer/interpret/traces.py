@@ -110,7 +110,7 @@ class Trace(Mapping[str, Any]):
         self._token_type_ids += token_type_ids
 
     def keep_gradients(self, gradients: Gradients) -> None:
-        """Adds the gradients of a metric with respect to the recorded stages, as the trace `grads`."""
+        """Stores the gradients of a metric with respect to the recorded stages in `grads`, which is a trace too."""
         grads = self._grads = Trace(self.wanted, self.config)
         grads._ids, grads._tokens, grads._token_type_ids = self._ids, self._tokens, self._token_type_ids
         for name in self._fired:

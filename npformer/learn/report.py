@@ -1,4 +1,4 @@
-"""The report of a check, as a table for each chapter and as a dict for programs."""
+"""The report of a check: tables for people, one per chapter, and a dict for programs."""
 
 from __future__ import annotations
 

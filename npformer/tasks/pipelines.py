@@ -7,14 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.checkpoint.read import CONFIG, config_of
+from npformer.checkpoint.read import CONFIG, config_of, read_description
 from npformer.checkpoint.tree import parameter_dtype
 from npformer.common.checks import shown, unknown
 from npformer.common.errors import NpformerError
-from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import family_of, has_base, text_config
+from npformer.families import family_of, has_base
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import ALIASES, TASK_OF, TASKS
 from npformer.tasks.ignored_keywords import loading
@@ -170,9 +169,7 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
 
 def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
     """Returns the content of a folder's config.json; empty without one."""
-    if folder is None or not (folder / CONFIG).exists():
-        return {}
-    return dict(text_config(read_json(folder / CONFIG, limits, "config")))
+    return read_description(folder, limits) if folder and (folder / CONFIG).exists() else {}
 
 
 def _inferred(folder: Path, limits: Limits) -> str:

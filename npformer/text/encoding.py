@@ -199,7 +199,7 @@ class Encoder:
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
     def _first(self, text: str, count: int) -> tuple[Tokens, int]:
-        """The first tokens of a text, at least `count` if there are so many, and the total number of tokens."""
+        """The first `count` or more tokens of a text, or all if there are fewer, and the total number of tokens."""
         enough = total = 0
         for first, end in self.borders.blocks(text):
             if total < count:

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class StopStrings:
-    """Finds the rows of tokens (R, L) in which a stop string ends in the last token, as a mask (R,).
+    """Returns a mask (R,) of the rows of tokens (R, L) in which a stop string ends in the last token.
 
     As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative numbers are
     not tokens.

@@ -18,17 +18,8 @@ from npformer.view.colour import head_colours
 from npformer.view.document import View
 from npformer.view.pack import BUDGET, Packed, pack_decimals, pack_weights, size
 
-FRAME = (
-    "[CLS]",
-    "[SEP]",
-    "[PAD]",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<bos>",
-    "<eos>",
-    "<|endoftext|>",
-)  # added by models
+#: Tokens that models add to a text.
+FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<|endoftext|>")
 
 
 @dataclass(frozen=True, repr=False, eq=False)

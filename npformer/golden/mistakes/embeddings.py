@@ -12,6 +12,7 @@ from npformer.config import ROUNDED
 from npformer.embeddings import sinusoidal_positions
 from npformer.golden.at import At
 from npformer.golden.graph import parted
+from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
 from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text, positions
@@ -131,21 +132,12 @@ def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: st
         near = []
         for total, theirs, rows in zip(sums, port.theirs, own, strict=True):
             z = (theirs - (0 if bias is None else bias)) / (1 if weight is None else weight)
-            made = (standard(total[i] - table[row] + table, port.config.eps) for i, row in enumerate(rows))
-            near.append(np.array([int(np.argmax(each @ z[i])) for i, each in enumerate(made)]))
+            near.append(nearest_normalized(z, total - table[rows], table, port.config.eps))
         return near
     if rest not in (POSITION, "embeddings.sum"):
         return None
-    sizes = np.vecdot(table, table)
-    wanted = [a - b + table[rows] for a, b, rows in zip(port.theirs, port.rightly, own, strict=True)]
-    return [np.argmin(sizes / 2 - each @ table.T, axis=-1) for each in wanted]
-
-
-def put_first(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns y with its first rows replaced by `rows`; the remaining rows are padding."""
-    made = y.copy()
-    made[: len(rows)] = rows
-    return made
+    wanted = (a - b + table[rows] for a, b, rows in zip(port.theirs, port.rightly, own, strict=True))
+    return [nearest(each, table) for each in wanted]
 
 
 def sinusoids(port: Port) -> Ways:

@@ -17,6 +17,7 @@ from npformer.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
 from npformer.golden.graph import parted
+from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port
 
 RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
@@ -119,8 +120,7 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
     )
     if len(theirs) > 4096:
         return None
-    sizes = np.vecdot(ours, ours)
-    order = np.argmin(sizes / 2 - theirs @ ours.T, axis=-1)
+    order = nearest(theirs, ours)
     moved = not np.array_equal(order, np.arange(len(order)))
     return order if moved and len(set(order.tolist())) == len(order) else None
 

@@ -11,10 +11,9 @@ from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted
-from npformer.golden.mistakes.embeddings import put_first
+from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
 from npformer.golden.port import Port
 from npformer.mechanisms.rotary import ROTATED, rotated_in
-from npformer.norms import standard
 from npformer.runtime.packing import Text
 
 MOST = 1 << 31  # limit of the search for other ids: size of the token table times number of tokens
@@ -123,8 +122,7 @@ def other_ids(port: Port) -> Ways:
     if parted(port.stage)[2] == "embeddings.token" and unpadded:
         scale = port.config.token_scale
         rows = port.weights[f"{port.stage}.weight"].astype(np.float64) * scale
-        sizes = np.vecdot(rows, rows)  # |e - row|^2 is smallest where |row|^2 / 2 - e row^T is smallest
-        ids = [np.argmin(sizes / 2 - array @ rows.T, axis=-1) for array in port.theirs]
+        ids = [nearest(array, rows) for array in port.theirs]
         found = port.ruling({port.stage: lambda y, at: put_first(y, rows[ids[at.text]])})
         if not port.config.decoder:
             found = port.reading(lambda text, i: replace(text, ids=ids[i]))
@@ -143,12 +141,10 @@ def _nearest(port: Port) -> Rule:
         table = table * port.config.token_scale
         rest = (y - at("embeddings.token"))[: len(theirs)]  # positions and token types
         if port.stage.endswith("sum"):
-            sizes = np.vecdot(table, table)
-            return put_first(y, rest + table[np.argmin(sizes / 2 - (theirs - rest) @ table.T, axis=-1)])
+            return put_first(y, rest + table[nearest(theirs - rest, table)])
         shift = at.affine(np.zeros_like(theirs), port.stage)
         wanted = (theirs - shift) / (at.affine(np.ones_like(theirs), port.stage) - shift)
-        near = [int(np.argmax(standard(table + r, at.config.eps) @ z)) for r, z in zip(rest, wanted, strict=True)]
-        return put_first(y, rest + table[near])
+        return put_first(y, rest + table[nearest_normalized(wanted, rest, table, at.config.eps)])
 
     return rule
 

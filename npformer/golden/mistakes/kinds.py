@@ -19,6 +19,7 @@ from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parents, parted
 from npformer.golden.mistakes.general import flat
+from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.mistakes.precision import SCHEMES
 from npformer.golden.port import Port, made_by
 
@@ -187,7 +188,7 @@ def _heads(port: Port) -> np.ndarray | None:
         np.concatenate([(a if a.ndim == 3 else split_heads(a, count)).reshape(count, -1) for a in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)
     )
-    order = np.argmin(np.vecdot(ours, ours) / 2 - theirs @ ours.T, axis=-1)
+    order = nearest(theirs, ours)
     order[~theirs.any(-1)] = -1
     return None if len(set(order.tolist()) - {-1}) == count else order
 

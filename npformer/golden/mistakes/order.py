@@ -229,7 +229,7 @@ def layer_count(port: Port) -> Ways:
             yield (
                 f"the last{of} is missing, and the norm takes the place of the layer before",
                 {
-                    f"{stack}layers.{count - 2}.{end}": _last_norm,
+                    f"{stack}layers.{count - 2}.{end}": lambda y, at: _normed(y, at, "norm"),
                     f"{stack}layers.{count - 1}.{end}": lambda y, at: at("input"),
                     f"{stack}norm": lambda y, at: at.source,
                 },
@@ -238,12 +238,6 @@ def layer_count(port: Port) -> Ways:
             for i in order:
                 for stage in ("input", end):  # the stages are those of the second run, or of the first
                     yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": again}
-
-
-def _last_norm(y: np.ndarray, at: At) -> np.ndarray:
-    """The norm after the last layer, of a layer's output."""
-    weights = {part: each for part in ("weight", "bias") if (each := at.weight("norm", part)) is not None}
-    return at.norm(y, **weights)
 
 
 def again(x: np.ndarray, at: At) -> np.ndarray:

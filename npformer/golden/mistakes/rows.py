@@ -12,6 +12,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.mistakes.kinds import in_all_layers
+from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port
 
 #: Description -> whether a row is one of these, of (its place, the text's length).
@@ -36,7 +37,7 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
     return wrong if some.any() and not some.all() else None
 
 
-def said_of(wrong: list[np.ndarray]) -> str:
+def rows_said(wrong: list[np.ndarray]) -> str:
     """Describes rows by a rule that holds in all texts, else by their numbers."""
     places = [np.arange(len(each)) for each in wrong]
     first = min(int(np.flatnonzero(each)[0]) for each in wrong if each.any())
@@ -79,7 +80,7 @@ def some_rows(port: Port) -> Ways:
     yield from _first_of_norms(port)
     if (wrong := wrong_rows(port)) is None:
         return
-    said = said_of(wrong)
+    said = rows_said(wrong)
     for name in [each for each in reversed(port.known) if each in port.span]:
         for what, rule in {"its input, unchanged": _unchanged, "0": lambda y, at: 0 * y}.items():
             of = "" if name == port.stage else f" of {name}"
@@ -110,7 +111,7 @@ def _other_rows(port: Port, wrong: list[np.ndarray]) -> list[np.ndarray] | None:
     found, allowed = [], port.budgets[port.stage]
     for theirs, right, own in zip(port.theirs, port.rightly, wrong, strict=True):
         rows = np.arange(len(right))
-        near = np.argmin(np.vecdot(right, right) / 2 - theirs[own] @ right.T, axis=-1)
+        near = nearest(theirs[own], right)
         if (np.abs(theirs[own] - right[near]) > allowed).any():
             return None
         rows[own] = near
@@ -127,7 +128,7 @@ def made_in_rows(mistake: Mistake) -> Mistake:
         for way, changed in mistake.ways(port):
             rules = changed.rules[len(port.rules) :]
             if rules and changed.weights is port.weights and changed.config is port.config:
-                only = f"{way}, only in {said_of(wrong)}".removeprefix(", ")
+                only = f"{way}, only in {rows_said(wrong)}".removeprefix(", ")
                 yield only, port.ruling({pattern: in_rows(wrong, rule) for pattern, rule in rules})
 
     return mistake._replace(changes=ways)

@@ -46,7 +46,7 @@ def _solved(port: Port) -> list[float]:
 
 
 def _hiding(at: At, hide: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The softmax of scores, with those that the model hides changed by `hide`."""
+    """Applies `hide` to the scores that the model masks, and returns the softmax of all scores."""
     scores = at("attention.scores")
     return softmax(np.where(at.scores < HIDDEN, hide(scores), scores))
 
@@ -144,7 +144,7 @@ def _left_out(port: Port) -> np.ndarray | None:
     """Returns the columns that the port's products leave out; None without its queries and keys, or if none is."""
     name = port.stage.removesuffix("scores")
     arrays = [port.given.get(f"{name}{each}_heads") for each in QKV[:2]]
-    if not port.stage.endswith("attention.scores") or None in [each and 1 for each in arrays]:
+    if not port.stage.endswith("attention.scores") or None in arrays:
         return None
     gram, sums = np.zeros((port.d_head, port.d_head)), np.zeros(port.d_head)
     for q, k, theirs, right in zip(*arrays, port.theirs, port.rightly, strict=True):  # type: ignore[arg-type]

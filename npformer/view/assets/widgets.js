@@ -7,7 +7,7 @@ function select(label, options, value, onchange) {
   return el("label", { class: "field" }, el("span", {}, label), list);
 }
 
-// A choice of a few, as a row of buttons.
+// A row of buttons, of which one is selected.
 function segmented(label, options, value, onchange) {
   const group = el("div", { class: "segmented", role: "radiogroup", "aria-label": label });
   const choose = (key, focus) => {
