@@ -81,9 +81,9 @@ class BaseModel(Runner, Answering):
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """As in `Runner`, after a check, which takes microseconds, that the files of the weights are unchanged.
+        """As in `Runner`, but first checks, in microseconds, that the files of the weights are unchanged.
 
-        NumPy's floating-point warnings are off inside, because `expect_finite` reports their results with the place.
+        NumPy's floating-point warnings are off inside: `expect_finite` reports which values are not finite.
         """
         self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):

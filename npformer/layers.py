@@ -86,7 +86,7 @@ class Layer:
         return (name, "") if self.norm_first else ("", name)
 
     def _output(self, block: str) -> str:
-        """The stage with the output of a block and its norm."""
+        """The stage with the output of a block, after the norm if one follows the block."""
         return self._norms(block)[1] or f"{block}_residual"
 
     @property

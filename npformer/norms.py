@@ -123,7 +123,7 @@ def of_heads(rule: Rule, y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable[[Any], Ways]:
-    """Ways of a mistake in all norms and, in a model with norms of heads, in norms of one kind only."""
+    """Ways to make a mistake in all norms and, in a model with norms of heads, in norms of one kind only."""
 
     def ways(port: Any) -> Ways:
         has_both = any(name.endswith("_normed") for name in port.span) and any(

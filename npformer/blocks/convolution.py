@@ -183,7 +183,7 @@ def _moved(x: np.ndarray, step: int) -> np.ndarray:
 
 
 def _padding_counted(port: Any) -> Ways:
-    """Ways to read other rows than zeros outside a text."""
+    """Ways to read rows other than zeros outside a text."""
     if (batch := port.in_a_batch()) is not None:
         yield "", batch.ruling({HIDDEN: lambda y, at: convolved(at, at.source)})
     yield (

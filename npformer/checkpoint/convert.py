@@ -94,7 +94,7 @@ def convert(
     if dtype is not None and dtype not in STORED_DTYPES:
         raise NpformerError(f"dtype: expected one of {', '.join(STORED_DTYPES)}, got {dtype!r:.80}")
     if keep is not None and (checks.one_of("keep", keep, NARROW) and (to == "torch" or dtype is not None)):
-        raise NpformerError(f"keep: {keep!r} is for npformer's format, without dtype; omit to and dtype")
+        raise NpformerError(f"keep: {keep!r} works only in npformer's format and without dtype; omit to and dtype")
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
         stored = read_folder(src, limits)

@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
     parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
     parser.add_argument("--as-distilbert", action="store_true", help="rewrite a BERT as a DistilBERT first")
-    parser.add_argument("--max-length", type=whole, metavar="N", help="maximum tokens in a text or block (the model's)")
+    parser.add_argument(
+        "--max-length", type=whole, metavar="N", help="maximum tokens in a text or block (default: the model's)"
+    )
     recipes.add_arguments(parser, Recipe())
 
 

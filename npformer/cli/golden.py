@@ -182,7 +182,7 @@ def _record(args: argparse.Namespace) -> int:
         print(f"{golden.tiny(args.output, args.tiny, args.seed or 0)}: a model and its {golden.TINY_FILE}")
         return 0
     if args.seed is not None:
-        raise NpformerError("--seed: expected --tiny too")
+        raise NpformerError("--seed: needs --tiny")
     if not args.given:
         raise NpformerError("golden record: expected at least one text")
     name = args.model or RECORDED
@@ -284,5 +284,7 @@ def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | 
 def _names(path: str | None) -> dict[str, str] | None:
     names = read_json(as_given(path)) if path else None
     if names is not None and not all(isinstance(name, str) for name in names.values()):
-        raise NpformerError(f"{path}: expected an object from the port's names to ours, got {json.dumps(names):.80}")
+        raise NpformerError(
+            f"{path}: expected an object that maps the port's names to npformer's, got {json.dumps(names):.80}"
+        )
     return names

@@ -6,7 +6,7 @@ learn check             run the file in this folder: what is right, what is
                         wrong and why
 learn hint NAME         a hint for a function; up to three, each says more
 learn solution NAME     npformer's own function
-learn look              a page of views of your model beside the right one"""
+learn look              a page of views of your model and of npformer's"""
 
 from __future__ import annotations
 
@@ -45,14 +45,16 @@ PAUSE = 0.3  # seconds between checks of the file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="what to do")
     parser.add_argument("name", nargs="?", metavar="FOLDER or NAME", help="start: new folder; hint, solution: function")
-    parser.add_argument("--folder", default=".", metavar="DIR", help="the folder of your file (this one)")
+    parser.add_argument("--folder", default=".", metavar="DIR", help="the folder of your file (default: this one)")
     check = parser.add_argument_group("check")
     check.add_argument("--chapter", type=int, metavar="N", help="check the functions up to this chapter only")
     check.add_argument("--watch", action="store_true", help="check again whenever the file changes, until Ctrl-C")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
-    check.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help=f"time for a function ({LIMIT:g})")
+    check.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="SECONDS", help=f"time limit for each function ({LIMIT:g})"
+    )
     look = parser.add_argument_group("look")
-    look.add_argument("-o", "--output", metavar="FILE", help="the page to write (look.html in the folder)")
+    look.add_argument("-o", "--output", metavar="FILE", help="the page to write (default: look.html in the folder)")
     look.add_argument("--open", action="store_true", help="open the page in the browser")
 
 

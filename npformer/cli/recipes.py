@@ -61,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     add("--window", whole, "N", default.window, "sort the texts of N batches by length before batching")
     add("--average", whole, "N", default.average, "average the last N checkpoints if that scores higher")
     parser.add_argument(
-        "--average-every", type=whole, metavar="N", default=0, help="steps between those checkpoints (an epoch)"
+        "--average-every",
+        type=whole,
+        metavar="N",
+        default=0,
+        help="steps between those checkpoints (default: an epoch)",
     )
     parser.add_argument(
         "--dense-embeddings", action="store_true", help="update every row of the embedding tables at every step"
@@ -77,7 +81,7 @@ def read(args: argparse.Namespace) -> Recipe:
     except ValueError:
         raise NpformerError(f"--betas: expected two numbers separated by a comma, got {args.betas!r:.80}") from None
     if args.average_every and args.average == 1:
-        raise NpformerError("--average-every: expected --average too")
+        raise NpformerError("--average-every: needs --average")
     for name in ("dropout", "label_smoothing"):
         if not 0 <= getattr(args, name) <= 1 - 2**-16:  # `Dropout` rounds rates to multiples of 2^-16
             option = f"--{name.replace('_', '-')}"

@@ -60,7 +60,7 @@ def unknown(kind: str, name: object, known: Iterable[str], hint: str = "") -> Np
 
 
 def listed(names: Iterable[object]) -> str:
-    """Joins names to one line of an error message. Names from files, such as labels, may have line breaks."""
+    """Joins names into one line of an error message. Names from files, such as labels, may have line breaks."""
     return ", ".join(map(str, names)).replace("\n", "\\n")
 
 

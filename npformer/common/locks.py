@@ -80,7 +80,7 @@ def clear_partial(folder: Path, name: str | None = None) -> None:
     pattern = re.compile(rf"\.{'.+' if name is None else re.escape(_short(name))}\.[0-9a-f]{{8}}\.lock", re.DOTALL)
     with contextlib.suppress(OSError):  # the write that follows reports the error
         for each in filter(pattern.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(OSError):  # the run is alive, or without locks it may be
+            with contextlib.suppress(OSError):  # the run is alive, or may be if the file system has no locks
                 _clear(folder / each)
 
 

@@ -242,7 +242,7 @@ def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
 
 
 def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
-    """Joins the steps of `greedy_or_sample` to `count` targets."""
+    """Joins the steps of `greedy_or_sample` into `count` targets."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]
     likely: list[list[Best]] = [[] for _ in range(count)]
@@ -258,5 +258,5 @@ def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Joins the most likely tokens of the steps of a text, (1, n) each, to (L, n). Returns None without steps."""
+    """Concatenates a text's most likely tokens, (1, n) for each step, to (L, n). Returns None without steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -342,7 +342,7 @@ def _attend(
                 context[:, own] = masked_attention(
                     *q_k_v, mask, TERMS * beams, front, adding(terms, (slice(None), own), *q_k_v[:2], scale)
                 )
-            else:  # with so long groups, BLAS would split a group into several blocks
+            else:  # BLAS would split groups this long into several blocks
                 _attend_apart(*q_k_v, mask, context[:, own], terms, own)
 
     parallel_for(attend, n_kv_heads, nanoseconds=0.4 * size)

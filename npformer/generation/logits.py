@@ -55,8 +55,8 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
     """The k best tokens after the ids (R, L) of each row, with their log probabilities under the settings.
 
     As in beam search of Transformers, logits are normalized, then processed, then normalized again with
-    renormalize_logits. A ban does not change the scores of other tokens, so bans come first if one normalization is
-    enough.
+    renormalize_logits. Bans do not change the scores of other tokens: if there are only bans, the logits are normalized
+    once, before or after them.
     """
     s = processors.settings
 

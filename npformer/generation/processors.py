@@ -79,7 +79,7 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether a score can change to another value than -inf, so that the order with normalization matters."""
+        """Whether a score can change to a value other than -inf: then it matters whether normalization comes first."""
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 

@@ -169,7 +169,7 @@ class At:
         return float(self.config.score_scale or self.d_head**-0.5)
 
     def bias(self, scores: np.ndarray) -> np.ndarray | float:
-        """The position biases that `scores` (H, T, T) contain; 0 without any."""
+        """The position biases that `scores` (H, T, T) contain, or 0 if there are none."""
         return 0.0 if self.crosses else bias_of(self, scores) + alibi_of(self, scores)
 
     def products(self, scores: np.ndarray) -> np.ndarray:
@@ -184,7 +184,7 @@ class At:
 
     @property
     def cap(self) -> float | None:
-        """The layer's soft cap of scores; None without one."""
+        """The layer's soft cap of scores, or None if it has none."""
         own = () if self.crosses else self.mechanisms
         return next((each.cap for each in own if isinstance(each, SoftCap)), None)
 

@@ -272,7 +272,7 @@ class _Case:
         """Returns whether a cause would change a correct stage of the same layer and attention block.
 
         Precision and rules for this stage alone are never refuted: a port may make the mistake in one place only. A
-        cause that only takes back an earlier one is refuted too.
+        cause that only undoes an earlier one is refuted too.
         """
         block, before = block_of(base.stage), self.texts
         if self.takes_back(wrong, base):
@@ -288,7 +288,7 @@ class _Case:
             self.texts = before
 
     def takes_back(self, wrong: Port, base: Port) -> bool:
-        """Returns whether rules fit only because they replace those of an earlier cause: alone, they change nothing."""
+        """Returns whether rules fit only by undoing those of an earlier cause: on their own, they change nothing."""
         added, count = wrong.rules[len(base.rules) :], len(self.right.rules)
         if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
             return False
@@ -366,7 +366,8 @@ class _Case:
     ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
         """Yields each possible way to make a mistake, with its port and the values that the port computes.
 
-        Ports that differ from `port` only in rules run together, because the interpreter dominates a small model's run.
+        Ports that differ from `port` only in their rules share one run: for a small model, most time is spent in Python
+        itself.
         """
         waiting: list[tuple[Mistake, str, Port]] = []
         most = TOGETHER // (sum(map(len, (*port.texts, *port.sources))) * port.config.d_model)

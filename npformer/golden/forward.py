@@ -66,7 +66,7 @@ class Forward:
 
 
 def corner_of(array: np.ndarray, part: np.ndarray, at_end: bool) -> tuple[slice, ...]:
-    """The slices of an array with padding in which an array without it lies: at the end of each axis, or the start."""
+    """The slices of a padded array that contain the unpadded one: the end of each axis, or its start."""
     pairs = zip(array.shape, part.shape, strict=True)
     return tuple(slice(max(size - own, 0), size) if at_end else slice(own) for size, own in pairs)
 
@@ -171,7 +171,7 @@ class Run(Arrays):
         return join(pieces)
 
     def _untouched(self, name: str) -> bool:
-        """Whether a stage is neither changed nor requested, as most stages of most runs."""
+        """Whether a stage is neither changed nor requested, like most stages of most runs."""
         if self.noise is not None or name in self.given or name in self._embedded or name in self._after:
             return False
         return self.until not in ("", name) and not any(matches(name, pattern) for pattern in self._patterns)
@@ -204,7 +204,7 @@ class Run(Arrays):
         if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
             made = made[..., 0]  # its only column
         if made.shape != array.shape:
-            raise NpformerError(f"{name}: the rule gives {made.shape} for {array.shape}")
+            raise NpformerError(f"{name}: expected an array of shape {array.shape} from the rule, got {made.shape}")
         return made.astype(array.dtype, copy=False)
 
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
@@ -213,7 +213,7 @@ class Run(Arrays):
             corner = corner_of(made, theirs, self.port.at_end)
             made = made.copy()
             if made[corner].shape != theirs.shape:
-                raise NpformerError(f"{name}: theirs is {theirs.shape}, the port's {made.shape}")
+                raise NpformerError(f"{name}: expected shape {made.shape} at most, got {theirs.shape}")
             made[corner] = theirs
         self.kept[name, row] = made = self._ruled(name, row, made, self.ports[row % len(self.ports)].reads)
         return made

@@ -84,7 +84,7 @@ def head_width(config: Config, stack: str) -> int:
 def parents(config: Config, weights: Iterable[str]) -> Parents:
     """Returns each stage of a model with these weights -> the stages it is computed from, in firing order.
 
-    A layer's own stages have the parent `layers.*.input`, and that has the stage that the layer reads as its parent.
+    The first stages of a layer have the parent `layers.*.input`. Its own parent is the stage that the layer reads.
     """
     of: Parents = {}
     for stage in of_weights(config, frozenset(weights)).values():

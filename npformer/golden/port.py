@@ -176,7 +176,7 @@ class Port:
 
     @property
     def paddings(self) -> dict[str, Port]:
-        """Returns the padded ports: padding may have its own row of the position table, or count on."""
+        """Returns the padded ports: padding may have its own row of the position table, or count like tokens."""
         if (padded := self.padded()) is None:
             return {}
         if self.config.uncounted is None:

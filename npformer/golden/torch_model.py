@@ -221,7 +221,7 @@ def _first(output: Any, name: str = "") -> Any:
 def _hook(
     heard: dict[str, np.ndarray], stages: Iterator[str], tensor: Callable[[Any, Any], Any]
 ) -> Callable[..., None]:
-    """Returns a hook that records `tensor` of a module's inputs and output, each call as the next of these stages."""
+    """Returns a hook that records tensor(inputs, output) of a module; each call is the next of `stages`."""
 
     def hook(module: Any, args: Any, output: Any = None) -> None:
         if (stage := next(stages, "")) and stage not in heard:  # an inner module comes first

@@ -27,7 +27,7 @@ from npformer.text.words import Span, text_words, word_spans, word_text
 
 TOKENS = 4096  # tokens between two steps of a progress bar, enough to use all cores
 BATCH = 1024  # tokens in an edited forward pass
-MOST = 8_192  # maximum number of tokens to read, in terms of BERT-base, before words are grouped: 15 s on two cores
+MOST = 8_192  # tokens to read before words are grouped, for a model like BERT-base: 15 s on two cores
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text with the number of their word; None between words
 
@@ -199,7 +199,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields each input's logits, computed in packed batches; `progress` shows a bar."""
-    words = model.config.head in ("causal-lm", "translation")  # their logits take the memory of a vocabulary per token
+    words = model.config.head in ("causal-lm", "translation")  # their logits take V numbers per token
     tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edited forwards run whole
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))

@@ -8,7 +8,7 @@ BERT_BASE = 85_000_000  # weights in the layers of BERT-base
 
 
 def affordable(model: BaseModel, tokens: float) -> int:
-    """Returns how many tokens a model reads in the time that BERT-base needs for `tokens`, limited to half and twice.
+    """Returns how many tokens a model reads while BERT-base reads `tokens`: between half and twice as many.
 
     A token costs two operations per weight. The limit is twice because small models spend much of their time elsewhere.
     """

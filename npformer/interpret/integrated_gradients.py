@@ -34,7 +34,7 @@ from npformer.transformer import backward, forward, packed, transformer, transfo
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of the integral
-MOST = 4_096  # default limit of tokens at all points, in terms of BERT-base: 20 s on two cores
+MOST = 4_096  # default limit of tokens at all points, for a model like BERT-base: 20 s on two cores
 LEAST = 8
 TOKENS = 1024  # tokens per forward and backward; larger batches take memory and are not faster
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # special tokens around a text, which a baseline keeps
@@ -108,7 +108,7 @@ def explained_by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """As `by_gradients` for a target; a translation model has a pair of source and target, of which the source counts.
+    """As `by_gradients`, for a target. For a translation model, text is a pair, and only the source gets scores.
 
     The integral is a sum over `steps` points, by default STEPS, fewer for a long text. columns: the tokens as they are
     read.
@@ -151,7 +151,7 @@ def _value(model: Any, text: Any, explained: Target, rows: np.ndarray) -> float:
 
 
 def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
-    """The batch of some texts; of pairs those of the sources and targets."""
+    """The batch of some texts; for pairs, the batch of the sources and that of the targets."""
     if model.config.head == "translation":
         return [pack(side) for side in zip(*texts, strict=True)]
     return [packed(model.config, texts)]
@@ -252,9 +252,9 @@ def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tupl
     """Returns the embeddings of a text without information, (L, D), and a name for it.
 
     The text has [MASK] for all tokens except [CLS] and [SEP], with the same positions and token types. The model was
-    trained to read [MASK] as an unknown word, whereas [PAD], used in Captum's tutorial, was hidden from it. A
-    tokenizer without [MASK] gives [PAD], GPT-2's <|endoftext|>; without these, the embeddings are zeros, as the paper
-    suggests for texts.
+    trained to read [MASK] as an unknown word, whereas [PAD], used in Captum's tutorial, was hidden from it. If the
+    tokenizer has no [MASK], the text has [PAD] (<|endoftext|> for GPT-2). If it has neither, the embeddings are zeros,
+    as the paper suggests for texts.
     """
     translates = isinstance(text, tuple)
     read, numbers = text[0] if translates else text, dict[str, Any]()

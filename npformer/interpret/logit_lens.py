@@ -113,7 +113,7 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
     if config.head in POOLED_HEADS:
         if asked is not None:
             raise NpformerError(
-                f"logit_lens: positions: leave it out; a {config.head} model answers for the whole text"
+                f"logit_lens: positions: omit it; a {config.head} model gives one answer for the whole text"
             )
         return [row_read(config, Text(recorded.ids if recorded.key_ids is None else recorded.key_ids))]
     if asked is not None:

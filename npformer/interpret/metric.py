@@ -57,7 +57,9 @@ def metric_of(
         return metric
     if callable(metric):
         if position is not None:
-            raise NpformerError(f"{caller}: position: leave it out with a function, which selects its own token")
+            raise NpformerError(
+                f"{caller}: position: not allowed if the metric is a function, which selects its own token"
+            )
         return Metric("the metric", lambda found: _number(metric, found, caller), lambda found: _slope(metric, found))
     if model.config.head == "translation" and metric is None and position is None:
         return _log_probability(text[1].ids[1:])
@@ -95,7 +97,7 @@ def logits_asked(
         )
     if head in POOLED_HEADS:
         if position is not None:
-            raise NpformerError(f"{caller}: position: leave it out; a {head} model answers for the whole text")
+            raise NpformerError(f"{caller}: position: omit it; a {head} model gives one answer for the whole text")
         logits = answers["logits"]
         number, name = (
             asked_label(model, label, len(logits), caller) if label is not None else (int(logits.argmax()), "")
@@ -106,7 +108,7 @@ def logits_asked(
     logits = answers["logits"]
     if head == "replaced-token":
         if label is not None:
-            raise NpformerError(f"{caller}: {label!r:.80}: leave it out; a {head} model has one logit per token")
+            raise NpformerError(f"{caller}: {label!r:.80}: omit it; a {head} model has one logit per token")
         places = range(len(logits)) if position is None else [position_of(position, len(logits), caller)]
         return [Logit(f"the replaced-token logit of token {at}", "logits", (at,)) for at in places]
     if position is None:

@@ -27,7 +27,7 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-MOST = 65_536  # limit of tokens to read by position, in terms of BERT-base, of which half skip layers: a minute
+MOST = 65_536  # limit of tokens to read by position, for a model like BERT-base: a minute, since half skip layers
 BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of the names of a layer's stages, in order
 
 

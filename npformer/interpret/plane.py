@@ -23,7 +23,7 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
     if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
         raise NpformerError(
-            f"project: expected rows (N, D) with N and D at least {dimensions}, the dimensions, got {rows.shape}"
+            f"project: expected rows (N, D) with N and D at least {dimensions} (dimensions=), got {rows.shape}"
         )
     if method == "tsne":
         return _tsne(rows, dimensions, seed)

@@ -94,7 +94,7 @@ def each_word_by_source(
 
     Returns
     -------
-    list of lists of Method, as of `by_source` for each position
+    list of lists of Method, one for each position, as from `by_source`
 
     Raises
     ------

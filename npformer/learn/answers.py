@@ -143,7 +143,7 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """Returns the paths of values that a program with a known mistake shares."""
+    """Returns the paths of the values that a program with a known mistake gives too."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     return {
         path

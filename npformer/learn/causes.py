@@ -1,8 +1,9 @@
 """Names the cause of a wrong answer: a program with known mistakes that gives the learner's numbers in every case.
 
-The table of each exercise lists single mistakes. Learners also make a mistake in only one branch of a function, write
-out a function that they should call and make its mistakes, or make two mistakes at once. `CANDIDATES` makes a program
-of each. `constants.py` makes programs with an unlisted number, and `changed.py` changes the right answer.
+The table of each exercise lists single mistakes. Learners also make a mistake in only one branch of a function, copy
+the steps of a function that they should call, with one of its mistakes, or make two mistakes at once. `CANDIDATES`
+makes a program of each. `constants.py` makes programs with an unlisted number, and `changed.py` changes the right
+answer.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields right answers with a mistake in a function that they call, which the learner may have written out."""
+    """Yields right answers that call a function with a mistake: the learner may have copied its steps instead."""
     for part in _parts(exercise.name):
         for slip in EXERCISES[part].slips:
             yield Slip(slip.name, f"At the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])

@@ -172,7 +172,7 @@ def _written(before: tuple[Any, ...], after: tuple[Any, ...], names: list[str]) 
 def _judged(
     exercise: Exercise, function: Function, made: _Call, true: Truth, names: list[str], file: str
 ) -> Verdict | None:
-    """Returns the first problem of a call; None without one."""
+    """Returns the first problem of a call, or None if it has none."""
     wrong, values = Verdict(exercise.name, WRONG), exercise.values
     if made.error is not None:
         return _exception(wrong, made, names, file)
@@ -203,7 +203,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how often to call a function again: two draws from a few words are often equal."""
+    """Returns the number of further calls to make: two draws from a few words are often equal."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the last line of a file that an exception passed through, and a sentence's start; 0 and "" if none."""
+    """Returns the last line of a file that an exception passed through (0 if none), and the start of a sentence."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""

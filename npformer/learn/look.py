@@ -1,4 +1,4 @@
-"""A page of views of the learner's model beside the right one."""
+"""A page of views of the learner's model and of npformer's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     stages = {name: array for name, array in stages.items() if array.shape == right[name].shape}
     if "layers.0.attention.weights" not in stages:
         why = "scaled_dot_product_attention has to call softmax, with all heads at once"
-        raise NpformerError(f"learn look: your attention weights cannot be seen: {why}")
+        raise NpformerError(f"learn look: your attention weights cannot be shown: {why}")
     yours = Trace("*", model.config)
     read = read_inputs(model, text)
     yours.describe(read.tokens, read.token_type_ids)

@@ -46,7 +46,7 @@ class Run:
 
 
 def classify(module: Any) -> Run:
-    """Compares the learner's answer to TEXT, with the bundled classifier's weights, with npformer's."""
+    """Compares the answers of the learner's model and of npformer's to TEXT, with the bundled classifier's weights."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
     shares = softmax(np.asarray(module.classify(text.ids, model.config.n_heads, model.weights), np.float64))

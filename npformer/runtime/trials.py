@@ -23,9 +23,9 @@ PATIENCE = 0.05  # seconds of work before a trial, so that a process for a singl
 class Trial(Generic[Way]):
     """Runs work in the fastest of several ways.
 
-    The first way is a guess. A trial begins after PATIENCE seconds of work. It is repeated later, because a core that
-    was busy during one trial may be free during the next: as soon as the time lost in it is at most SHARE of the time
-    since then.
+    The first way is a guess. A trial begins after PATIENCE seconds of work. A core that was busy during one trial may
+    be free later, so trials are repeated: the next one begins once the time lost in the last one is at most SHARE of
+    the time since then.
 
     Threads may share a trial without a lock, because a race only loses a measured time.
     """

@@ -97,7 +97,7 @@ class App:
         if self.service is None:
             raise Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "the service has not started: run the app's lifespan, also if another app mounts it",
+                "the service has not started: run the app's lifespan, even if another app mounts it",
                 "Unhealthy",
             )
         if self.stopping:

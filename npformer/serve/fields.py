@@ -163,7 +163,9 @@ def _content(where: str, value: Any) -> str:
     texts = []
     for i, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise wrong(f"{where}[{i}]", 'expected {"type": "text", "text": ...}: models read no other parts')
+            raise wrong(
+                f"{where}[{i}]", 'expected {"type": "text", "text": ...}: other types of parts are not supported'
+            )
         texts.append(_text(f"{where}[{i}].text", part.get("text")))
     return "".join(texts)
 

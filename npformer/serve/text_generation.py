@@ -106,7 +106,7 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
 
 
 async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
-    """Returns a text's pieces, each computed in its turn; the first one now, so that an error gets its HTTP status."""
+    """Computes a text's first piece now, so that an error gets its HTTP status, and each later one in its turn."""
     try:
         first = await service.piece(pieces)
     except NpformerError as error:
@@ -226,7 +226,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     if n > 1 and not draws:
         raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
     if given["echo"] and given["logprobs"] is not None:
-        raise f.wrong("echo", "expected false with logprobs: prompts have none")
+        raise f.wrong("echo", "expected false with logprobs: the tokens of a prompt have no log probabilities")
     options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = name

@@ -60,7 +60,10 @@ def read_logit_score(folder: Path) -> LogitScore:
         structured = modalities["message"]["format"] == "structured" if "message" in modalities else False
         variables = dict(given.get("chat_template") or {})
     except (TypeError, KeyError, AttributeError, ValueError):
-        raise NpformerError(f"{path}: expected settings of messages, got {shown(modalities)}, {shown(given)}") from None
+        raise NpformerError(
+            f"{path}: expected modality_config and processing_kwargs to be objects, "
+            f"got {shown(modalities)} and {shown(given)}"
+        ) from None
     return LogitScore(true_id, false_id, structured, variables)
 
 
@@ -94,7 +97,7 @@ class RankingTemplate:
 
     def __init__(self, model: Model, score: LogitScore) -> None:
         if model.folder is None:
-            raise NpformerError(f"{KIND}: expected a model of a folder, with its chat template")
+            raise NpformerError(f"{KIND}: expected a model loaded from a folder, which has the chat template")
         self.tokenizer = model.tokenizer
         self._read = lru_cache(2)(
             lambda with_system: pair_template(Path(model.folder or ""), with_system, score.variables, score.structured)

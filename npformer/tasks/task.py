@@ -143,8 +143,8 @@ class Task(Answering):
                         warned = True
                         hint = "long='window' reads whole texts, " if self.has_windows else ""
                         warn(
-                            f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. Further texts of "
-                            f"this call do not warn; see .truncated of a result. {hint}long='error' refuses such texts"
+                            f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. Later texts of "
+                            f"this call give no warning; see .truncated of each result. {hint}long='error' refuses them"
                         )
                     yield result
                     index += 1

@@ -54,7 +54,9 @@ class TextGenerationOptions(WritingOptions):
             got = shown(self.chat_template_kwargs)
             raise NpformerError(f"chat_template_kwargs: expected a dict of the template's variables, got {got}")
         if self.system is not None and not boolean("chat", self.chat):
-            raise NpformerError("system: needs chat=True (--chat); among messages, give one with the role system")
+            raise NpformerError(
+                "system: needs chat=True (--chat); in a list of messages, give one with the role system"
+            )
 
 
 class TextGeneration(Writing):
@@ -163,7 +165,7 @@ class TextGeneration(Writing):
     def tokens(self, text: Any, **options: Any) -> Iterator[str]:
         """Yields the continuation of one prompt piece by piece, as each token is chosen, greedily or by sampling.
 
-        The pieces join to the text that `return_full_text=False` gives for the same seed.
+        Joined, the pieces are the text that `return_full_text=False` gives for the same seed.
         """
         yield from self.writing(text, **options)
 

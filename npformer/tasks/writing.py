@@ -114,7 +114,7 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    """Yields the text of tokens piece by piece, in whole characters; the pieces join to the whole text."""
+    """Yields the text of tokens piece by piece, in whole characters; joined, the pieces are the whole text."""
     ids: list[int] = []
     shown = text = ""
     for token in tokens:

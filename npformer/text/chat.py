@@ -32,7 +32,7 @@ def is_chat(value: Any) -> bool:
 
 
 def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
-    """Checks a conversation, and joins the parts of the content of each message to a text."""
+    """Checks a conversation, and joins the parts of the content of each message into a text."""
     found = []
     for i, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-AGAIN = 8  # maximum number of tokens of the character that a block shares with the previous block
+AGAIN = 8  # maximum tokens of one character: a block repeats the last character of the previous block
 
 
 @dataclass

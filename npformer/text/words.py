@@ -44,7 +44,7 @@ def _special(token: str) -> bool:
 
 
 def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
-    """Joins the pieces of a word to a text without marks: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
+    """Joins the pieces of a word into a text without marks: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
 
     A mark without other pieces becomes `␣`. has_bytes: see `_from_bytes`.
     """

@@ -115,7 +115,7 @@ def attribution(
 
             found.append(on_logit(logit_attribution(source, text, label, position=token)))
     if not found and label is not None:
-        raise NpformerError("attribution: label= needs a model that classifies texts, to ask it again without a word")
+        raise NpformerError("attribution: label= needs a text classifier, which is run again without each word")
     side = sides(arrays, tokens, None, None).queries
     found += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
     wants_roll_out = "roll-out" in asked and not (translates and found and methods is None)
@@ -126,7 +126,7 @@ def attribution(
         found.append(roll_out(stack, pick("token", reads_all if token is None else token, range(count))))
     if not found and methods is not None:
         raise NpformerError(
-            f"attribution: {', '.join(asked)}: not available for this input; a text classifier has all measures"
+            f"attribution: {', '.join(asked)}: not available for this input; a text classifier supports all measures"
         )
     if not found:
         raise NpformerError("attribution: expected a model, a trace with weights, or scores=")

@@ -35,7 +35,7 @@ LOOKS = 3  # maximum words and heads named for the answer, and against it
 NEXT, TRANSLATION = "next token", "translation"
 PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
 LEAST = -1e9  # stands for log 0: JSON has no infinity
-READ = 8_192  # maximum tokens to read for ablations, in terms of BERT-base: 10 s on two cores
+READ = 8_192  # maximum tokens to read for ablations, for a model like BERT-base: 10 s on two cores
 
 
 def page(

@@ -22,8 +22,8 @@ from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
 NUMBERS = 1_500_000  # maximum numbers in a page; larger stages keep evenly spaced rows and columns
-KEPT = 64  # tokens and columns of a head that are kept first
-EDGE = 3  # the first and last of these, which the page prints
+KEPT = 64  # tokens, and columns of a head, to keep while other axes are shortened
+EDGE = 3  # indices always kept at each end, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 

@@ -156,7 +156,7 @@ def test_impossible_settings(folder: Path, given: dict[str, Any], message: str) 
 
 def test_impossible_conversions(folder: Path, tmp_path: Path) -> None:
     for given in ({"to": "torch"}, {"dtype": "float16"}):
-        with pytest.raises(NpformerError, match="keep: 'int8' is for npformer's format, without dtype"):
+        with pytest.raises(NpformerError, match="keep: 'int8' works only in npformer's format and without dtype"):
             convert(folder, tmp_path / "x", keep="int8", **given)
     with pytest.raises(NpformerError, match="keep: expected one of bfloat16, float16, int8, got 'stored'"):
         convert(folder, tmp_path / "x", keep="stored")

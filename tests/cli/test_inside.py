@@ -233,7 +233,7 @@ def test_golden_compare_reads_a_map_of_names(recorded: Path, tmp_path: Path, cap
     (tmp_path / "names.json").write_text('{"answer": "logits"}')
     assert run(golden_command, ["compare", recorded, tmp_path / "a.npz", "--names", tmp_path / "names.json"]) == 0
     for text, message in (
-        ('{"answer": 3}', "expected an object from the port"),
+        ('{"answer": 3}', "expected an object that maps the port"),
         ("[", "not JSON"),
         ('{"a": "b"}', "no such"),
     ):
@@ -260,7 +260,7 @@ def test_golden_compare_finds_the_tiny_model_next_to_its_file(tmp_path: Path, ca
         (["record", "-o", "g"], "golden record: expected at least one text"),
         (["record", "-m", "m", "-o", "g"], "at least one text"),
         (["record", "no", "--tiny", "bert", "-o", "g"], "--tiny makes its own model and texts"),
-        (["record", "no", "-m", "m", "-o", "g", "--seed", "1"], "--seed: expected --tiny too"),
+        (["record", "no", "-m", "m", "-o", "g", "--seed", "1"], "--seed: needs --tiny"),
         (["record", "no", "-m", "m", "-o", "g", "--torch", "m"], "--torch is an option of golden compare"),
         (["compare", "g", "h", "-o", "x"], "--output is an option of golden record"),
         (["compare", "g"], "expected a golden file and either a file of arrays"),

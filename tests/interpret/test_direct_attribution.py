@@ -284,7 +284,7 @@ def test_an_edited_forward_is_the_one_that_is_explained() -> None:
         ("base", {}, "a base model has no labels"),
         ("sequence-classification", {"label": "GOOD"}, "label='GOOD': expected one of NEGATIVE, POSITIVE"),
         ("sequence-classification", {"label": 2}, "label=2: expected one of NEGATIVE, POSITIVE"),
-        ("sequence-classification", {"position": 1}, "position: leave it out; a sequence-classification model answers for the whole text"),
+        ("sequence-classification", {"position": 1}, "position: omit it; a sequence-classification model gives one answer for the whole text"),
         ("sequence-classification", {"label": 0, "against": "NEGATIVE"}, "expected a label other than the one"),
         ("token-classification", {}, "expected the token to explain, one of 7"),
         ("token-classification", {"label": "O"}, "'O': expected position="),
@@ -302,7 +302,7 @@ def test_inexplicable_inputs_are_errors(head: str, arguments: dict[str, Any], me
 def test_a_replaced_token_has_one_logit_and_no_label() -> None:
     model = tiny.model("electra", "replaced-token", dtype=np.float64)
     assert logit_attribution(model, TEXT, position=-2).what == "the replaced-token logit of token 5"
-    with pytest.raises(NpformerError, match="1: leave it out; a replaced-token model has one logit per token"):
+    with pytest.raises(NpformerError, match="1: omit it; a replaced-token model has one logit per token"):
         logit_attribution(model, TEXT, 1, position=2)
     with pytest.raises(NpformerError, match="position: expected the token to explain, one of 7"):
         logit_attribution(model, TEXT)

@@ -156,7 +156,7 @@ def test_inside_an_edit_they_match_the_edited_forward() -> None:
         ("base", {"grads": 0}, "grads: expected a function of the answers, because a base model has no labels"),
         ("sequence-classification", {"grads": "GOOD"}, "label='GOOD': expected one of NEGATIVE, POSITIVE"),
         ("sequence-classification", {"grads": lambda a: a["logits"]}, r"to one number, got float64 of shape \(2,\)"),
-        ("sequence-classification", {"grads": len, "position": 1}, "position: leave it out with a function"),
+        ("sequence-classification", {"grads": len, "position": 1}, "position: not allowed if the metric is a function"),
         (
             "masked-lm",
             {"grads": lambda a: a["logits"].sum()},

@@ -71,7 +71,7 @@ def test_errors_name_the_argument() -> None:
         logit_lens(words, "I love ice cream")
     with pytest.raises(NpformerError, match="logit_lens: position: expected a token's number, 0 to 5"):
         logit_lens(words, TEXT, positions=[9])
-    with pytest.raises(NpformerError, match="positions: leave it out"):
+    with pytest.raises(NpformerError, match="positions: omit it"):
         logit_lens(tiny.model("bert"), TEXT, positions=[0])
     with pytest.raises(NpformerError, match="expected one text"):
         logit_lens(words, [TEXT, TEXT])

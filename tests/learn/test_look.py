@@ -69,6 +69,6 @@ def test_a_model_that_cannot_be_drawn_says_why(tmp_path: Path) -> None:
         "return softmax(scores) @ v", "return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True) @ v"
     )
     with pytest.raises(
-        NpformerError, match="attention weights cannot be seen: scaled_dot_product_attention has to call"
+        NpformerError, match="attention weights cannot be shown: scaled_dot_product_attention has to call"
     ):
         look(written(tmp_path, {}, silent))

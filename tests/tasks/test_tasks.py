@@ -190,7 +190,7 @@ def test_a_pair_is_never_guessed():
 def test_a_long_text_is_cut_with_one_warning(name):
     task, text = make(name), f"[MASK] {LONG}"
     with pytest.warns(
-        UserWarning, match=r"input 1: \d+ tokens, cut to 64\. Further texts of this call do not warn"
+        UserWarning, match=r"input 1: \d+ tokens, cut to 64\. Later texts of this call give no warning"
     ) as caught:
         short, long, again = task(["[MASK] ice", text, text])
     assert len(caught) == 1

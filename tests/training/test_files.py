@@ -160,7 +160,7 @@ def test_finetune_that_makes_no_sense(
     model, one, two = (str(tmp_path / name) for name in ("model", "one.tsv", "two.tsv"))
     for source, dev, more, message in (
         (model, two, (), "one has one text per row, the other has two"),
-        (model, one, ("--average-every", "3"), "--average-every: expected --average too"),
+        (model, one, ("--average-every", "3"), "--average-every: needs --average"),
         (model, one, ("--labels", "no, maybe"), "label: expected one of no (0), maybe (1), got 'yes'"),
         (
             str(translator_folder / "out"),
@@ -350,7 +350,7 @@ def test_principal_components() -> None:
     whole = project(x, dimensions=5)
     distances = [np.linalg.norm(each[:, None] - each, axis=-1) for each in (x, whole)]
     assert np.abs(distances[0] - distances[1]).max() < 1e-12
-    with pytest.raises(NpformerError, match=r"project: expected .* at least 9, the dimensions"):
+    with pytest.raises(NpformerError, match=r"project: expected .* at least 9 \(dimensions=\)"):
         project(x, dimensions=9)
     with pytest.raises(NpformerError, match="method"):
         project(x, "umap")

@@ -38,7 +38,7 @@ def dropout(port: Port) -> Ways:
             kept[whole] = np.abs(theirs - rest[whole] - scaled[whole]) <= np.abs(theirs - rest[whole])
             able = dropped[whole] != 0  # a number that is 0 does not show whether it was dropped
             if not rate / 4 < 1 - kept[whole][able].mean() < 4 * rate:
-                raise ValueError("not as many zeros as dropout makes")
+                raise ValueError("the number of zeros does not fit dropout")
             return rest + scaled * kept
 
         yield f"rate {rate:g}", {port.stage: rule}

@@ -23,7 +23,7 @@ MOST_LABELS = 5  # maximum number of labels for which every order is tried
 
 
 def other_pooling(port: Port) -> Ways:
-    """Pools another row than the correct one, or several rows."""
+    """Pools a row other than the correct one, or several rows."""
     pooler = "pooler.weight" in port.weights
     if not pooler and port.config.head not in POOLED_HEADS:
         return

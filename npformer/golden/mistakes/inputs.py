@@ -176,7 +176,7 @@ def other_texts(port: Port) -> Ways:
 
 
 def decoder_input(port: Port) -> Ways:
-    """Gives the decoder other input than the start token followed by the text without its last token."""
+    """Gives the decoder an input other than the start token and the text without its last token."""
     if not port.config.decoder:
         return
     yield "not shifted", read_by_decoder(port, lambda read, labels: labels)

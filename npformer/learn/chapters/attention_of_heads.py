@@ -26,7 +26,7 @@ def _attention_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 4), drawn(2, 2, 3, 4), drawn(3, 2, 3, 4), MASK),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4)),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4), np.tri(3, 5, 2, dtype=bool)),
-        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # k fits with its axes in any order
+        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # a cube, so that k with exchanged axes still fits
     ]
 
 
@@ -159,7 +159,7 @@ ATTENTION = Exercise(
             "all axes of k reversed",
             "k.T reverses all three axes of k. Exchange the last two only: k.mT, or k.swapaxes(-1, -2).",
             lambda q, k, v, mask=None: (
-                softmax(_masked(q @ k.T / math.sqrt(q.shape[-1]), mask)) @ v  # another order of axes: no `attend`
+                softmax(_masked(q @ k.T / math.sqrt(q.shape[-1]), mask)) @ v  # not `attend`, because k has other axes
             ),
         ),
         Slip(

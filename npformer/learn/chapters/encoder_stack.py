@@ -28,7 +28,7 @@ def _layer_cases() -> list[tuple[Any, ...]]:
             drawn(1, 4, 6),
             2,
             *layer_weights(10, 6, 7).values(),
-        ),  # no size is another's root or twice another
+        ),  # no size is the root or the double of another
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
 
