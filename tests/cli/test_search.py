@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """A name too long for a suffix simulates a read-only folder, which root could still write to."""
+    """The name is so long that no suffix fits. It stands for a read-only folder, which root can write to."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

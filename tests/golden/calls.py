@@ -18,7 +18,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Call(NamedTuple):
-    """function(**arrays, **options), arrays by this project's argument names."""
+    """A call function(**arrays, **options), with arrays under npformer's argument names."""
 
     function: str
     arrays: dict[str, np.ndarray]

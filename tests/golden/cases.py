@@ -70,11 +70,11 @@ CONFIGS = {
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
     "distilbert": ["111111", "001111", "011010"],
-    "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, also where that is padding
+    "bert": ["111111", "101111", "110010"],  # its pooler reads the first column, even if it is padding
     "electra": ["111111", "101111", "110010"],
     "roberta": ["111111", "101111", "110010"],
     "albert": ["111111", "101111", "110010"],
-    "mpnet": ["1111111111", "0011010000"],  # a distance of 8 or more has a bucket with others
+    "mpnet": ["1111111111", "0011010000"],  # distances of 8 or more share buckets
     "modernbert": ["11111111", "00110100"],
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
@@ -100,11 +100,11 @@ FEW = (
     "t5",
     *DECODERS,
 )  # families whose cases are small and few
-N_TEXTS = (48, 14)  # for heads that answer once a text; of these families
+N_TEXTS = (48, 14)  # for heads with one answer per text, in these families
 
 
 class Case(NamedTuple):
-    """One tiny model; `encoder` is the case that keeps the stages of its encoder, where that is another one."""
+    """One tiny model. `encoder` is the case that stores the stages of its encoder, if that is another case."""
 
     family: str
     architecture: str
@@ -373,7 +373,7 @@ CASES = {
 
 
 def build(case: Case) -> Any:
-    """The case's model in float32. Parameters of one name are the same in all models of a family."""
+    """The case's model in float32. Parameters with the same name are equal in all models of a family."""
     names = {**SPELLINGS[case.family], "vocab_size": "vocab_size", "max_length": "max_position_embeddings"}
     sizes = {names[name]: size for name, size in {**SIZES, "n_layers": case.layers}.items()}
     config = getattr(transformers, CONFIGS[case.family])(**{**sizes, **case.options}, attn_implementation="eager")
@@ -417,7 +417,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
         "attention_mask": mask,
     }
-    if case.family in DECODERS:  # their heads find padding by the id, wherever that stands
+    if case.family in DECODERS:  # their heads find padding by its id, at any position
         given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = case.options["pad_token_id"]
     if case.family == "bart":  # its head reads the last of a text's end tokens, of which all texts have as many
         ids = given["input_ids"]
@@ -431,7 +431,8 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
 
 
 def reads_texts(case: Case) -> bool:
-    """Whether the head answers once a text: a few numbers, so that many texts are needed to tell luck from error."""
+    """Whether the head gives one answer per text. That is few numbers, so many texts are needed to tell error from
+    luck."""
     ends = ("SequenceClassification", "NextSentencePrediction", "MultipleChoice")
     return case.architecture.endswith(ends) or (
         case.architecture in ("BertModel", "RobertaModel") and bool(case.encoder)
@@ -439,7 +440,8 @@ def reads_texts(case: Case) -> bool:
 
 
 def keeps(case: Case, stage: str) -> bool:
-    """Whether a stage is stored with this case. Those of a shared encoder are, with the case that has no head."""
+    """Whether a stage is stored with this case. The stages of a shared encoder are stored with the case without a
+    head."""
     if not reads_texts(case) and stage in ("pooler", "pooled"):
         return False
     return not (

@@ -1,4 +1,4 @@
-"""The conformance suite: all of it, for slow tests, and the few cases that the others read. Each is written once."""
+"""The conformance suite: all cases for slow tests, and a few cases for the others. Each is written once."""
 
 from pathlib import Path
 

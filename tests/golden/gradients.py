@@ -29,7 +29,7 @@ LENGTHS = (9, 5, 5, 1, 7, 9)
 
 
 def texts(config: Config) -> list[Text]:
-    """Texts of several lengths, two neighbours of one length among them."""
+    """Texts of several lengths, including two adjacent texts of equal length."""
     random = np.random.default_rng(1)
     return [
         Text(random.integers(1, config.vocab_size, n), random.integers(0, 2, n) if config.n_token_types else None)
@@ -50,7 +50,7 @@ def targets(config: Config) -> list[Any]:
 
 
 def padded(config: Config) -> dict[str, np.ndarray]:
-    """The same as transformers' arguments, padded on the right."""
+    """The same inputs as arguments of transformers, padded on the right."""
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     given = {"input_ids": np.zeros(mask.shape, np.int64), "attention_mask": mask.astype(np.int64)}
     given["input_ids"][mask] = np.concatenate([text.ids for text in texts(config)])
@@ -70,7 +70,7 @@ def padded(config: Config) -> dict[str, np.ndarray]:
 
 
 def weights_of_answers(config: Config) -> dict[str, np.ndarray]:
-    """A base model's loss: the sum of its answers times these, of a row a token and of a row a text."""
+    """A base model's loss is the sum of its answers times these: one row per token, and one row per text."""
     random = np.random.default_rng(3)
     wave = {"last_hidden_state": random.standard_normal((sum(LENGTHS), config.d_model))}
     if config.model_type == "bert":
@@ -88,7 +88,7 @@ def batches() -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
 
 
 def pairs() -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-    """Ids of sources and targets of each training step: a target is its source, backwards, with other ids."""
+    """Ids of sources and targets for each training step: a target is its source reversed, with other ids."""
     random = np.random.default_rng(5)
     for _ in range(int(SETTINGS["steps"])):
         sources = [random.integers(2, 29, n) for n in random.integers(1, 10, 6)]

@@ -1,4 +1,4 @@
-"""Makes the golden values; --check makes them again and compares them with the committed ones.
+"""Makes the golden values. With --check, makes them again and compares them with the committed ones.
 
     python tests/golden/make.py [--check]
 
@@ -68,7 +68,7 @@ def make_case(folder: Path, name: str, case: Case) -> None:
 
 
 def joined(stages: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
-    """The texts' own entries of each stage one after another, flat."""
+    """Concatenates the entries of each stage text by text, without padding, as a flat array."""
     return {name: np.concatenate([text.ravel() for text in texts]) for name, texts in stages.items()}
 
 
@@ -83,13 +83,12 @@ def make_functions(folder: Path) -> None:
 
 
 def make_bundled(folder: Path) -> None:
-    """Ids and logits in full; of every stage its float32 error, its size and a checksum in float64.
+    """Stores ids and logits in full, and for every stage its float32 error, its magnitude and a checksum in float64.
 
-    And of each batch and order of BUNDLED_ORDERS a stage's largest error.
-
-    In padded batches, as one uses torch: for products of fewer than 16 rows its BLAS has a kernel of its own, which
-    adds up 16 partial sums and so has a third of the error that the same product has in a batch. A library that
-    promises each text the same bits alone and in a batch can have only one of the two.
+    Also stores the largest error of each stage for each batch and each of BUNDLED_ORDERS. Batches are padded, which is
+    the usual way to run torch: for products of fewer than 16 rows its BLAS has a separate kernel, which adds up 16
+    partial sums and has a third of the error of the same product in a batch. A library that gives each text the same
+    bits alone and in a batch can have only one of these errors.
     """
     from npformer.checkpoint import convert
 
@@ -168,7 +167,7 @@ def differences(made: Path, committed: Path) -> list[str]:
 
 
 def keep_committed(made: Path, committed: Path) -> None:
-    """Keeps the committed numbers where new ones differ only as on another CPU, so files change only if needed."""
+    """Keeps the committed numbers if new ones differ no more than on another CPU, so files change only if needed."""
     for path in made.rglob("*.safetensors"):
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
@@ -192,10 +191,10 @@ def _differences(made: Path, committed: Path) -> list[str]:
 
 
 def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exact: bool) -> bool:
-    """Equal bits; or where a number was computed, as near as another CPU may come.
+    """Whether two arrays have equal bits, or differ only as much as the results of two CPUs.
 
-    torch's kernels for another instruction set add in another order. That moves a float64 by some of its last bits,
-    and gives a float32 another error, of about the same size: the budget that npformer itself is held to.
+    torch's kernels for another instruction set add in another order. That changes the last bits of a float64 number,
+    and gives a float32 number a different error of about the same size, which is also the budget of npformer's stages.
     """
     a, b = new[key], old[key]
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -210,7 +209,7 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
         return False
     finite = np.isfinite(a) & ordinary
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
-    if key.endswith("/scores"):  # of beams: sums of float32 logarithms, held so by the tests that read them
+    if key.endswith("/scores"):  # of beams: sums of float32 logarithms, with the tolerance of the tests that read them
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
     if "error/" in key:  # torch's own order is another CPU's; in a single order the error of few numbers is luck
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)

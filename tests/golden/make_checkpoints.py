@@ -1,9 +1,9 @@
 """Checkpoints written by torch, and Transformers' tensor names of every architecture, for the tests.
 
-Writes into the folder beside this file (or the one given): files of `torch.save` in each of its formats with tensors
-of every dtype and every kind of storage, their values, and `architectures.json`: for each architecture a config.json,
-the shapes of what it stores, and the modules of its weights where their names in a file are others. Needs torch and
-transformers; the tests need neither.
+Writes into the folder beside this file (or the one given): files of `torch.save` in each of its formats with tensors of
+every dtype and every kind of storage, their values, and `architectures.json`: for each architecture a config.json, the
+shapes of its stored tensors, and the modules of its weights if files use other names. Needs torch and transformers; the
+tests need neither.
 
     python tests/golden/make_checkpoints.py             writes them
     python tests/golden/make_checkpoints.py --check     makes them anew elsewhere and compares

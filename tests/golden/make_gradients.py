@@ -124,7 +124,7 @@ def gradient_calls() -> Iterator[tuple[str, Made]]:
 
 
 def attention(q: Any, k: Any, v: Any, is_causal: bool, mask: Any = None) -> torch.Tensor:
-    """By its formula: rows that may attend to nothing give zeros, and zeros go back."""
+    """Computed by its formula: rows that may attend to nothing give zeros, and have zero gradients."""
     if is_causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = q @ k.mT / q.shape[-1] ** 0.5
@@ -147,7 +147,7 @@ def autograd(function: Any, given: Any, options: Any, grad: np.ndarray, dtype: t
 
 
 def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
-    """The gradients of every parameter of a model under `data/`, by our names and in our layout."""
+    """The gradients of every parameter of a model under `data/`, with npformer's names and layout."""
     folder = HERE / "data" / case
     config = read_config(json.loads((folder / "config.json").read_text()))
     model = (
@@ -164,7 +164,7 @@ def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
         loss = (answers.last_hidden_state[mask] * torch.tensor(wave["last_hidden_state"]).to(dtype)).sum()
         if "pooler_output" in wave:
             loss = loss + (answers.pooler_output * torch.tensor(wave["pooler_output"]).to(dtype)).sum()
-    elif config.head == "question-answering":  # over a text's own tokens; transformers' loss counts the padding in
+    elif config.head == "question-answering":  # over a text's own tokens; transformers' loss also counts padding
         mask = torch.tensor(gradients.padded(config)["attention_mask"]).bool()
         wanted = torch.tensor(gradients.targets(config)).T
         logits = (each.masked_fill(~mask, -torch.inf) for each in (answers.start_logits, answers.end_logits))
@@ -212,7 +212,7 @@ def training_losses(dtype: torch.dtype) -> np.ndarray:
 
 
 def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """nn.Transformer with tables and a projection: its weights before, and the losses of fifty steps as above."""
+    """nn.Transformer with tables and a projection: its initial weights, and the losses of fifty steps as above."""
     config, settings = gradients.TRANSLATOR, gradients.SETTINGS
     torch.manual_seed(0)
     stack = torch.nn.Transformer(
@@ -255,7 +255,7 @@ def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.nd
 
 
 def pad(sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros after each, and True where it stands."""
+    """Pads each sequence with zeros; returns the array and a mask that is True for its own entries."""
     mask = np.arange(max(map(len, sequences))) < np.array([len(each) for each in sequences])[:, None]
     padded = np.zeros(mask.shape, np.int64)
     padded[mask] = np.concatenate(sequences)

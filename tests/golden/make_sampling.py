@@ -2,8 +2,8 @@
 
     python tests/golden/make_sampling.py [--check]
 
-It needs the `oracle` group (torch, transformers). What is made is `sampling.json`: for each set of settings the
-probabilities, token by token, that are left of the rows of `scores` by the processors of transformers' `generate`.
+It needs the `oracle` group (torch, transformers). It makes `sampling.json`: for each set of settings, the probabilities
+of all tokens after the processors of transformers' `generate` have changed the rows of `scores`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def scores() -> np.ndarray:
 
 
 def ids() -> np.ndarray:
-    """The tokens before each row of scores, (4, 7): a prompt of PROMPT tokens, and four that were written."""
+    """The tokens before each row of scores, (4, 7): a prompt of PROMPT tokens, and four generated tokens."""
     random = np.random.RandomState(1)
     found: np.ndarray = random.randint(10, WIDTH, (4, PROMPT + 4))
     found[1:3, -2:] = (4, 6)
@@ -66,7 +66,7 @@ def processors(model: Any, prompt: int, **settings: Any) -> Any:
 
 
 def gpt2(width: int) -> Any:
-    """A tiny model, which `processors` asks for nothing but its config."""
+    """A tiny model, of which `processors` uses only the config."""
     import transformers
 
     sizes = {"n_positions": 96, "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": width}

@@ -2,8 +2,8 @@
 
     python tests/golden/make_sentence_transformers.py [--check]
 
-It needs the `oracle` group (torch, sentence-transformers). What is made is `sentence_transformers.json`: of each class
-what its methods answered on a tiny model's folder, in the order of `CASES`.
+It needs the `oracle` group (torch, sentence-transformers). It makes `sentence_transformers.json`: for each class the
+results of its methods on a tiny model's folder, in the order of `CASES`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def write_folder(path: Path, name: str, **model: Any) -> Path:
 
 
 def as_lists(value: Any) -> Any:
-    """An answer as JSON has it: arrays and tuples are lists."""
+    """Converts an answer to JSON values: arrays and tuples become lists."""
     return json.loads(json.dumps(value, default=lambda each: each.tolist()))
 
 

@@ -2,10 +2,10 @@
 
     python tests/golden/make_tasks.py [--check]
 
-It needs the `oracle` group (torch, transformers). What is made is `tasks/<task>.json`: for each case the tiny model (of
-`tiny.py`, so that no weights are stored), what the pipeline was called with, and what transformers.pipeline answered.
-Some pipelines are of transformers 4 only (4.57 made their files); with transformers 5 they are left as they are.
-The vectors of sentence-embedding are those of the sentence-transformers package.
+It needs the `oracle` group (torch, transformers). It makes `tasks/<task>.json`: for each case the tiny model (made by
+`tiny.py`, so that no weights are stored), the arguments of the pipeline, and the answer of transformers.pipeline. Some
+pipelines exist only in transformers 4 (4.57 made their files); with transformers 5 these files are not changed. The
+vectors of sentence-embedding come from the sentence-transformers package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.support import tiny, writers
 
-OLD = ("question-answering", "summarization", "text2text-generation")  # pipelines of transformers 4 only
+OLD = ("question-answering", "summarization", "text2text-generation")  # pipelines that exist only in transformers 4
 HERE = Path(__file__).parent
 DATA = HERE / "tasks"
 
@@ -84,7 +84,7 @@ def zero_shot_classification() -> Iterator[dict[str, Any]]:
 
 
 def token_classification() -> Iterator[dict[str, Any]]:
-    """With seeds whose models give many labels, so that there is something to join and to leave apart."""
+    """The seeds are chosen so that models give many labels, some to join and some to keep apart."""
     for seed in (1, 4, 6):
         model = of("bert", "token-classification", seed=seed)
         for strategy in ("simple", "first", "average", "max"):
@@ -149,9 +149,9 @@ def text_generation() -> Iterator[dict[str, Any]]:
 
 
 def written_by_bart(task: str) -> Iterator[dict[str, Any]]:
-    """Settings of the folder and of the task, a prefix of each, and lengths that the caller gives in spite of them.
+    """Settings of the folder and of the task, each with a prefix, and lengths given by the caller, which override them.
 
-    The folder has 4 beams: 4.57 prefers the pipeline's own 4 to another number, though its documentation says otherwise.
+    The folder has 4 beams: against its documentation, 4.57 prefers the pipeline's own 4 to any other number.
     """
     texts = ["I love ice cream", LONG[:60], "the people of Paris are not bad at all!"]
     usual = {
@@ -192,7 +192,7 @@ CASES = {
 
 
 def write_folder(path: Path, case: dict[str, Any]) -> Path:
-    """The case's checkpoint folder; for sentence-embedding one of sentence-transformers, by the case's arguments."""
+    """The case's checkpoint folder, which for sentence-embedding is a sentence-transformers folder."""
     model = {name: tuple(value) if isinstance(value, list) else value for name, value in case["model"].items()}
     if model["model_type"] == "gpt2":
         return writers.folder(path, seed=model["seed"])
@@ -259,7 +259,7 @@ def make(task: str) -> str:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, but for the last digits of numbers."""
+    """Whether two answers are equal up to the last digits of numbers."""
     if isinstance(a, float) and isinstance(b, float | int):
         return abs(a - b) <= 1e-6 + 1e-5 * abs(b)
     if isinstance(a, dict) and isinstance(b, dict):

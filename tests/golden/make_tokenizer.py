@@ -2,9 +2,9 @@
 
     python tests/golden/make_tokenizer.py [--check]
 
-It needs the `oracle` group (transformers). What is made is `tasks/tokenizer_ids.json`: each case is the files of a
-folder, and the ids that transformers' AutoTokenizer gives there for the forty texts of `texts.py`. "cuts" shows how it
-cuts a pair of long texts.
+It needs the `oracle` group (transformers). It makes `tasks/tokenizer_ids.json`: each case has the files of a folder,
+and the ids from transformers' AutoTokenizer for the forty texts of `texts.py`. "cuts" shows how it truncates a pair of
+long texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support import tiny
 
 HERE = Path(__file__).parent
 FILE = HERE / "tasks" / "tokenizer_ids.json"
-CHARACTERS = 400  # of a text: the pieces are letters, so a longer one would show nothing more
+CHARACTERS = 400  # of a text: pieces are letters, so a longer text would test nothing more
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
 
 #: Letters that stand for bytes (those of Latin-1 that print, then U+0100 and on), and pieces that are joined of them.
@@ -93,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def write_folder(folder: Path, files: dict[str, Any]) -> Path:
-    """The case's folder; tokenizer.json cuts and pads, which nobody who loads it should see."""
+    """The case's folder. Its tokenizer.json truncates and pads, which must have no effect on those who load it."""
     folder.mkdir(parents=True)
     if "config.json" not in files:
         (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
@@ -114,7 +114,7 @@ def write_folder(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def golden_texts() -> list[str | list[str]]:
-    """The texts, a pair as a list of two, as JSON holds them."""
+    """The texts as in JSON: a pair is a list of two texts."""
     return [text[:CHARACTERS] if isinstance(text, str) else list(text) for text in TEXTS]
 
 

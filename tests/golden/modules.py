@@ -1,8 +1,8 @@
-"""Which modules of transformers' models show which stage, family by family: the tables that `record.py` reads."""
+"""The modules of transformers' models that compute each stage, by family, for `record.py`."""
 
 from __future__ import annotations
 
-# A module, without the encoder's prefix -> the stages that go in and come out of it; `*` is a layer's number.
+# A module, without the encoder's prefix -> the stages that are its input and output; `*` is a layer's number.
 DISTILBERT = {
     "embeddings.word_embeddings": ("", "embeddings.token"),
     "embeddings.position_embeddings": ("", "embeddings.position"),
@@ -68,7 +68,7 @@ ROBERTA = {
     "lm_head.layer_norm": ("head.activation", "head.norm"),
     "lm_head.decoder": ("", "logits"),
 }
-LAYER = "encoder.albert_layer_groups.0.albert_layers.0"  # which runs for every layer
+LAYER = "encoder.albert_layer_groups.0.albert_layers.0"  # it runs for every layer
 ALBERT = {
     **{path: stages for path, stages in BERT.items() if path.startswith("embeddings.")},
     "encoder.embedding_hidden_mapping_in": ("", "embeddings.project"),
@@ -120,7 +120,7 @@ DEBERTA = {
     "encoder.layer.*.attention.self.key_proj": ("", "layers.*.attention.key"),
     "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
     "pooler": ("", "pooled"),
-    "encoder.conv.dropout": ("", "convolution.hidden"),  # its rows, where the convolution itself gives columns
+    "encoder.conv.dropout": ("", "convolution.hidden"),  # its rows: the convolution itself returns columns
     "encoder.conv.LayerNorm": ("convolution_residual", "convolution_norm"),
 }
 NOMIC_BERT = {

@@ -1,10 +1,10 @@
 """Orders of summation of correct programs, in which torch runs a model forward and backward.
 
-torch's own run is one draw of rounding. A BLAS for another CPU adds one term after another where torch's keeps sixteen
-partial sums, and its error is another, often a larger one; both are right. What an error may be is therefore measured
-on several orders, those that kernels are known to have and shuffled ones. Few numbers need many orders: of one stage of
-eleven numbers four orders gave errors up to 0.7e-6, shuffles up to 1.4e-6, and a kernel for ARM 1.9e-6. Only the
-scripts that make golden values use this; it needs torch.
+torch's own run is one draw of rounding. A BLAS for another CPU may add one term after another where torch's keeps
+sixteen partial sums. Its error differs and is often larger, but both are correct. The permitted error is therefore
+measured over several orders: those of known kernels, and shuffled ones. Stages with few numbers need many orders: for
+one stage of eleven numbers, four orders gave errors up to 0.7e-6, shuffles up to 1.4e-6, and a kernel for ARM 1.9e-6.
+Only the scripts that make golden values use this; it needs torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OTHER_PRODUCTS = {
 def errors(
     run: Callable[[], dict[str, np.ndarray]], truth: dict[str, np.ndarray], orders: Iterable[str] = ORDERS
 ) -> dict[str, np.ndarray]:
-    """error/<name> -> the largest error of that array of run(), a float32 run, in each order of adding."""
+    """error/<name> -> the largest error of that array of run(), a float32 run, in each order of addition."""
     found: dict[str, list[float]] = {}
     for order in orders:
         with added(order):
@@ -64,7 +64,7 @@ def largest(errors: np.ndarray) -> float:
 
 @contextmanager
 def added(order: str) -> Iterator[None]:
-    """Add up every product, and every norm's mean and variance, inside in one of the ORDERS."""
+    """Inside, every product, and the mean and variance of every norm, are summed in one of the ORDERS."""
     partial_sums = ORDERS[order]
     if partial_sums is None:
         yield
@@ -96,7 +96,7 @@ class _Adding(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """(..., M, K) @ (..., K, N), rows that fit a core's cache at a time."""
+        """(..., M, K) @ (..., K, N), computed for as many rows at a time as fit in a core's cache."""
         if a.ndim > 2:
             return torch.stack([self._product(*pair) for pair in zip(a, b, strict=True)])
         b = b.contiguous()
@@ -111,7 +111,7 @@ class _Adding(TorchDispatchMode):
     def _convolution(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: Any, padding: Any, *args: Any
     ) -> torch.Tensor:
-        """(B, D, L) -> (B, E, L) by a weight (E, D, K): a product of the K columns around each with all of the weight."""
+        """(B, D, L) -> (B, E, L), weight (E, D, K): the product of the K columns around each column with the weight."""
         around = torch.nn.functional.pad(x, (padding[0], padding[0])).unfold(2, weight.shape[2], stride[0])
         rows = around.transpose(1, 2).flatten(2)
         return torch.stack([self._product(each, weight.flatten(1).T) + bias for each in rows]).transpose(1, 2)
@@ -131,7 +131,7 @@ class _Adding(TorchDispatchMode):
         return y if bias is None else y + bias, mean[..., None], scale[..., None]
 
     def _sum(self, terms: int, zeros: torch.Tensor, add: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
-        """The partial sums, each of add(sum, term) in its order, added one after another."""
+        """Computes each partial sum with add(sum, term) in its order, and adds them one after another."""
         total = None
         for places in self.order(terms):
             part = zeros.clone()

@@ -1,7 +1,7 @@
-"""Recording every stage of a torch model as it runs, by the names this project taps them with.
+"""Records every stage of a torch model as it runs, under npformer's names.
 
-The numbers are transformers' own: forward hooks read them off its modules, and its eager attention is wrapped for
-those that lie between modules. Only `make.py` uses this; it needs torch and transformers.
+The numbers are transformers' own: forward hooks read them from its modules, and a wrapper of its eager attention reads
+the stages between modules. Only `make.py` uses this; it needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def stages(
 ) -> dict[str, list[np.ndarray]]:
     """Returns every stage of one run, as one flat array per text.
 
-    Padding is left out: (B, L, ...) keeps the rows of tokens, (B, H, L, L) their rows and columns.
+    Padding is removed: (B, L, ...) keeps the rows of tokens, (B, H, L, L) their rows and columns.
     """
     heard: dict[str, list[np.ndarray]] = {}
     admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]
@@ -111,7 +111,7 @@ def stages(
         elif name == "spans":
             hear("start_logits", array[..., 0])
             hear("end_logits", array[..., 1])
-        elif name not in heard:  # DeBERTa's second projection by the same weights is of its table of distances
+        elif name not in heard:  # DeBERTa's second projection by the same weights is that of its distance table
             heard[name] = _by_text(name, array, admitted)
 
     given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
@@ -122,7 +122,7 @@ def stages(
 
 @contextmanager
 def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[None]:
-    """Call hear(stage, array) for each stage of the runs inside."""
+    """Calls hear(stage, array) for each stage of the runs inside."""
     table, module_of_family = TABLES[model.config.model_type]
     handles, scope_of = [], {}
     for path, module in model.named_modules():
@@ -206,29 +206,29 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
 
 
 def _first(out: Any) -> Any:
-    """The output of a module, which may return others with it."""
+    """The first output of a module, which may return several."""
     return out[0] if isinstance(out, tuple) else out
 
 
 def _of_block(found: re.Match[str]) -> str:
-    """layers.N, or layers.N.partM of a part of a T5's block."""
+    """layers.N, or layers.N.partM for a part of a block of T5."""
     return f"layers.{found[1]}" + (f".part{found[2]}" if found[2] else "")
 
 
 def _scope(path: str, layer: str) -> str:
-    """The name of an attention that a module in a layer is, or is in; BART's two stacks have theirs before it."""
+    """The name of the attention block of a module in a layer, after the stack's name in a model with two stacks."""
     stack = re.match(r"(encoder\.|decoder\.)layers\.", path)
     name = "cross_attention" if path.endswith((".encoder_attn", ".EncDecAttention")) else "attention"
     return f"{stack[1] if stack else ''}layers.{layer}.{name}"
 
 
 def _activated(hear: Callable[[str, np.ndarray], None], activation: Any, module: Any, args: Any, out: Any) -> None:
-    """What a convolution's function makes of its rows: the next line of its forward, which is in no module."""
+    """The next line of a convolution's forward, which is not in a module, applied to its rows."""
     hear("convolution.activation", activation(out).numpy())
 
 
 def _pools(model: Any) -> bool:
-    """Whether a ModernBERT's or BART's head reads a row of each text."""
+    """Whether the head of ModernBERT or BART reads one row of each text."""
     names = ("ModernBertForSequenceClassification", "ModernBertForMultipleChoice", "BartForSequenceClassification")
     return type(model).__name__ in names
 
@@ -236,7 +236,8 @@ def _pools(model: Any) -> bool:
 def _own_attention(
     forward: Any, projections: tuple[str, ...], scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]
 ) -> Any:
-    """Attention that calls no `eager_attention_forward`: the stages between its modules are read off torch."""
+    """Attention that does not call `eager_attention_forward`: stages between modules are read from torch's
+    functions."""
 
     def attention(module: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         softmax, here = torch.nn.functional.softmax, scope_of[module]
@@ -281,7 +282,7 @@ def _own_attention(
 
 
 def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]) -> Any:
-    """BLOOM's attention, whose biases are slope * key position: ours are less by a number for each query."""
+    """BLOOM's attention, in which biases are slope * key position; npformer's are less by a constant for each query."""
 
     def attention(module: Any, hidden: Any, *args: Any, alibi: Any, **kwargs: Any) -> Any:
         result = forward(module, hidden, *args, alibi=alibi, **kwargs)
@@ -297,7 +298,7 @@ def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.
 
 
 def _in_turn(name: str) -> Iterator[str]:
-    """The stage of each run of a module; one that runs for every layer has a `*` left for its number."""
+    """Yields the stage of each run of a module: `*` is replaced by 0, 1, ... if the module runs for every layer."""
     for layer in itertools.count():
         yield name.replace("*", str(layer))
 

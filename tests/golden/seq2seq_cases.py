@@ -1,6 +1,6 @@
 """The encoder-decoder cases of `make_seq2seq.py`: configurations, weights, inputs, settings. NumPy only, for tests too.
 
-Weights are not stored: each is drawn by its name, in uniform numbers that every NumPy and every machine draws alike.
+Weights are not stored: each is drawn from its name, as uniform numbers that are the same for every NumPy and machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def drawn(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The tensor of a case's checkpoint: uniform numbers, and norms' weights around 1."""
+    """A tensor of a case's checkpoint: uniform numbers, around 1 for the weights of norms."""
     random = np.random.RandomState(zlib.crc32(f"{case}/{name}".encode()))
     uniform = random.random_sample(shape) * 2 - 1
     if "norm" in name and name.endswith("weight"):
@@ -24,7 +24,7 @@ def drawn(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 WIDTHS = dict.fromkeys(
     ("marian-small", "marian-middle", "marian-large", "bart-small"), 1.4
-)  # of token vectors: how far logits spread
+)  # of token vectors; it determines the spread of the logits
 
 
 # --- Marian and BART -------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def model_tensor(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def sources(case: str, count: int = 0) -> list[np.ndarray]:
-    """Source ids of 2 to 20 tokens, the last of them the end token; of a BART fewer texts."""
+    """Source ids of 2 to 20 tokens, ending with the end token; fewer texts for BART."""
     random, config = np.random.RandomState(zlib.crc32(case.encode())), model_config(case)
     lengths = random.randint(1, 20, size=count or (20 if case in BART else 60))
     words = _words(config, config["vocab_size"])
@@ -96,7 +96,7 @@ def sources(case: str, count: int = 0) -> list[np.ndarray]:
 
 
 def targets(case: str, count: int) -> list[np.ndarray]:
-    """Decoder inputs of 1 to 8 tokens, the first of them the start token."""
+    """Decoder inputs of 1 to 8 tokens, beginning with the start token."""
     random, config = np.random.RandomState(zlib.crc32(f"{case} targets".encode())), model_config(case)
     words = _words(config, config.get("decoder_vocab_size", config["vocab_size"]))
     start = config["decoder_start_token_id"]
@@ -104,7 +104,7 @@ def targets(case: str, count: int) -> list[np.ndarray]:
 
 
 def _words(config: dict[str, Any], vocab_size: int) -> tuple[int, int]:
-    """The ids that are no special tokens: those of a Marian are its first and its last, those of a BART the first."""
+    """The range of ids without the special tokens: the first and the last id in Marian, the first three in BART."""
     return (3, vocab_size) if config["model_type"] == "bart" else (1, vocab_size - 1)
 
 

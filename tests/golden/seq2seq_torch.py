@@ -1,4 +1,4 @@
-"""Torch's modules run stage by stage, for `make_seq2seq.py`: their checkpoints and their stages."""
+"""Runs torch's modules stage by stage for `make_seq2seq.py`: their checkpoints and their stages."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def torch_module(config: dict[str, Any]) -> nn.Module:
 def run(module: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> Stages:
     """The stages of one run on every text, each alone, by torch's functions on the module's own parameters.
 
-    The module itself is run on all texts in one padded batch, with a padding mask for the sources and for the
-    targets and a causal mask; its output is a stage too, and the functions' results must agree with it.
+    The module itself also runs on all texts in one padded batch, with padding masks for sources and targets and a
+    causal mask. Its output is a stage too, and the functions' results must agree with it.
     """
     heard: Stages = {}
     if isinstance(module, Classifier):
@@ -106,7 +106,7 @@ def run(module: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> Stages
 
 
 def whole_run(module: nn.Module, x: list[torch.Tensor], y: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The module's output for each text, of one padded batch."""
+    """The module's output for each text, from one padded batch."""
     source, target = (nn.utils.rnn.pad_sequence(each, batch_first=True) for each in (x, y))
     hidden, target_hidden = (
         torch.arange(padded.shape[1])[None] >= torch.tensor([len(each) for each in texts])[:, None]
@@ -127,7 +127,7 @@ def whole_run(module: nn.Module, x: list[torch.Tensor], y: list[torch.Tensor]) -
 
 
 class Walk:
-    """A text through a module stage by stage, with torch's functions."""
+    """Runs a module on a text stage by stage, with torch's functions."""
 
     def __init__(self, heard: Stages) -> None:
         self.heard = heard
@@ -182,7 +182,7 @@ class Walk:
 
 
 class Classifier(nn.Module):
-    """An encoder and a classifier on its first row, written as in a typical first model."""
+    """An encoder and a classifier on its first row, written as by a beginner."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

@@ -78,7 +78,9 @@ def seeing(picture: Callable[[Any], Any]) -> Plant:
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> tuple[Any, Any]:
-            scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 + mask[:, :, -1:]  # the last query's mask is of padding
+            scores = (
+                q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 + mask[:, :, -1:]
+            )  # the mask of the last query hides only padding
             weights = torch.softmax(scores.masked_fill(picture(torch.ones(scores.shape[-2:])) == 0, -1e9), -1)
             return (weights @ v).transpose(1, 2), weights
 

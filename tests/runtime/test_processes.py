@@ -157,7 +157,7 @@ print(*log)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_lets_the_workers_of_a_thread_in_blas_in() -> None:
-    """Their caller waits for them, and the fork for it."""
+    """The thread's call of BLAS waits for its workers, and the fork waits for the thread."""
     code = """
 def work():
     until_a_fork_waits()

@@ -1,8 +1,8 @@
 """Every task answers as transformers.pipeline does (sentence-embedding: as sentence-transformers) on tiny models of
-both families. The golden files hold what those answered and golden/make_tasks.py how they were asked.
+both families. The golden files contain their answers, and golden/make_tasks.py the calls.
 
-Scores are compared to 1e-5 of their size: both sides compute in float32, through two layers and a softmax, in another
-order. Everything else, characters and words and the order of the answers, is equal.
+Scores may differ by 1e-5 of their size: both sides compute two layers and a softmax in float32, in different orders.
+Everything else, characters and words and the order of the answers, is equal.
 """
 
 import json

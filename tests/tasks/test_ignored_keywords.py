@@ -1,5 +1,5 @@
-"""Habits of transformers' users: their keywords, their names of tasks, a pipeline with only a model, a
-pair without a second text, a head for a config that names none, and a bar for many texts."""
+"""Habits of transformers' users: keywords, names of tasks, a pipeline with only a model, a pair without a second text,
+a config without a head, and a progress bar for many texts."""
 
 import json
 import shutil
@@ -84,7 +84,7 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
 
 
 def test_the_tokenizer_and_the_config_may_name_the_model_again(tmp_path):
-    """Or be those of a loaded model, as lines for transformers.pipeline have it; any other is refused."""
+    """They may also be those of a loaded model, as in calls of transformers.pipeline; others are refused."""
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
     model = load(folder)
     expected = pipeline("text-classification", folder)("ice")
@@ -142,7 +142,7 @@ def test_torch_s_own_dtype():
 
 
 def test_a_keyword_for_one_of_several_answers_gets_a_hint():
-    """Transformers gives the words of a list of one text outside a list; here a list gives a list."""
+    """For a list of one text, Transformers returns its words without the outer list; here a list gives a list."""
     fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
     assert words == fill("I [MASK] ice")
@@ -168,7 +168,7 @@ def test_an_unknown_argument_lists_the_task_s_own_options():
 
 
 def test_truncation_cuts_a_text_to_max_length():
-    """A text is cut to N tokens, [CLS] and [SEP] among them, and the answer is that of its beginning."""
+    """A text is truncated to N tokens, including [CLS] and [SEP], and the answer is that of its beginning."""
     task = pipeline("text-classification", TASKS["text-classification"])
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         cut = task("I love ice cream", truncation=True, max_length=4)
@@ -185,7 +185,7 @@ def test_truncation_cuts_a_text_to_max_length():
 
 
 def test_truncation_leaves_the_windows_of_a_question():
-    """Transformers reads a long context in windows, and knows no truncation there."""
+    """Transformers reads a long context in windows and never truncates it."""
     task = pipeline("question-answering", TASKS["question-answering"])
     assert task(given("question-answering", LONG), truncation=True) == task(given("question-answering", LONG))
 
@@ -229,7 +229,7 @@ def test_a_pipeline_infers_its_task_from_a_folder_or_explains_why_not(tmp_path):
 
 
 def test_other_names_of_tasks():
-    """A cross-encoder's task has no default: the bundled model of sentiment ranks nothing."""
+    """A cross-encoder's task has no default model: the bundled sentiment model cannot rank texts."""
     assert pipeline("sentiment-analysis", TASKS["text-classification"]).name == "text-classification"
     assert pipeline("rerank", tiny.model(labels=("SCORE",))).name == "text-ranking"
     assert pipeline("ner", TASKS["token-classification"]).name == "token-classification"
@@ -271,7 +271,7 @@ def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_a_pair_with_an_empty_second_text_is_its_first(family):
-    """It is the first text alone, as in transformers' pipeline; an empty first text stays one."""
+    """The pair becomes its first text alone, as in transformers' pipeline; an empty first text is kept."""
     task = pipeline("text-classification", tiny.model(family, "sequence-classification"))
     alone = task("ice cream")
     for pair in (Pair("ice cream", ""), {"text": "ice cream", "text_pair": ""}):
@@ -283,7 +283,7 @@ def test_a_pair_with_an_empty_second_text_is_its_first(family):
 
 
 def test_transformers_scores_of_pairs_without_a_text():
-    """Transformers 5.23's own, of the tiny models, printed by its pipelines: equal to float32's rounding."""
+    """The answers of transformers 5.23's pipelines with the tiny models, equal up to float32 rounding."""
     task = pipeline("text-classification", tiny.model("bert", "sequence-classification", labels=NLI))
     expected = {("ice cream", ""): 0.64034355, ("", "ice"): 0.64316577, ("", ""): 0.73811847, ("ice", " "): 0.62277347}
     for pair, score in expected.items():
@@ -315,7 +315,8 @@ class Known:
 
 
 def test_progress_of_lists_and_generators(name, capsys):
-    """Set when the pipeline is made or called; with the number of texts if known; answers are the same."""
+    """Progress is set when the pipeline is made or called. It shows the number of texts if known, and changes no
+    answer."""
     task = pipeline(name, TASKS[name])
     texts = [given(name)] * 3
     plain = list(task(texts))

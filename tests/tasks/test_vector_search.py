@@ -19,7 +19,7 @@ QUERIES = RANDOM.standard_normal((9, 24)).astype(np.float32)
 
 
 def plain(queries, corpus, k, similarity):
-    """Sorted by the score in double, rounded to float32, then by the place."""
+    """Sorts by score, computed in float64 and rounded to float32, then by index in the corpus."""
     a, b = queries.astype(np.float64), corpus.astype(np.float64)
     if similarity == "cosine":
         a = (a / np.linalg.norm(a, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)
