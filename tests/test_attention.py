@@ -171,7 +171,7 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros(dtype: str) -> None:
 
 
 def test_masked_keys_take_no_part_in_anything() -> None:
-    """Not even NaN: masked values are not part of the sums."""
+    """Even NaN has no effect, because masked values are not part of the sums."""
     q, k, v = (normal(2, 3, 5, 8, seed=i).copy() for i in range(3))
     mask = np.array([1, 1, 0, 1, 0], bool)
     expected = scaled_dot_product_attention(q, k, v, mask)

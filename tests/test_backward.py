@@ -112,7 +112,7 @@ def test_cross_entropy_from_log_probabilities_at_hand() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", file("functions.safetensors")[1]["options"])
 def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
-    """In float32 within the budget of `torch_values.over_budget`, in float64 to the last bits."""
+    """They agree in float32 within the budget of `torch_values.over_budget`, and in float64 to the last bits."""
     arrays, described = file("functions.safetensors")
     found = torch_values.below(arrays, name)
     truth, torch32, errors = (

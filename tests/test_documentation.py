@@ -86,7 +86,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """That of a user: npformer and python on PATH, a hub, an empty cache, a browser that shows nothing."""
+    """A user's environment: npformer and python on PATH, a hub, an empty cache, and a browser that shows nothing."""
     with hub_server.Hub() as hub:
         for number, (name, (family, head, settings)) in enumerate(MODELS.items()):
             hub.add(name, tiny.folder(tmp_path_factory.mktemp(f"model{number}"), family, head, **settings))
@@ -127,7 +127,8 @@ def examples(command: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
-    """In order, in one folder with the files they name, each ending with exit code 0; what needs an extra says which.
+    """They run in order, in one folder with the files they name, and end with exit code 0. Examples that need an extra
+    name it.
 
     A server is stopped after a while by SIGTERM, after which it ends with exit code 0 too.
     """
@@ -236,7 +237,8 @@ def test_linked_files_are_in_the_checkout(page):
 
 
 def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
-    """At most 120 lines; `.ci/run` takes both commands out of it, and they are the only ones that no test here runs."""
+    """It has at most 120 lines. `.ci/run` reads both commands from it; they are the only ones that no test here
+    runs."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     first = blocks("README.md")[0]

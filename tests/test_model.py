@@ -90,7 +90,7 @@ def test_so_it_has_among_a_thousand_texts() -> None:
 
 @pytest.mark.parametrize("family", distinct_encoders())
 def test_a_listener_changes_no_bit_of_a_wide_model(family: str) -> None:
-    """Of 500 columns, whose products a BLAS cuts at places that depend on its threads."""
+    """The model has 500 columns: a BLAS splits such products at columns that depend on its number of threads."""
     for model in models(family, "base", "500"):
         texts = inputs(model, [5, 5, 130, 1, 40])
         expected = model.run(texts)

@@ -142,7 +142,7 @@ def test_independent_modules_stay_independent(name: str) -> None:
 
 
 def test_imports_make_no_circle() -> None:
-    """At the top of a file, in its functions and for type checkers."""
+    """This covers imports at the top of a file, in its functions and for type checkers."""
     circles = [name for name in MODULES if name in reached(name)]
     assert circles == []
 
@@ -183,7 +183,7 @@ def test_files_are_opened_in_one_place() -> None:
 
 
 def test_torch_is_only_for_comparing() -> None:
-    """And for the readers of its models: `golden`. Checkpoints are read, trained and run without it."""
+    """torch is also used in `golden`, to read its models. Checkpoints are read, trained and run without it."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 

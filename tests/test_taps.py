@@ -133,7 +133,7 @@ def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_listener_hears_every_stage_once_and_whole(threads: int) -> None:
-    """For any number of threads: in firing order, each layer's stages before the next layer's."""
+    """This holds for any number of threads. The order is firing order, each layer's stages before the next layer's."""
     model, ear = tiny.model(threads=threads), Ear()
     with listen(ear):
         model.run([Text(np.arange(1, length + 1)) for length in (60, 60, 30)] * 10)

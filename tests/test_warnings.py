@@ -12,7 +12,7 @@ from tests.test_structure import MODULES
 
 
 def test_one_function_warns() -> None:
-    """So every warning has the category `NpformerWarning`."""
+    """Every warning thus has the category `NpformerWarning`."""
     callers = {
         name
         for name, path in MODULES.items()

@@ -193,7 +193,7 @@ HOSTILE = {
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_cheaply(tmp_path, name):
-    """At most thirty times the files' size plus 40 MB: JSON's lists take the most memory for their size."""
+    """Memory is at most thirty times the files' size plus 40 MB: lists in JSON take the most memory for their size."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())
     said, grown = loaded_alone(tmp_path)
@@ -204,7 +204,7 @@ def test_hostile_folders_are_refused_cheaply(tmp_path, name):
 
 
 def test_tensors_over_the_same_bytes_are_one(tmp_path):
-    """For any number of views: 100 layers of the same megabyte take 1 MB, not 600 MB."""
+    """Any number of views takes the memory once: 100 layers of the same megabyte take 1 MB, not 600 MB."""
     config = {**BERT, "hidden_size": 500, "num_hidden_layers": 100, "intermediate_size": 500}
     said, grown = loaded_alone(views(tmp_path, config, rows, 0, 10**6 + 16_000))
     assert said.startswith("<npformer.Model bert base: 100 layers")

@@ -186,7 +186,7 @@ def test_info_of_a_model_that_does_not_run(hub, env):
 
 
 def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, tmp_path):
-    """Although other models of its family generate text."""
+    """No generation settings are requested, although other models of the family generate text."""
     hub.add(NAME, tiny.folder(tmp_path / "bert", "bert", "masked-lm"))
     loads(env, {"name": NAME})
     assert "config.json" in hub.asked("GET")

@@ -82,7 +82,7 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 
 
 def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
-    """Noticed by the client at once, or by older ones on a retry. They receive pieces of 10 MB, so the file is larger."""
+    """The client notices at once, or older versions on a retry. They receive pieces of 10 MB, so the file is larger."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
     hub.break_after = [11_000_000]
@@ -111,7 +111,7 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
 
 @pytest.mark.slow
 def test_a_transfer_that_stalls_ends(hub, env, folder):
-    """After the client's timeout, ten seconds unless HF_HUB_DOWNLOAD_TIMEOUT is set; the next call downloads the
+    """It ends after the client's timeout, by default ten seconds (HF_HUB_DOWNLOAD_TIMEOUT); the next call gets the
     rest."""
     hub.add(NAME, folder, large=20_000)
     hub.stall_after = 10_000
@@ -217,7 +217,7 @@ def test_a_cache_that_cannot_be_written(hub, env, folder, tmp_path):
 
 
 def test_a_disk_that_is_full(hub, env, folder):
-    """Simulated by a limit on file sizes, which fails the same writes."""
+    """A limit on file sizes simulates the full disk, because the same writes fail."""
     hub.add(NAME, folder)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
     done = python(env, limit + PROGRAM, text=json.dumps([{"name": NAME}]))

@@ -180,7 +180,7 @@ def test_a_bundled_model_that_is_not_installed(site, name):
 
 
 def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, monkeypatch):
-    """Like the notebooks in docs/learn after `pip install .`: at the top of the checkout and in any of its folders."""
+    """They are found from the top of the checkout and from its folders, as the notebooks in docs/learn need."""
     checkout = tmp_path / "checkout"
     (checkout / "npformer").mkdir(parents=True)
     (checkout / "examples").mkdir()
@@ -230,7 +230,8 @@ def test_importing_npformer_imports_no_hub_client():
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
 @pytest.mark.parametrize(("layout", "dtype"), [("torch", "F32"), ("torch", "F16"), ("npformer", "F32")])
 def test_the_peak_of_memory(tmp_path, layout, dtype):
-    """At most 1.5 times the float32 weights and 80 MB, for 100 MB of weights: a copy of one tensor at a time.
+    """The peak is at most 1.5 times the float32 weights plus 80 MB, for 100 MB of weights: one tensor is copied at a
+    time.
 
     In npformer's own layout in float32, the file's pages are the weights, and are read only on use.
     """

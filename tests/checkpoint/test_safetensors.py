@@ -112,7 +112,7 @@ def test_a_file_without_a_checksum_has_none(tmp_path):
 
 
 def test_equal_contents_are_equal_bytes(tmp_path):
-    """In other processes too, and for any order of tensors. The library reorders metadata."""
+    """The bytes are also equal in other processes and for any order of tensors. The library reorders metadata."""
     metadata = {str(n): "x" for n in range(10)}
     write_tensors(tmp_path / "a.safetensors", ARRAYS, metadata)
     write_tensors(tmp_path / "b.safetensors", dict(reversed(ARRAYS.items())), dict(reversed(metadata.items())))

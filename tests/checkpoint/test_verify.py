@@ -144,7 +144,7 @@ def test_a_damaged_bundled_model_is_refused_each_time(folder: Path, reads: list[
 
 
 def test_a_cache_that_cannot_be_written(folder: Path, reads: list[Path], tmp_path: Path) -> None:
-    """Then once in each process."""
+    """The check then runs once in each process."""
     (tmp_path / "cache").write_text("in the way")
     for _ in range(2):
         load("ours")

@@ -58,7 +58,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
 def test_a_missing_model_is_bad_input(command):
-    """Also for a command with options named like the task's settings."""
+    """The error is the same for a command with options named like the task's settings."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
     assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")

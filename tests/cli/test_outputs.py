@@ -66,7 +66,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_full_device_stays_and_is_reported(write, tmp_path, capsys):
-    """Also as root, who could replace a device by a file."""
+    """This also holds for root, who could replace a device by a file."""
     device = own_device(tmp_path, "/dev/full")
     path = tmp_path / "out.safetensors"
     path.symlink_to(device)

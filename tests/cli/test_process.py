@@ -163,7 +163,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """Like coverage, which starts by a module that Python imports at start-up."""
+    """An example is coverage, which is started by a module that Python imports at start-up."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):
@@ -212,7 +212,7 @@ def started(way: list[str], arguments: list[str], models: dict[str, Path], place
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp_path):
-    """Also at the end of the process. No output is half-written."""
+    """Ctrl-C at the end of the process is quiet too, and no output is half-written."""
     process = started(*COMMANDS[name], models, tmp_path, environment={"INTERRUPT_AT": place})
     output, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (128 + signal.SIGINT, b"")

@@ -224,7 +224,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
 
 
 def test_view_runs_in_a_subprocess(folder: Path, tmp_path: Path) -> None:
-    """In a subprocess: any terminal's encoding, a missing model, and a new file in a folder."""
+    """Tests any terminal's encoding, a missing model, and a new file in a folder."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)
     assert code == 0
     assert out.startswith("Self-attention, layer 0")

@@ -86,7 +86,7 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
     ],
 )
 def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_path):
-    """Even if the two conflicting values are far apart."""
+    """They are refused even if the two conflicting values are far apart."""
     for between in (0, 30_000):
         source = lines(tmp_path / "in.jsonl", *values[:-1], *["null"] * between, values[-1])
         expected = message.replace(f":{len(values)}:", f":{len(values) + between}:")

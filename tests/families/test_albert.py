@@ -69,7 +69,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
-    """In memory, in both kinds of files, and among the trained weights."""
+    """There is one copy in memory, in both kinds of files, and among the trained weights."""
     fields = {"n_layers": 6, "sharing": Sharing(2, 2)}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
     own = convert(folder, tmp_path / "own")
@@ -90,7 +90,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
-    """As for a projection that is declared as tied but differs from the table."""
+    """The same holds for a projection that is declared as tied but differs from the table."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"

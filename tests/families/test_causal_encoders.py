@@ -215,7 +215,7 @@ def test_it_is_looked_into_as_others_are(family: str, tmp_path: Path) -> None:
 
 
 def test_without_its_head_it_is_causal_and_read_back_so(family: str, tmp_path: Path) -> None:
-    """Through a task for vectors and with head="base", like `AutoModel`."""
+    """The head is removed by a task for vectors, or by head="base", like `AutoModel`."""
     alone = without_head(tiny.model(family, "causal-lm", dtype=np.float64))
     assert alone.config.causal
     assert np.array_equal(alone([[5, 6, 7]]).last_hidden_state[:, 0], alone([[5]]).last_hidden_state[:, 0])

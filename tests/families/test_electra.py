@@ -41,7 +41,8 @@ def checkpoint(path: Path, name: str) -> Path:
 
 
 def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
-    """In any layout; the head has the width and activation of the layers, not the width of the narrow tables."""
+    """This holds in any layout. The head has the width and activation of the layers, not the width of the narrow
+    tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
     assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
@@ -85,7 +86,8 @@ def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: 
 
 
 def test_a_port_of_the_discriminator_is_compared_and_diagnosed() -> None:
-    """By npformer's stage or either module, padded: the head removes the last linear layer's single column."""
+    """Arrays may be named by npformer's stage or by either module: the head removes the single column of its last
+    layer."""
     model, texts = tiny.model("electra", "replaced-token"), ["I love ice cream", "no", "is it"]
     reference, t = golden.record(model, texts), npformer.trace(model, texts)
     padded = np.zeros((3, 6), np.float32)

@@ -220,7 +220,8 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers: the model is the same without it. Tensors of other heads, and buffers, cause no warning."""
+    """As in Transformers, the model is the same without the tensor. Tensors of other heads, and buffers, cause no
+    warning."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:

@@ -265,7 +265,7 @@ def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
 
 
 def test_a_missing_mask_is_diagnosed(tmp_path: Path) -> None:
-    """From the file that the command makes, text by text, so that there is no padding."""
+    """The golden file comes from the command, which records text by text, so that there is no padding."""
     folder = golden.tiny(tmp_path / "m", "gpt2")
     model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)
     arrays = {f"{i}/{name}": array for name in recorded.stages for i, array in enumerate(recorded.stages[name])}

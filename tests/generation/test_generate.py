@@ -68,7 +68,7 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """For some sources Transformers itself has another answer in float64: a tie, where either may be right.
+    """For some sources, Transformers itself has a different answer in float64: a tie, in which both answers are right.
 
     The golden models have no ties, so every target of every source must equal Transformers'.
     """

@@ -203,7 +203,7 @@ def test_a_mechanism_declares_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_texts_that_are_right_explain_nothing() -> None:
-    """Here the one without padding has exactly the right numbers, and the others' have no cause."""
+    """The text without padding has exactly the right numbers, and the numbers of the others have no cause."""
     arrays = stages("bert")
     wrong = arrays["embeddings.token"].copy()
     wrong[1:] = np.random.default_rng(0).standard_normal(wrong[1:].shape)

@@ -62,7 +62,7 @@ def test_a_mistake_planted_in_the_port_is_named(mistake: str, whole_suite: Path,
 
 
 def test_a_file_that_is_cut_short_ends_it_with_a_message(whole_suite: Path, tmp_path: Path) -> None:
-    """Compiled with the compiler's own checks of memory, under which it passes, too."""
+    """The port is compiled with the compiler's memory checks, under which it also passes."""
     checks = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     try:

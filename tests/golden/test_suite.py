@@ -126,7 +126,7 @@ def written(path: Path, names: tuple[str, ...] = SOME) -> dict[str, bytes]:
 
 
 def test_the_suite_has_the_same_bytes_each_time(suite: Path, tmp_path: Path) -> None:
-    """Also without the preceding cases."""
+    """A case also has the same bytes without the preceding cases."""
     assert written(golden.suite(tmp_path / "again", list(SOME))) == written(suite)
 
 

@@ -66,7 +66,7 @@ def test_an_app_of_a_loaded_model_and_of_a_task():
 
 
 def test_the_root_of_a_ranker_is_rerank():
-    """As in text-embeddings-inference, for which a classifier with one label is a ranker."""
+    """In text-embeddings-inference, too, a classifier with one label is a ranker."""
     app = npformer.serve.app({"mine": tiny.model(labels=("SCORE",))})
     body = {"query": "a", "texts": ["b", "c"]}
     root, ranked, info = ask(app, ("POST", "/", body), ("POST", "/rerank", body), ("GET", "/info", None), started=app)
@@ -76,7 +76,7 @@ def test_the_root_of_a_ranker_is_rerank():
 
 
 def test_rerank_gives_sigmoids_of_a_saved_cross_encoder_and_its_logits_as_raw_scores(tmp_path):
-    """As text-embeddings-inference does, whatever activation is stored; the default prompt precedes the query."""
+    """text-embeddings-inference does the same for any stored activation. The default prompt precedes the query."""
     made = tiny.folder(tmp_path / "m", "bert", labels=("SCORE",), seed=3)
     described = {"activation_fn": "torch.nn.Identity", "prompts": {"ask": "ice "}, "default_prompt_name": "ask"}
     write_modules(made, [], model_type="CrossEncoder", **described)
@@ -132,7 +132,7 @@ def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, ca
 
 
 def test_a_server_of_one_model_takes_any_name():
-    """OpenAI's clients have to send one, and it is often that of another model."""
+    """OpenAI's clients must send a name, which is often that of another model."""
     one = npformer.serve.app({"mine": tiny.model()})
     two = npformer.serve.app({"mine": tiny.model(), "other": tiny.model()})
     for path, body in (
@@ -159,7 +159,8 @@ def test_errors_for_clients_do_not_mention_loading_the_model(tmp_path):
 
 
 def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
-    """There it would hold up everybody; a large list is made element by element, so that others get their turn."""
+    """It would delay all other requests there. Large lists are made element by element, so that others get their
+    turn."""
     threads = []
     for name in ("read_json", "in_parts"):
         function = getattr(asgi, name)
@@ -217,7 +218,7 @@ class Slow:
 
 
 def test_bodies_hold_bounded_memory(monkeypatch):
-    """The largest unfinished one is refused, so that a client with a small one is not; whole ones count until answered."""
+    """The largest unfinished body is refused, so small ones are not. Complete bodies count until they are answered."""
     monkeypatch.setattr("npformer.serve.bodies.HELD", 200)
 
     async def run():
@@ -286,7 +287,7 @@ def test_limits_are_checked():
 
 
 def test_every_task_has_a_route():
-    """The one at the root of a service whose first model has the task."""
+    """The route is the root of a service whose first model has the task."""
     paths = {each.path for each in ALL_ROUTES}
     assert {each.route for each in TASKS.values() if each.route} <= paths
 

@@ -199,7 +199,7 @@ def test_the_limits_count_the_new_tokens_of_all_answers(folder: Path) -> None:
 def test_a_client_that_disconnects_stops_its_answer(
     stream: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the token that is being computed."""
+    """The answer stops after the token that is being computed."""
     made = 0
     piece = Service.piece
 

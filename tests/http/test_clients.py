@@ -29,7 +29,7 @@ def unit(vectors):
 
 @pytest.mark.parametrize("form", [openai.omit, "float"])
 def test_openai_embeddings(client, alone, form):
-    """Without a format the client asks for base64 and unpacks it."""
+    """The client requests base64 by default, and unpacks it."""
     answer = client.embeddings.create(model="encoder", input=TEXTS, encoding_format=form)
     expected = unit(alone("sentence-embedding", "encoder")(TEXTS))
     np.testing.assert_array_equal(np.array([each.embedding for each in answer.data]), expected.astype(float))
@@ -135,7 +135,7 @@ def curl(*arguments: str) -> str:
 
 
 def test_curl(server):
-    """By default it posts a form's content type, and asks before it sends a large body."""
+    """By default, curl sends the content type of a form, and waits for permission to send a large body."""
     assert json.loads(curl(f"{server.url}/predict", "-d", '{"inputs": "I love ice cream"}'))[0].keys() == {
         "label",
         "score",

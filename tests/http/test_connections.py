@@ -69,7 +69,7 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def answered(server: Server, path: str) -> int:
-    """The number of requests to a path that have been answered with 200."""
+    """The number of requests to a path that were answered with 200."""
     found = re.search(rf'requests_total{{route="{path}",status="200"}} (\d+)', server.get("/metrics")[1])
     return int(found[1]) if found else 0
 
@@ -107,7 +107,7 @@ def test_a_slow_body_is_waited_for(hasty):
 
 
 def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
-    """And the next request on the same connection; a client whose connection ends meanwhile would not see why."""
+    """The connection stays open for the next request: if it were closed, the client would not see the answer."""
     with closing(connect(hasty)) as large:
         large.sendall(HEAD % 20_000_000 + b"x" * 20_000_000)
         large.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -118,7 +118,7 @@ def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
 def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
-    """Also if it comes in drops, and after another request."""
+    """This includes a head that arrives in drops, and one after another request."""
     with closing(connect(hasty)) as held:
         held.sendall(begun)
         start = time.monotonic()

@@ -45,7 +45,7 @@ def test_embed_all(server, alone):
 
 
 def test_embed_all_of_many_rows(server, alone):
-    """With more rows than one piece of the answer."""
+    """There are more rows than fit in one piece of the answer."""
     text = "music " * 40
     _, answer, _ = server.post("/embed_all", {"inputs": text, "model": "encoder"})
     same(answer, np.asarray(alone("feature-extraction", "encoder", return_tensors=True)(text)))

@@ -50,14 +50,14 @@ def raw(server: Server, path: str, body: dict) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def busy():
-    """A server of the bundled model: it is slow enough for queues."""
+    """A server of the bundled model, which is slow enough for queues to form."""
     with Server("distilbert-sst2", "--max-queue", 64, "--max-texts", 64) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two workers, and in /tmp of their own what they share."""
+    """A server with two workers, which share files in their own temporary folder."""
     home = tmp_path_factory.mktemp("shared")
     with Server("distilbert-sst2", "--workers", 2, TMPDIR=str(home)) as running:
         yield running
@@ -227,7 +227,8 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(workers):
-    """Once a moment has passed since the first. A parent kills its workers and ends as after one, or by the next signal."""
+    """It must come a moment after the first. A parent then kills its workers, and ends as after one signal or by the
+    next."""
     with Server("distilbert-sst2", "--grace", 600, "--workers", workers) as server:
         connection = raw(server, "/embed", {"inputs": ["music " * 500] * 100})
         until(lambda: metric(server, "npformer_queue_texts") > 0)

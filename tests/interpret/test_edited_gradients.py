@@ -222,7 +222,7 @@ def test_stages_hidden_by_a_constant_have_no_gradient(model: Model) -> None:
 
 
 def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
-    """Regardless of which was opened first, as with a trace."""
+    """The order in which the two were opened does not matter, as with a trace."""
     batch, found = pack([Text(np.array([2, 40, 41, 3]))]), []
     for first in (True, False):
         recording = Recording(keep_gradients=True)
@@ -251,7 +251,7 @@ def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
     ],
 )
 def test_attribution_is_the_edited_models(model: Model, changed: Callable[[Model], list[Any]]) -> None:
-    """Its gradient by central differences, and its integrated gradients' sum by the edited ends."""
+    """Compares gradients with central differences, and the sum of integrated gradients with both ends, edited."""
     from npformer.interpret.attribution import target
     from npformer.interpret.integrated_gradients import by_gradients
 

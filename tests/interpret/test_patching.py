@@ -35,7 +35,7 @@ def metric_of_head(head: str) -> Any:
 
 
 def value(model: Model, head: str, text: Any, answered: Any) -> float:
-    """The default metric by hand: the logit of `answered`, the model's answer to the clean text."""
+    """The default metric, written out: the logit of `answered`, the model's answer to the clean text."""
     t, chosen = trace(model, text), answered
     if head == "base":
         last = [name for name in t if name.endswith("ffn_norm")][-1]
@@ -210,7 +210,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """Between texts a thousandth apart the estimate is off by the square of that."""
+    """If two texts differ by a thousandth, the error of the estimate is about the square of that."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_finished_file_answers_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the folder of the file, with the checkout beside it under its name."""
+    """The code runs in the folder of the file, with the checkout next to it under its usual name."""
     page = (ROOT / "docs" / "learn" / "course.md").read_text(encoding="utf-8")
     [code] = re.findall(r"^## Your own sentences$.*?^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert "../npformer/weights" in code

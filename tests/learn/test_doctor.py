@@ -20,7 +20,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_right_function_has_no_mistake(doctor: Doctor, name: str) -> None:
-    """So the question asks for the stage that the function computes."""
+    """If a right function gets no diagnosis, the question asks for the stage that the function computes."""
     arrays = doctor.answers(name, EXERCISES[name].right)
     assert arrays is not None
     assert doctor.cause(name, arrays) == ("", "")
@@ -54,7 +54,7 @@ def test_a_mistake_of_ports_is_named(doctor: Doctor, name: str, wrong: object, c
 
 
 def test_a_factor_has_a_sentence_for_learners(doctor: Doctor) -> None:
-    """That of the diagnosis is about stages, and guesses where the factor comes from."""
+    """The sentence of the diagnosis is about stages, and guesses the origin of the factor."""
     arrays = doctor.answers("layer_norm", lambda x, **norm: 0.5 * right.layer_norm(x, **norm))
     assert arrays is not None
     said = "All numbers of the answer differ from the right ones by the same factor or summand."

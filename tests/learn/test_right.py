@@ -24,7 +24,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_functions_give_the_stages_of_a_model(doctor: Doctor, name: str) -> None:
-    """Within the error budget of each stage. This covers an encoder, a decoder, and each of their steps."""
+    """They agree within the error budget of each stage. This covers an encoder, a decoder, and each of their steps."""
     asked = QUESTIONS[name]
     _, golden = doctor.patient(asked.causal)
     arrays = doctor.answers(name, EXERCISES[name].right)
@@ -32,7 +32,7 @@ def test_functions_give_the_stages_of_a_model(doctor: Doctor, name: str) -> None
 
 
 def test_a_cache_changes_nothing() -> None:
-    """In float64, where a step and the whole text differ by rounding alone."""
+    """The test runs in float64, in which a step and the whole text differ only by rounding."""
     weights = mapped(lambda array: array.astype(np.float64), tiny_decoder())
     ids, caches = np.array([5, 1, 0, 0, 4]), None
     for end in range(1, len(ids) + 1):

@@ -183,7 +183,7 @@ def test_a_head_s_answers_are_transformers_own(option: str, kind: Any, dtype: st
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) -> None:
-    """Of the sum of all answers, each times a random number; texts of two lengths, one with two end tokens."""
+    """The gradients are those of the sum of all answers, each times a random number. One text has two end tokens."""
     model = torch_model(option, kind, **HEADS[kind]).double()
     model.save_pretrained(tmp_path / "torch")
     config, tree = load_folder(tmp_path / "torch", np.float64)
@@ -211,7 +211,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_attribution_s_gradient_by_both_embeddings_is_torch_s(option: str, tmp_path: Path) -> None:
-    """Of the log-odds of a label, by the encoder's and the decoder's embeddings of a text."""
+    """The gradient is that of a label's log-odds with respect to a text's embeddings in encoder and decoder."""
     theirs = torch_model(option, BartForSequenceClassification, num_labels=3).double()
     theirs.save_pretrained(tmp_path / "torch")
     ids, heard = np.array([0, 7, 2, 11, 9, 2]), []

@@ -47,7 +47,7 @@ def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -
 @pytest.mark.parametrize("settings", [{}, *SETTINGS], ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_generated_tokens_equal_transformers(option: str, settings: dict[str, int], tmp_path: Path) -> None:
-    """After each prompt alone: to one that is padded on the left transformers gives other positions."""
+    """Each prompt runs alone, because transformers gives other positions to a prompt that is padded on the left."""
     theirs = torch_model(option, BartForCausalLM, **SIZES).double()
     theirs.save_pretrained(tmp_path)
     model = npformer.load(tmp_path, dtype="float64")
@@ -103,7 +103,7 @@ def test_files_survive_a_round_trip_and_transformers_reads_them(option: str, tmp
 
 
 def test_the_decoder_of_a_model_with_both_stacks(tmp_path: Path) -> None:
-    """From the form of a .bin, which has the table under the decoder's name too."""
+    """The file has the form of a .bin, which also has the table under the decoder's name."""
     whole = torch_model("scaled", BartForConditionalGeneration, **SIZES)
     whole.config.save_pretrained(tmp_path)
     torch.save(whole.state_dict(), tmp_path / "pytorch_model.bin")

@@ -31,7 +31,7 @@ CALLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_sentence_transformer(case, tmp_path):
-    """To 1e-6 of a vector's length, as in `test_sentences`."""
+    """Vectors agree to 1e-6 of their length, as in `test_sentences`."""
     folder = save(tmp_path, **CASES[case])
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), pipeline(model=folder)
     for method in ("encode", "encode_query", "encode_document"):
@@ -54,7 +54,7 @@ def test_sentence_transformer(case, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_encoder(strategy, tmp_path):
-    """Weights to 1e-5 of their size; the words of `decode` in the same order."""
+    """Weights agree to 1e-5 of their size; the words of `decode` are in the same order."""
     folder = saved(tmp_path / "m", pooling_strategy=strategy)
     theirs, ours = SparseEncoder(str(folder), device="cpu"), pipeline(model=folder)
     for method in ("encode", "encode_query", "encode_document"):
@@ -76,7 +76,7 @@ def test_sparse_encoder(strategy, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"prompts": {"web": "the news "}, "default_prompt_name": "web"}])
 @pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.Sigmoid()])
 def test_cross_encoder(activation, settings, tmp_path):
-    """To 1e-6, as in `test_ranking`; the places of ranked texts are equal."""
+    """Scores agree to 1e-6, as in `test_ranking`; the order of ranked texts is equal."""
     bare = tiny.folder(tmp_path / "bare", "bert", labels=("SCORE",), seed=3)
     (bare / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(bare), device="cpu", activation_fn=activation, **settings).save_pretrained(str(tmp_path / "m"))

@@ -217,7 +217,7 @@ def test_later_checkpoints_of_modernbert(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
-    """Of the sum of all answers, each times a random number."""
+    """The gradients are those of the sum of all answers, each times a random number."""
     folder, arrays, random = folder_of(tmp_path / "model", family, head), given(family, head), np.random.default_rng(1)
     model = theirs(folder)
     config, tree = load_folder(folder, np.float64)

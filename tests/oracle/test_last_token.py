@@ -92,7 +92,8 @@ def save(
 @pytest.mark.filterwarnings("ignore:input 4")  # is cut
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_match_a_sentence_transformer(case, tmp_path):
-    """To 1e-12, a thousand times float64's rounding of vectors of length 1; the prompts change them by more than 0.1."""
+    """Vectors agree to 1e-12, a thousand times the float64 rounding of length 1; prompts change them by more than
+    0.1."""
     folder, model = save(tmp_path, **CASES[case])
     model, ours = model.double(), pipeline(None, folder, dtype=np.float64)
     assert ours.name == "sentence-embedding"

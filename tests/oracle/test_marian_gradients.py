@@ -21,7 +21,8 @@ PAD = 30  # which is the start token too
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_gradient_is_torch_s(tied: bool, tmp_path: Path) -> None:
-    """In float64, to 1e-12. The table's row of the padding token gets what a tied projection gives it, and no more."""
+    """They agree in float64 to 1e-12. The table's row of the padding token only gets the gradient of the tied
+    projection."""
     torch.manual_seed(0)
     model = MarianMTModel(MarianConfig(
         vocab_size=31, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,

@@ -67,7 +67,7 @@ def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", CLASSES)
 def test_each_head_s_answers_are_torch_s(family: str, dtype: str, tmp_path: Path) -> None:
-    """In safetensors and in a pickle, and where config.json names another class."""
+    """Files are safetensors or a pickle, and config.json may name another class."""
     folder = folder_of(tmp_path / "model", family, DTYPES[dtype])
     model, arrays = theirs(folder), given()
     with torch.no_grad(), in_double():
@@ -90,7 +90,7 @@ def test_each_head_s_answers_are_torch_s(family: str, dtype: str, tmp_path: Path
 
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_each_head_s_gradients_are_torch_s(family: str, head: str, tmp_path: Path) -> None:
-    """Of the sum of all its logits, each times a random number."""
+    """The gradients are those of the sum of all logits, each times a random number."""
     folder, arrays = folder_of(tmp_path / "model", family), given()
     model, mask = theirs(folder), arrays["attention_mask"].astype(bool)
     config, tree = load_folder(folder, np.float64, head)

@@ -45,7 +45,7 @@ PAIRS = [
     ],
 )
 def test_scores_match_a_cross_encoder(stored, tmp_path):
-    """To 1e-6, which is ten times float32's rounding of scores below 2."""
+    """Scores agree to 1e-6, ten times the float32 rounding of scores below 2."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **stored}))
@@ -66,7 +66,7 @@ def test_scores_match_a_cross_encoder(stored, tmp_path):
     ],
 )
 def test_scores_match_a_saved_cross_encoder(options, tmp_path):
-    """From a folder with a modules.json, and from one with another activation in config.json."""
+    """One folder has a modules.json, and one has another activation in config.json."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(folder), device="cpu", **options).save_pretrained(str(tmp_path / "saved"))
@@ -80,7 +80,7 @@ def test_scores_match_a_saved_cross_encoder(options, tmp_path):
 @pytest.mark.parametrize("activation", [IDENTITY, None])
 @pytest.mark.parametrize("with_modules", [True, False])
 def test_where_the_newer_file_counts(model_type, activation, with_modules, tmp_path):
-    """With a modules.json, as a CrossEncoder's, and unless its activation is null."""
+    """It counts if there is a modules.json, as for a CrossEncoder, and unless its activation is null."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(folder), device="cpu").save_pretrained(str(tmp_path / "saved"))

@@ -28,7 +28,7 @@ def tokenizer(folder: Path) -> T5Tokenizer:
 
 
 def test_vectors_match_a_sentence_transformer(tmp_path: Path) -> None:
-    """Of a folder with Transformer, Pooling, Dense without bias and Normalize, and a tokenizer made of spiece.model."""
+    """The folder has Transformer, Pooling, Dense without bias and Normalize, and a tokenizer from spiece.model."""
     torch.manual_seed(0)
     pieces = tokenizer(tmp_path)
     sizes = {"vocab_size": len(pieces), "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 3}

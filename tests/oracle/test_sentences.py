@@ -78,7 +78,8 @@ CALLS = [{}, {"prompt": "ice: "}, {"prompt_name": "query"}, {"normalize_embeddin
 
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
-    """In double to 1e-9. In float32 to 1e-6 of the vector's length, the rounding of a few hundred operations."""
+    """They agree in float64 to 1e-9, and in float32 to 1e-6 of the vector's length: the rounding of a few hundred
+    operations."""
     folder = save(tmp_path, **CASES[case])
     model = SentenceTransformer(str(folder), device="cpu")
     embed = pipeline(None, folder)

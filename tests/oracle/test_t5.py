@@ -129,7 +129,8 @@ def test_gradients_are_torch_s(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_are_transformers_own(bidirectional: bool) -> None:
-    """Theirs are rounded in float32; no distance of a usual number of buckets is at a border that this decides."""
+    """Transformers rounds in float32. With usual numbers of buckets, no distance is at a border that rounding
+    decides."""
     distances = np.arange(-3000, 3001)
     for count in (8, 32, 33, 128):
         for most in (100, 128, 256, 1000):

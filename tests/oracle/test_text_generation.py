@@ -51,7 +51,8 @@ def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, A
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_stop_strings_match_transformers(beams: int, folder: Path) -> None:
-    """Taken from what is written without them, so that they come; one may begin in the prompt or end in a token."""
+    """The strings come from a text generated without them, so they occur. They may begin in the prompt or end inside a
+    token."""
     theirs, ours = (made("text-generation", model=str(folder)) for made in (pipeline, npformer.pipeline))
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 16, "num_beams": beams}
     for prompt in PROMPTS:
@@ -89,7 +90,7 @@ def test_settings_of_the_folder_and_defaults(tmp_path: Path) -> None:
 
 
 def test_conversations_match_transformers(tmp_path: Path) -> None:
-    """Their tokens, of texts without control tokens, and the form of the answers."""
+    """Compares the tokens of messages without control tokens, and the form of the answers."""
     folder = str(chatters.folder(tmp_path / "m", "llama"))
     theirs, ours = (made("text-generation", model=folder) for made in (pipeline, npformer.pipeline))
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " naïve 😀\n"}]

@@ -30,7 +30,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_stage_of_attention_is_heard_and_within_its_budget(option: str, tmp_path: Path) -> None:
-    """In a batch with masked padding; the missing stages are returned by no module: probabilities, an activation."""
+    """The batch has masked padding. The missing stages, probabilities and an activation, are not returned by any
+    module."""
     family, fields = OPTIONS[option]
     folder = tiny.folder(tmp_path / "m", family, **fields)
     model, random = Model(*load_folder(folder), folder=folder), np.random.default_rng(1)

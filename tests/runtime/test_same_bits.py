@@ -112,7 +112,7 @@ def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
-    """Without, rows are taken as they come; a text's numbers differ by rounding alone."""
+    """Without them, rows are not padded, and a text's numbers differ only by rounding."""
     model, exact = (npformer.load("distilbert-sst2", dtype=dtype, same_bits=wanted) for dtype in DTYPES)
     random = np.random.default_rng(0)
     texts = [Text(random.integers(1000, 30000, length)) for length in (1, 5, 16, 16, 40, 130)]

@@ -24,7 +24,7 @@ def normal(*shape: int, dtype: str = "float64") -> np.ndarray:
 
 
 def edges(count: int, terms: int, front: int) -> list[int]:
-    """Where groups begin and end, by the definition: TERMS terms each up to the front, `terms` from there."""
+    """The borders of groups by definition: every TERMS terms up to the front, and every `terms` terms from there."""
     front = min(front, count)
     return [*range(0, front, TERMS), *range(front, count, terms), count]
 

@@ -31,7 +31,7 @@ def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     ("inner", "outer"), [(384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768)]
 )
 def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None:
-    """At the widths of all-MiniLM, DistilBERT and BERT: a row alone, and with up to 299 others."""
+    """A row has the same bits alone and with up to 299 others, at the widths of all-MiniLM, DistilBERT and BERT."""
     x, weight = normal(300, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
     weight.flags.writeable = False
     (whole,) = weight_products.weight_products(x, weight)

@@ -132,7 +132,7 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 @pytest.mark.numbers
 def test_that_strangers_do_share_batches():
-    """Otherwise the test above would show nothing."""
+    """If they did not, the test above would show nothing."""
     seen = []
 
     async def test() -> None:

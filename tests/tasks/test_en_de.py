@@ -25,7 +25,7 @@ def translator() -> npformer.tasks.task.Task:
 
 
 def test_the_bundled_translator_writes_the_texts_on_its_card(translator: npformer.tasks.task.Task) -> None:
-    """Alone and together, the sentence of the introduction to Transformers among them."""
+    """The texts, including the sentence of the introduction to Transformers, are translated alone and together."""
     assert len(EXAMPLES) >= 4
     assert "The dog jumped over the green door!" in dict(EXAMPLES)
     sources, targets = zip(*EXAMPLES, strict=True)

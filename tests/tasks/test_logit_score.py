@@ -28,7 +28,7 @@ def rendered(query, text, instruction="Find it"):
 @pytest.mark.numbers
 @pytest.mark.parametrize("false_id", [reranker.NO, None])
 def test_a_score_is_the_difference_of_two_logits_at_the_last_token(false_id, tmp_path):
-    """In float64 to 1e-12, because x (w_yes - w_no) rounds otherwise than x w_yes - x w_no."""
+    """They agree in float64 to 1e-12, because x (w_yes - w_no) and x w_yes - x w_no round differently."""
     folder = reranker.write(tmp_path / "model", false_id)
     model, rank = load(folder, dtype=np.float64), pipeline(None, folder, dtype=np.float64, function_to_apply="none")
     for options, instruction in (({}, "Find it"), ({"prompt_name": "query"}, reranker.INSTRUCTION)):

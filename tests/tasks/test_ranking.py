@@ -36,7 +36,7 @@ def cross_encoder(path, stored=None, **described):
 
 
 def logits(model):
-    """The model's own, of ids that the tokenizer makes of two texts, also where the second is empty."""
+    """The scores are those of the model for the tokenizer's ids of two texts, even if the second is empty."""
     encodings = [model.tokenizer.encode(*pair) for pair in PAIRS]
     return [model([each.ids], token_type_ids=[each.type_ids]).logits[0, 0] for each in encodings]
 
@@ -58,7 +58,7 @@ def logits(model):
     ],
 )
 def test_the_checkpoint_chooses_how_logits_become_scores(stored, function, tmp_path):
-    """Where it stores both forms, the newer counts, as in sentence-transformers."""
+    """If it stores both forms, the newer one counts, as in sentence-transformers."""
     rank = pipeline("text-ranking", folder(tmp_path / "model", **stored))
     raw = np.array(logits(rank.model))
     expected = raw if function == "none" else 1 / (1 + np.exp(-raw.astype(np.float64)))
@@ -134,7 +134,7 @@ def test_a_default_prompt_precedes_each_query(tmp_path):
 
 
 def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
-    """As sentence-transformers makes a SentenceTransformer of its folder."""
+    """sentence-transformers also makes a SentenceTransformer of such a folder."""
     made = cross_encoder(tmp_path / "model", prompts={"ask": "ice "}, default_prompt_name="ask")
     plain = folder(tmp_path / "plain")
     expected = pipeline("sentence-embedding", plain)(TEXTS)
@@ -142,7 +142,7 @@ def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
 
 
 def test_a_score_is_that_of_text_classification():
-    """The same bits, of a model with one label; a mapping is a pair, too."""
+    """A model with one label gives the same bits; a mapping is a pair, too."""
     model = tiny.model("bert", labels=("SCORE",))
     rank, classify = pipeline("rerank", model), pipeline("text-classification", model)
     assert [each["score"] for each in rank(PAIRS[:3])] == [each["score"] for each in classify(PAIRS[:3])]

@@ -40,7 +40,7 @@ def model(tmp_path):
 
 
 def test_encode_takes_every_iterable_of_texts(model):
-    """Of a generator it makes an array at once, where the task itself gives a generator."""
+    """For a generator, `encode` returns an array, whereas the task itself returns a generator."""
     vectors = model.encode(TEXTS)
     assert type(vectors[0, 0]) is np.float32
     for several in (tuple(TEXTS), np.array(TEXTS), iter(TEXTS), dict.fromkeys(TEXTS).keys()):

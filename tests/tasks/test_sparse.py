@@ -66,7 +66,8 @@ def test_the_largest_weights_are_kept(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_a_long_text_has_the_same_bits_in_any_batch(strategy, tmp_path):
-    """Also a text whose rows go through the head in parts, and one in windows, where each token counts once."""
+    """Texts include one whose rows go through the head in parts, and one in windows, in which each token counts
+    once."""
     made = write_splade(
         tiny.folder(tmp_path / "m", "bert", "masked-lm", max_length=3 * ROWS), {"pooling_strategy": strategy}
     )

@@ -56,7 +56,7 @@ OF_T5 = {
 
 
 def test_a_t5_has_a_prefix_for_each_task_and_language(tmp_path: Path) -> None:
-    """As Transformers 4 reads task_specific_params; a T5 that also translates writes texts unless asked otherwise."""
+    """Transformers 4 reads task_specific_params in the same way. By default, the task is text2text-generation."""
     folder = t5_folder(tmp_path / "t5", task_specific_params=OF_T5)
     writes, summarizes = npformer.pipeline(model=folder), npformer.pipeline("summarization", folder)
     german = npformer.pipeline("translation_en_to_de", folder)
@@ -83,7 +83,7 @@ def test_a_t5_has_a_prefix_for_each_task_and_language(tmp_path: Path) -> None:
 
 
 def test_vectors_of_a_whole_t5_are_its_encoder_s(tmp_path: Path) -> None:
-    """Also without `architectures`, as from a folder of the encoder alone."""
+    """This includes folders without `architectures`, such as one of the encoder alone."""
     embed = npformer.pipeline("sentence-embedding", t5_folder(tmp_path / "t5"))
     bare = t5_folder(tmp_path / "bare", architectures=None)
     assert np.array_equal(embed([TEXT]), npformer.pipeline("sentence-embedding", bare)([TEXT]))

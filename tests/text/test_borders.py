@@ -96,7 +96,7 @@ def test_a_text_that_is_read_in_blocks_gives_the_tokens_of_the_whole(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_text_is_that_of_the_tokenizers_library(kind: str) -> None:
-    """Which cuts before it adds special tokens and moves offsets, once."""
+    """The library truncates before it adds special tokens, and shifts offsets only once."""
     made, tokenizer = encoder(KINDS[kind]()), KINDS[kind]()
     tokenizer.enable_truncation(20, strategy="only_first")
 

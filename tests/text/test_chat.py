@@ -34,7 +34,7 @@ def read(chat: Chat, messages: Any) -> tuple[str, list[int]]:
 
 
 def test_the_template_begins_the_answer_or_continues_it(chat: Chat) -> None:
-    """With the beginning token once: the tokenizer adds none."""
+    """The beginning token occurs once, because the tokenizer adds none."""
     start, stop = chatters.START, chatters.STOP
     control = [chatters.END, start, stop, start, stop, start]
     assert read(chat, ASKED) == (f"{BEGUN}Hi<|im_end|>\n<|im_start|>assistant\n", control)
@@ -61,7 +61,7 @@ def test_a_text_that_spells_a_control_token_is_no_control_token(chat: Chat) -> N
 
 
 def test_a_tag_in_an_answer_is_read_by_the_template_and_one_in_a_question_is_not(tmp_path: Path) -> None:
-    """As Qwen3's and DeepSeek's templates leave out what an assistant has thought."""
+    """Templates of Qwen3 and DeepSeek use this to omit the assistant's thoughts."""
     template = "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}"
     folder = chatters.folder(tmp_path / "m", template=template, vocab_size=300)
     described = (folder / "tokenizer.json").read_text()

@@ -48,7 +48,7 @@ def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest
 
 
 def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
-    """As it is read again for the special tokens around it."""
+    """The word is read a second time for the special tokens around it."""
     model = tiny.model("bert")
     model.limits = Limits(characters=1000)
     for pair in (Pair("x" * 900, "ice " * 90), Pair("ice " * 90, "x" * 900)):
@@ -177,7 +177,7 @@ def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_to
 
 
 def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -> None:
-    """As the last tokens that do not fit are the second's."""
+    """The last tokens that do not fit belong to the second text."""
     (read,) = Encoder(model).read([Pair("ice " * 30, "cream " * 32)], "window", limit=40)
     assert [each.sequence_ids.count(0) for each in read.pieces] == [30] * len(read.pieces)
     (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 32)], "window", limit=40)
@@ -209,7 +209,7 @@ def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
 
 
 def test_a_text_that_the_tokenizer_refuses_leaves_the_others_their_answers(monkeypatch):
-    """On several threads too, where the library is given all texts at once."""
+    """This also holds on several threads, where the library gets all texts at once."""
     classify = pipeline("text-classification", "distilbert-sst2", threads=2)
     alone = [classify(text) for text in ("ice", "cream")]
 

@@ -256,7 +256,7 @@ def test_pipes_and_devices_are_not_waited_for(name: str, tmp_path: Path) -> None
 
 
 class Panic(BaseException):
-    """As pyo3_runtime.PanicException is: no Exception."""
+    """Stands for pyo3_runtime.PanicException, which is not an Exception."""
 
 
 class Failing:
@@ -294,7 +294,7 @@ def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [("a b " * 5000,), ("a", "b " * 9000), ("a " * 9000, None), ("a", "b")])
 def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, ...], tmp_path: Path) -> None:
-    """Which the library's encode holds to its end, seconds for a million characters, and encode_batch does not."""
+    """The library's encode holds the lock until it ends, seconds for a million characters; encode_batch does not."""
     original = load_tokenizer(write(tmp_path), CONFIG)._tokenizer
     called: list[str] = []
 

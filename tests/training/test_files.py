@@ -235,7 +235,7 @@ def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_train_translation_learns_a_language(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it leaves is a model for the command `translate`, which has nine in ten of the sentences exactly right."""
+    """The result is a model for the command `translate`, which translates nine in ten of the sentences exactly."""
     lines = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     wanted = (translator_folder / "a.de").read_text(encoding="utf-8").splitlines()
     assert cli.main(["translate", "-m", str(translator_folder / "out"), *lines]) == 0
@@ -315,7 +315,7 @@ def test_pairs_that_cannot_be_learnt(
 
 
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
-    """So a resumed run needs no copy of it."""
+    """A resumed run thus needs no copy of the vocabulary."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 
@@ -388,7 +388,7 @@ needs_plots = pytest.mark.skipif(
 
 @needs_plots
 def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
-    """As many frames as epochs; the format's own signature and its count of image blocks."""
+    """The GIF has as many frames as epochs, by its signature and its number of image blocks."""
     frames = list(np.random.default_rng(0).standard_normal((3, 4, 2)))
     animate(tmp_path / "a.gif", frames, [0, 1, 1, 0], ("good", "bad"), ["0", "1", "2"])
     from PIL import Image

@@ -283,7 +283,7 @@ def test_standard_dropout_sites_are_stages() -> None:
 
 @pytest.mark.parametrize("scheme", ["normal", "torch", "xavier"])
 def test_initial_weights_have_torchs_spread(scheme: str) -> None:
-    """By the second moments of nn.Linear, nn.Embedding, nn.MultiheadAttention and BERT's N(0, 0.02^2)."""
+    """Compares second moments with those of nn.Linear, nn.Embedding, nn.MultiheadAttention and BERT's N(0, 0.02^2)."""
     config = tiny.config(d_model=128, d_ffn=256)
     flat = layout.flatten(initialise(config, 1, scheme))
     spread = {name: array.std() for name, array in flat.items()}

@@ -134,7 +134,7 @@ def test_scores_weights_and_outputs_are_not_stored_where_they_follow(dtype: type
 
 @pytest.mark.parametrize("stage", ["scores", "weights", "context"])
 def test_independent_arrays_are_stored(stage: str) -> None:
-    """After an edit; later stages follow from the edited one."""
+    """Arrays are independent after an edit; later stages follow from the edited one."""
     with edit({f"layers.1.attention.{stage}": lambda array: array * np.float32(0.5)}):
         shown = view.neurons(tiny.model(), TEXT)
     stored = [block.name for block in shown._blocks() if block.name.split(".")[2] not in ("query", "key", "value")]
@@ -195,7 +195,7 @@ def test_a_page_opens_on_the_head_that_the_answer_depends_on_most() -> None:
 
 
 def test_the_effects_of_heads_are_measured() -> None:
-    """Not the estimates, which have another sign for some heads: the change of the log-odds without each head."""
+    """The page shows measured changes of the log-odds without each head. Estimates have another sign for some heads."""
     model = tiny.model()
     (answer,) = view.page(model, TEXT, methods="roll-out").answers
     estimated = answer_of(model, TEXT)
