@@ -1,7 +1,7 @@
 """Every stage of every family, head and option against torch, and the bundled checkpoint on forty texts.
 
-In float32 a stage's error may be at most twice that of torch, which ran in several orders of adding
-(`torch_values.over_budget` says why); in float64 it is torch's number but for the order of additions.
+In float32 a stage's error may be at most twice that of torch, which ran in several orders of summation
+(`torch_values.over_budget` says why). In float64 it equals torch's number up to the order of summation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
-# Two float64 runs differ by the order in which they add: some units of 2^-53 at each of some hundred steps.
+# Two float64 runs differ by the order of summation: a few units of 2^-53 in each of some hundred steps.
 FLOAT64 = 1e-13
 BUNDLED = Path(__file__).parent.parent / "weights" / "distilbert-sst2"
 PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm", "causal-lm", "replaced-token")
@@ -73,7 +73,7 @@ def flat(fired: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_have_torchs_names(case: str) -> None:
-    """All that a case keeps, and nothing but what the family's cases keep: a stage of several is kept with one."""
+    """A run has every stage stored for its case, and only stages stored for some case of the family."""
     model = load(torch_values.DATA / case, "float32")
     found = heard(model, **torch_values.inputs(case)).keys()
     family = [each for each in torch_values.CASES if each.startswith(f"{model.config.model_type}-")]
@@ -227,9 +227,9 @@ def bundled_texts() -> list[Text]:
 
 @cache
 def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """One text's stages: summaries of the float64 run as golden/make.py has them, and the float32 run's errors.
+    """The stages of one text: summaries of the float64 run as in golden/make.py, and the errors of the float32 run.
 
-    The arrays of the long text are half a gigabyte, so what is kept is this.
+    Only these are kept, because the arrays of the long text take half a gigabyte.
     """
     truth: dict[str, np.ndarray] = {}
     errors: dict[str, float] = {}
@@ -258,7 +258,7 @@ def summary(stage: np.ndarray) -> tuple[float, float, float]:
 
 
 def test_bundled_ids() -> None:
-    """transformers' own token ids, cut off at 512."""
+    """The token ids equal those of transformers, truncated at 512."""
     tokenizer = load(BUNDLED, "float32").tokenizer
     for given, text in zip(TEXTS, bundled_texts(), strict=True):
         ids = tokenizer.encode(*given if isinstance(given, tuple) else (given,)).ids
@@ -293,7 +293,7 @@ def test_bundled_stages_in_float32(group: range) -> None:
 
 
 def test_bundled_answers() -> None:
-    """All texts at once, in float32 and float64: torch's logits, and its labels."""
+    """In a batch of all texts, logits and labels equal torch's in float32 and float64."""
     torch32, truth = bundled()["float32/logits"], bundled()["float64/logits"]
     for dtype in ("float32", "float64"):
         logits = np.stack([answer["logits"] for answer in load(BUNDLED, dtype).run(bundled_texts())])

@@ -61,7 +61,7 @@ def dense(grad: np.ndarray | SparseRows, like: np.ndarray) -> np.ndarray:
 
 
 def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dict[str, np.ndarray]:
-    """Dense gradients by name, a tied projection's in its table's."""
+    """Dense gradients by name; that of a tied projection is part of its table's."""
     arrays = layout.flatten(dict(weights))
     grads = {name: dense(grad, arrays[name]) for name, grad in layout.flatten(dict(tree)).items()}
     if tied:
@@ -73,7 +73,7 @@ def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dic
 
 
 def ours(name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our gradients of a golden call, by its arguments' names."""
+    """npformer's gradients of a golden call, by the names of its arguments."""
     function, given = name.split()[0], dict(arrays)
     grad = given.pop("grad")
     if function in ("linear", "layer_norm"):
@@ -154,7 +154,7 @@ def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", given.MODELS)
 def test_torchs_gradients_of_models(case: str) -> None:
-    """Every parameter of every family, head and activation, by the loss that transformers gives the model.
+    """The gradient of every parameter, for every family, head and activation, of the loss that transformers computes.
 
     float64: the largest entry, the sum and two checksums are torch's. float32: against our own float64, three times
     torch's error, as the entries in which the two err most are not the same ones, and one ulp of the largest.

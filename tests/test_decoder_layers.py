@@ -124,12 +124,12 @@ def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
 
 
 def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Weights], Weights]:
-    """Weights with the change made in those whose names have the part."""
+    """Weights with a change of those whose names contain `part`."""
     return lambda weights: {name: change(array) if part in name else array for name, array in weights.items()}
 
 
 def exchanged(one: str, other: str) -> Callable[[Weights], Weights]:
-    """Weights with those of two names in the decoder's layers exchanged."""
+    """Weights with two names exchanged in the decoder's layers."""
     names = {one: other, other: one}
     pattern = re.compile(rf"(?<=decoder\.layers\.\d\.)({one}|{other})\b")
     return lambda weights: {pattern.sub(lambda found: names[found[1]], name): a for name, a in weights.items()}
@@ -220,7 +220,8 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
 
 
 def test_cached_decoding_has_the_bits_of_one_pass() -> None:
-    """Steps of three texts with four beams each that change places at random, against each beam's whole target."""
+    """Compares steps of three texts, with four beams each in random order, with passes over each beam's whole
+    target."""
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
     shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])

@@ -1,4 +1,4 @@
-"""The encoder's parts against their formulas, and that a row is the same alone, among others, and wanted alone."""
+"""The encoder's parts against their formulas; a row is the same alone, among others, and if only it is requested."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def texts() -> list[Text]:
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_scores_and_weights_match_all_formulas(name: str) -> None:
-    """Computed again plainly from the heads; 1e-13 is some roundings of float64 for numbers near 1."""
+    """Computes the result again from the heads; 1e-13 is a few float64 roundings of numbers near 1."""
     model = combined(name)
     config, weights = model.config, model.weights
     recorded = trace(model, texts()[1])

@@ -121,13 +121,13 @@ class Counter:
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("lengths", [[7], [3, 9, 9, 1], [50, 2, 2, 500] * 3])
 def test_products_have_a_row_for_each_token(lengths: list[int], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A padded batch costs what its tokens cost: rows of every product are the texts' tokens, and no more."""
+    """A padded batch costs only its tokens: the rows of every product are the tokens of the texts."""
     model = models("distilbert", "token-classification", "36")[threads - 1]
     tokens, layers, (d, f) = sum(lengths), model.config.n_layers, (36, 50)
     ids = np.zeros((len(lengths), max(lengths)), int)
     mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
     counter = Counter(monkeypatch)
-    monkeypatch.setattr(model, "same_bits", False)  # with which some kernels have a batch filled up by a few rows
+    monkeypatch.setattr(model, "same_bits", False)  # for which some kernels need a few additional rows
     model(ids, mask)
     assert counter.rows == {
         (d, d): 4 * tokens * layers,

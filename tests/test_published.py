@@ -1,4 +1,4 @@
-"""The numbers that were published for the real checkpoint, and that the comparison lets nothing wrong through.
+"""The published numbers of the real checkpoint, and a test that the comparison finds wrong numbers.
 
 The checkpoint is taken from the Hugging Face cache or from the hub; if both lack it, one test is skipped with a
 message.
@@ -93,7 +93,7 @@ def test_a_model_agrees_with_its_own_numbers(model, published):
 
 @pytest.mark.parametrize("table", published_numbers.TABLES, ids=lambda table: table.name)
 def test_one_wrong_digit_is_found(model, published, table):
-    """Three units of the last digit, or what rounding and noise hide of a table and three units of it, in one place."""
+    """Changes one number by three units of its last digit, plus the rounding and noise that a table permits."""
     wrong = copy.deepcopy(published)
     row = wrong[table.name] if table.name in ("logits", "probabilities") else wrong[table.name][1]
     unit = Decimal(1).scaleb(row[1].as_tuple().exponent)

@@ -18,7 +18,7 @@ PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in
 LONGEST = 450  # lines; a longer file has two subjects
 
 # Modules from the lowest to the highest: a module ever imports only modules before it or on its own line.
-# A package is one room; a module of it that needs to know more has its own place, as checkpoint.loading, which makes models.
+# A package has one place; a module in it that imports more has its own, such as checkpoint.loading, which makes models.
 ORDER = (
     *(
         "common.errors",
@@ -92,7 +92,7 @@ def imports(name: str) -> frozenset[str]:
 
 
 def imported(node: ast.AST, importer: str) -> frozenset[str]:
-    """The modules that one node imports: ours down to the file, others by their first name."""
+    """The modules that one node imports: those of npformer down to the file, others by their first name."""
     if isinstance(node, ast.Import):
         names = {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
@@ -107,7 +107,7 @@ def imported(node: ast.AST, importer: str) -> frozenset[str]:
 
 
 def reached(name: str) -> set[str]:
-    """All of our modules that a module ever imports, through others too; the package it lies in brings only names."""
+    """All modules of npformer that a module imports, directly or through others; its own package only adds names."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -189,7 +189,7 @@ def test_torch_is_only_for_comparing() -> None:
 
 
 def test_both_kinds_of_model_have_one_interface() -> None:
-    """A task refuses the wrong kind and a pipeline takes either; nobody else asks for the class of a model."""
+    """A task refuses the wrong class of model, and a pipeline takes both. No other code tests the class of a model."""
     askers = {
         name
         for name, path in MODULES.items()
@@ -255,7 +255,7 @@ print(npformer.decoder_layers.decoder is npformer.decoder.__wrapped__)
 
 
 def test_caches_have_a_bound() -> None:
-    """But for those with a key for each of two dtypes, or with none: a service may read any number of configs."""
+    """Exceptions have one key for each of two dtypes, or no key: a service may read any number of configs."""
     unbounded = set()
     for path in MODULES.values():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -28,7 +28,7 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
     """Reads the arrays and the metadata of a .safetensors file, or the arrays of an .npz file.
 
     bfloat16 is widened to float32. Raises NpformerError, which names the file, if it is missing or truncated, contains
-    other data than arrays, or does not match its checksum.
+    data other than arrays, or does not match its checksum.
     """
     suffix, path = Path(path).suffix, as_given(path)
     if suffix != ".npz":

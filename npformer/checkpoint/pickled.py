@@ -94,8 +94,8 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields the name and the argument of each instruction.
 
-    Only protocol 0 has arguments that end with a newline, except for the two of GLOBAL. Those are read here, because
-    pickletools would decode escapes in them, and warn about invalid ones.
+    Only instructions of protocol 0 have arguments that end with a newline, except GLOBAL, which has two. These are read
+    here, because pickletools would decode escapes in them, and warn about invalid ones.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))

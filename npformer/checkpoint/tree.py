@@ -336,7 +336,7 @@ def _with_lists(node: Any) -> Any:
 
 
 def parameter_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns float32 or float64 for any name of it in NumPy or torch. "auto" is float32."""
+    """Returns float32 or float64, given any name of the dtype in NumPy or torch. "auto" is float32."""
     name = str(dtype).removeprefix("torch.")
     for supported in PARAMETER_DTYPES:
         if dtype is not None and (dtype == supported or name == supported.name):

@@ -25,7 +25,7 @@ class Mistake(NamedTuple):
     ----------
     name, explanation : str
     changes : description of each way -> its `Rules`, or a function of a `Port` that yields `Ways`
-    reorders : bool, with this mistake the name of a stage has another meaning than in the golden file
+    reorders : bool, the mistake changes which array a name of a stage stands for
     """
 
     name: str

@@ -55,7 +55,7 @@ def results(task: Task, answers: Sequence[Any]) -> Any:
 def _missing(kind: Any) -> Any:
     """Returns the value for a row without an answer: null, or NaN in a vector, as in .npy files.
 
-    Before version 26 pyarrow cannot read a vector that is null from Parquet.
+    Before version 26, pyarrow cannot read null vectors from Parquet.
     """
     if not pa.types.is_fixed_size_list(kind):
         return None

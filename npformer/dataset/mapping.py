@@ -143,7 +143,7 @@ class _Run:
     manifest: Manifest
 
     def go(self, client: Any, progress: bool) -> None:
-        """Writes the output, or the missing rest of it."""
+        """Writes the output, or its missing rest."""
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)

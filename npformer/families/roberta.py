@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al., 2019), XLM-RoBERTa (Conneau et al., 2020) and CamemBERT (Martin et al., 2020): BERT's layers.
 
-The first position has the row after the id of the padding token, and padding tokens are not counted. There is one token
+Positions begin at the row after the padding token's id, and padding tokens are not counted. There is one token
 type, the special tokens are `<s>` and `</s>`, and the classifier has its own dense layer instead of the pooler.
 """
 

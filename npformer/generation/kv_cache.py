@@ -34,8 +34,9 @@ class BeamAncestry:
     and do not move when beams are reordered: only the mask changes. A column is a row of one beam in one step, and free
     columns are at the end.
 
-    The rows of a prompt come first: whole groups of TERMS rows once, in the first `front` columns, and the remaining
-    rows once per beam, as in steps. The rows of a beam thus form the same groups as in a pass over its whole text.
+    The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns; the other
+    rows are stored once per beam, like the rows of steps. The rows of a beam thus form the same groups as in a pass
+    over its whole text.
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:

@@ -18,7 +18,8 @@ TOP_H = 100  # number of most likely tokens among which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds each bias, in float32, to the last token of its sequence if the row ends with the other tokens of it."""
+    """Adds each bias in float32 to the score of its sequence's last token, if the row ends with the tokens before
+    it."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)
@@ -47,7 +48,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 
 
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
-    """Bans the last token of each word of several tokens if the row ends with the other tokens of the word."""
+    """Bans the last token of each word of several tokens, if the row ends with the tokens before it."""
     for *start, last in words:
         scores[_ends_with(ids, start), last] = -np.inf
 

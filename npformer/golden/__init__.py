@@ -1,4 +1,4 @@
-"""Golden files: the stages of a model, for testing ports of it in any language and framework.
+"""Golden files: the stages of a model, for testing its ports in any language and framework.
 
     golden.record(model, ["I love ice cream"]).save("g.safetensors")
     print(golden.compare(golden.load("g.safetensors"), arrays))            golden.assert_close(g, arrays) in a test

@@ -65,8 +65,8 @@ class At:
     def __call__(self, name: str) -> np.ndarray:
         """Returns an earlier stage, from the same layer if it has one of this name, else from the same stack.
 
-        In a decoder's layer, "attention" and "input" name the stages that lead to this one: within cross-attention,
-        that block's own; within the FFN, those of the cross-attention before it.
+        In a decoder's layer, "attention" and "input" mean the stages on the way to this one: those of cross-attention
+        for a stage of cross-attention, or of the FFN after it.
         """
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):

@@ -76,7 +76,7 @@ def diagnose(
     Raises
     ------
     NpformerError
-        If `model` has other weights than the golden file, or as in `compare`.
+        If the weights of `model` differ from those of the golden file, or as in `compare`.
 
     Examples
     --------
@@ -423,7 +423,7 @@ class _Case:
 
 
 def _solvable(ways: Ways) -> Ways:
-    """Yields ways until a linear system that one of them solves is singular."""
+    """Yields ways, and stops if one of them solves a linear system that is singular."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
 

@@ -70,7 +70,7 @@ def suite(path: str | Path, patterns: list[str] | None = None, progress: bool = 
     Raises
     ------
     NpformerError
-        If the folder exists already, or a pattern fits no case.
+        If the folder exists already, or a pattern matches no case.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
     Raises
     ------
     NpformerError
-        If there is no suite in the folder, or a pattern fits no case.
+        If there is no suite in the folder, or a pattern matches no case.
 
     Examples
     --------

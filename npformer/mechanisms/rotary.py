@@ -199,7 +199,8 @@ def _turned(port: Any) -> Ways:
 
 
 def _half_of(columns: slice) -> Formula:
-    """Rotates the first half of each head. columns: of the table of whole heads, to take the frequencies from."""
+    """Rotates the first half of each head. columns: the columns of the table of whole heads that have the
+    frequencies."""
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]

@@ -17,8 +17,10 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-PIECE = 16  # tokens per core from which a trial decides whether threads share the rows of a single text or its products
-LONG = 96  # tokens per core from which the first guess of that trial is its rows
+PIECE = (
+    16  # tokens per core of a single text, from which a trial decides whether threads share its rows or its products
+)
+LONG = 96  # tokens per core from which the first guess of that trial is to share rows
 SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
 
 

@@ -215,7 +215,7 @@ def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any])
 
 
 def _is_fixed(array: np.ndarray) -> bool:
-    """Whether neither this array nor an array of which it is a view is writable."""
+    """Whether this array and all arrays of which it is a view are read-only."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:

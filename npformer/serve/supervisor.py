@@ -93,7 +93,8 @@ def _log_to_stderr() -> None:
 
 
 def _allow_connections() -> None:
-    """Raises the limit on open files, often 1024: each connection is one, and idle ones would lock out all clients.
+    """Raises the limit on open files, often 1024: each connection is an open file, so idle clients could use all of
+    them.
 
     Workers inherit it.
     """

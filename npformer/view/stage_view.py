@@ -232,7 +232,7 @@ class StageView(View):
 
     @cached_property
     def _edges(self) -> tuple[int, int]:
-        """Returns how many indices an axis of tokens or heads keeps, and any other axis, to stay within `numbers`."""
+        """Returns the size to which axes of tokens or heads, and other axes, are shortened to stay within `numbers`."""
         stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
         choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
         for edges in choices:
@@ -350,7 +350,7 @@ class StageView(View):
 
 
 def _window(array: np.ndarray, edges: tuple[int, int]) -> np.ndarray:
-    """Shortens each of the last two axes that is longer: keeps the ends, and evenly spaced indices between."""
+    """Shortens the last two axes to these sizes: keeps the ends, and evenly spaced indices between them."""
     of_tokens, of_others = edges
     for axis, size in ((-2, of_tokens), (-1, of_tokens if array.ndim == 3 else of_others)):
         length = array.shape[axis] if array.ndim >= -axis else 0

@@ -1,6 +1,6 @@
-"""The command as a process, by its installed script and by `python -m`: streams that are closed, full, gone or know few
-letters, and Ctrl-C from the first import to the last. No traceback, the right exit code, and no message from Python
-itself."""
+"""The command as a process, started by its script and by `python -m`: streams that are closed, full, gone or limited to
+few characters, and Ctrl-C from the first import to the last. No traceback, the right exit code, and no message from
+Python itself."""
 
 from __future__ import annotations
 

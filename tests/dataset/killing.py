@@ -1,8 +1,8 @@
 """Runs `npformer.dataset.map` in child processes that are killed with SIGKILL, and compares the final output.
 
 A separate program, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: everything is
-imported and the model loaded once, and no thread runs when a child begins. It prints how many children
-were killed, and fails if an interrupted run ends with other bytes than an uninterrupted one.
+imported and the model loaded once, and no thread runs when a child begins. It prints the number of killed children, and
+fails if the bytes of an interrupted and an uninterrupted run differ.
 """
 
 from __future__ import annotations

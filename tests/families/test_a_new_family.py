@@ -1,4 +1,4 @@
-"""A family outside the library, defined by one table, works with reading, running, tracing and training.
+"""A family outside the library, defined by one table, can be read, run, traced and trained.
 
 It is BERT under other names: positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no token type
 table. So its weights fit a BERT, and must give the same numbers.

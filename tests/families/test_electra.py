@@ -59,7 +59,7 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
 
 
 def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
-    """There is no warning, which pytest would raise; if the file lacks another head's tensor, that is an error."""
+    """There is no warning, which pytest would raise as an error. A missing tensor of another head is an error."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     base = npformer.load(folder, head="base")
     assert base.config == read_config(described("Model"))

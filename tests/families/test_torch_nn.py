@@ -87,7 +87,7 @@ def test_the_classifier_of_003_gives_torch_s_numbers() -> None:
     }
     torch32, truth, error = found["float32/logits"], found["float64/logits"], torch_values.errors_in(found)["logits"]
     assert torch_values.over_budget(answers["float32"], torch32, truth, error) == ""
-    # Our table of positions is float32's for a float64 model too, as a checkpoint would hold it.
+    # npformer computes the table of positions in float32 for a float64 model too, as in a checkpoint.
     assert np.abs(answers["float64"] - truth).max() < 1e-6
 
 

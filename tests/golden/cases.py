@@ -419,7 +419,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
     }
     if case.family in DECODERS:  # their heads find padding by its id, at any position
         given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = case.options["pad_token_id"]
-    if case.family == "bart":  # its head reads the last of a text's end tokens, of which all texts have as many
+    if case.family == "bart":  # its head reads the last end token of a text, and all texts must have equally many
         ids = given["input_ids"]
         ids[ids == END] += 1
         ids[:, 0] = ids[np.arange(len(ids)), mask.sum(axis=1) - 1] = END

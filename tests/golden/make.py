@@ -213,11 +213,12 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
     if "error/" in key:  # torch's own order is another CPU's; in a single order the error of few numbers is luck
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
-    if key.startswith("summary/"):  # columns as in `summary`: an error may differ by its like, the rest as float64 does
+    # Columns are those of `summary`: the error may differ by a factor, the others only by float64 rounding.
+    if key.startswith("summary/"):
         near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # over all texts: in a single one it depends on luck
         size = np.maximum(
             b[:, 2:3], 0.01 * b[:, 2].max()
-        )  # some are 0 but for rounding, as the gradients of keys' biases
+        )  # some are 0 up to rounding, such as the gradients of the biases of keys
         return bool(near and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * size).all())
     if "float32" not in key or truth is b:
         return bool((gap <= 1e-12 * np.abs(b[finite]).max()).all())

@@ -1,7 +1,7 @@
 """Each known mistake, made in a NumPy forward, is named; correct stages and unknown mistakes are reported as such.
 
-The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are made by other means than
-the diagnosis makes them: by patched functions, other weights and other inputs.
+The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are made in other ways than in
+the diagnosis: by patched functions, other weights and other inputs.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def activation_made(wrong: Callable[..., np.ndarray]) -> Callable[[Model, list[T
     def made(model: Model, texts: list[Text]) -> Made:
         right = ACTIVATIONS["gelu"]
         ACTIVATIONS["gelu"] = wrong
-        parts_of.cache_clear()  # a model's parts hold its activation
+        parts_of.cache_clear()  # the parts of a model contain its activation
         try:
             yield model, texts
         finally:

@@ -76,7 +76,8 @@ def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart"])
 def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
-    """All stages together, to the bit, and the last layer alone; a row of it as an edit of this row does."""
+    """Patching all stages, or the last layer alone, gives the clean logits to the bit. Patching a row equals its
+    edit."""
     model = tiny.model(family, dtype=np.float64)
     clean, corrupted = trace(model, CLEAN), trace(model, CORRUPTED)
     with edit(from_trace(clean, "*")):

@@ -256,7 +256,7 @@ def test_after_the_last_hint_the_report_names_the_solution() -> None:
 
 
 def test_the_template_shows_no_answer() -> None:
-    """No line of it computes: every function only raises NotImplementedError."""
+    """The file has no code that computes: every function only raises NotImplementedError."""
     code = re.sub(r'""".*?"""', "", template(), flags=re.DOTALL)
     lines = {
         line.strip() for line in code.splitlines() if line.strip() and not line.startswith(("#", "def ", "import "))

@@ -124,7 +124,7 @@ def test_the_memory_decides_how_many_threads_read_a_weight(
 
 
 def test_runs_of_different_sizes_are_compared_by_their_amount(clock: Clock) -> None:
-    """Texts of 60 and 40 tokens in turn: in a trial each way has one of the two, and the slower way the shorter."""
+    """Texts have 60 and 40 tokens in turn: in a trial, one way gets the long ones and the slower way the short ones."""
     trial = Trial((1, 2), first=1)
     for i in range(200):
         amount = 60 if len(clock.ways) % 2 else 40

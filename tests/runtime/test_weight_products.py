@@ -191,8 +191,8 @@ def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it(rows: int) -> Non
 def test_a_mapped_weight_with_panels_takes_no_memory_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the number of rows: all products read the panels. Other kernels than those for small products add a
-    panel's columns in another order, so there the products are plain and compared within rounding."""
+    """Whatever the number of rows: all products read the panels. Kernels for larger products add the columns of a panel
+    in another order, so those products are plain and compared within rounding."""
     has_small_products = weight_products.few_rows() > 0
     monkeypatch.setattr(weight_products, "few_rows", lambda: 30)
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: True)

@@ -1,9 +1,10 @@
-"""BERT, DistilBERT, RoBERTa, GPT-2 and ModernBERT as people port them to plain NumPy: padded batches, one method a formula, float32.
+"""BERT, DistilBERT, RoBERTa, GPT-2 and ModernBERT as people port them to plain NumPy: padded batches, one method per
+formula, float32.
 
     port = PlainPort(model, texts); port.gelu = lambda x: x; stages = port.run()
 
-It shares no code with npformer, so a mistake planted here, by replacing a method or a weight, is made by other
-means than the diagnosis makes it. `run` returns every stage by npformer's name, padded (B, L, ...).
+It shares no code with npformer, so a mistake planted here, by replacing a method or a weight, is made independently of
+the diagnosis. `run` returns every stage by npformer's name, padded (B, L, ...).
 """
 
 from __future__ import annotations

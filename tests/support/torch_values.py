@@ -42,8 +42,8 @@ def inputs(case: str) -> dict[str, np.ndarray]:
 
 
 def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
-    """Every stage of a case, flat: the texts' own entries one after another. Its encoder's stages may be in another
-    file."""
+    """Every stage of a case as a flat array: the entries of each text without padding, text by text. Its encoder's
+    stages may be in another file."""
     own = below(arrays(f"{case}/stages.safetensors"), dtype)
     encoder = below(arrays(f"{metadata(f'{case}/stages.safetensors')['encoder']}/stages.safetensors"), dtype)
     return {name: array for name, array in encoder.items() if name.startswith(("embeddings.", "layers."))} | own
@@ -56,13 +56,13 @@ def calls() -> dict[str, dict[str, Any]]:
 
 
 def errors(case: str) -> dict[str, float]:
-    """`errors_in` the files of a case: its own, and its encoder's for the stages that lie there."""
+    """`errors_in` for the files of a case: its own, and that of its encoder for the stages stored there."""
     encoder = metadata(f"{case}/stages.safetensors")["encoder"]
     return {**errors_in(arrays(f"{encoder}/stages.safetensors")), **errors_in(arrays(f"{case}/stages.safetensors"))}
 
 
 def errors_in(found: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest error of each golden array, over float32 runs of torch that add up in several orders."""
+    """The largest error of each golden array over float32 runs of torch with several orders of summation."""
     return {name: float(array.max()) for name, array in below(found, "error").items()}
 
 
@@ -107,8 +107,8 @@ def call(name: str, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.n
 def wrong(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray) -> str:
     """Describes the error of a function's result in its own dtype; "" if it is correct.
 
-    float32 is held to `over_budget`. Two float64 results may differ by their order of additions: by some units of the
-    last place, and more of them where terms cancel; 1e-12 of the largest entry is some thousand.
+    float32 results must pass `over_budget`. Two float64 results may differ by their order of additions: by some units
+    of the last place, and more of them where terms cancel; 1e-12 of the largest entry is some thousand.
     """
     if ours.dtype == np.float32:
         return over_budget(ours, torch32, truth)

@@ -43,7 +43,7 @@ def bytes_in_words() -> Tokenizer:
 
 
 def roberta() -> Tokenizer:
-    """The same with special tokens. Its post-processor moves offsets, each time that it sees them."""
+    """The same with special tokens. Its post-processor shifts the offsets each time that it runs."""
     made = bytes_in_words()
     made.add_special_tokens(["<s>", "</s>"])
     end, start = (("</s>", made.token_to_id("</s>")), ("<s>", made.token_to_id("<s>")))
@@ -138,7 +138,7 @@ def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
         for one, other in zip(found.pieces, expected, strict=True):
             for name in set(NAMES) - {"word_ids", "offsets"}:  # words are numbered from the text's first
                 assert getattr(one, name) == getattr(other, name)
-            # The library takes a window's first token for the text's, and leaves it the space before it.
+            # The library treats the first token of a window as that of the text, and keeps the space before it.
             odd = one.sequence_ids.index(0) if kind in ("bytes", "roberta") and other is not expected[0] else -1
             assert [each for i, each in enumerate(one.offsets) if i != odd] == [
                 each for i, each in enumerate(other.offsets) if i != odd
@@ -233,7 +233,7 @@ def test_the_limit_is_of_every_way_to_read_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """Python's memory; the library's was measured by hand, and is that of one block."""
+    """This is the memory of Python; that of the library was measured by hand, and is that of one block."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):

@@ -1,4 +1,4 @@
-"""SentencePiece's map of characters is refused if following it would read outside of it."""
+"""SentencePiece's character map is refused if a reader could follow it beyond its end."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
 
 @pytest.mark.parametrize("kind", ["window", "truncate"])
 def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the texts of a pair are: the library would pair each token of one with each of the other."""
+    """The texts of a pair may have any length: the library would pair each token of one with each token of the
+    other."""
     model = tiny.model("bert")
     parts: list[int] = []
 
@@ -194,7 +195,7 @@ def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path
 
 
 def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
-    """A search in all tokens for each word made a long window's answers take time by the square of its length."""
+    """Searching all tokens for each word once took time quadratic in the length of the window."""
     words, sources = np.repeat(np.arange(400, dtype=np.int32), 2), np.repeat([0, 1], 400).astype(np.int32)
     places = np.stack([np.arange(800), np.arange(800) + 1], axis=-1).astype(np.int32)
     tokens = Tokens(np.zeros(800, np.int64), np.array([""] * 800, object), places, words, sources, sources.astype(int))

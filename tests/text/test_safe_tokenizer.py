@@ -1,5 +1,5 @@
-"""A tokenizer is a part from someone else: a file that would make the library abort, panic, hang or fail at a call is
-refused when it is read, with its name; and whatever the library does afterwards is an NpformerError."""
+"""A tokenizer is an untrusted file. If it would make the library abort, panic, hang or fail at a call, it is refused
+with its name when it is read. Any later failure of the library is an NpformerError."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, .
 
 
 def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
-    """A million letters, each of them 200 times, would take 40 GB, and the library ends the process that has less."""
+    """A million letters, each repeated 200 times, would take 40 GB, and the library ends a process that has less."""
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
     long, said = (
@@ -366,7 +366,7 @@ def test_a_call_of_a_tokenizer_is_answered_with_the_line_to_write(family: str, t
 
 
 def test_the_process_survives_each_file(tmp_path: Path) -> None:
-    """A process that has 2 GB for them reads all files one after another, and one that is well at the end."""
+    """A process with 2 GB reads all bad files one after another, and a good one at the end."""
     for number, (fields, _) in enumerate([*REFUSED.values(), ({}, "")]):
         (tmp_path / str(number)).mkdir()
         write(tmp_path / str(number), **fields)

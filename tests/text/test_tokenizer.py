@@ -1,5 +1,5 @@
-"""The tokenizer of a checkpoint folder: the ids are transformers' (the golden file says how they were made), whatever
-files describe it, and every folder that cannot give a tokenizer for the model is refused with its reason."""
+"""The tokenizer of a checkpoint folder, from any of its files: the ids are those of transformers (the golden file says
+how they were made), and a folder without a tokenizer for the model is refused with the reason."""
 
 import json
 from pathlib import Path
@@ -187,7 +187,7 @@ def test_fairseq_ids_are_one_higher_than_the_file_s(tmp_path):
 @pytest.mark.parametrize("times", [20, 1000])  # the second is tokenized in blocks, where that is possible
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta"])
 def test_long_texts_are_read_in_windows(model_type, times, tmp_path):
-    """The tokens and their places, whichever window they come from, are those of the text read at once."""
+    """In every window, the tokens and their places are the same as in the whole text."""
     path = folder(tmp_path, MERGES if model_type == "roberta" else PIECES)
     config = tiny.config(model_type, "token-classification", vocab_size=300)
     model = Model(config, tiny.weights(config), path)
@@ -264,7 +264,7 @@ def test_a_corrupt_sentencepiece_file(content, said, tmp_path):
 
 
 def test_pieces_with_differently_encoded_fields(tmp_path):
-    """A piece may have its fields in any order, a later one counts, and one that is missing has a default."""
+    """The fields of a piece may be in any order. The last of equal fields counts, and a missing one has a default."""
     pieces = [
         b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score -1 first
         b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # a text twice

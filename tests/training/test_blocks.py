@@ -21,7 +21,7 @@ TEXT = "the thin other then there in the wind; is it the winter? "
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """A model's folder, a text to learn, another, and one to choose by."""
+    """The folder of a model, two texts to train on, and one to select the best weights."""
     for name, text in (("one", TEXT * 8), ("two", "there is the café\n" * 3), ("dev", TEXT * 2)):
         (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8", newline="")
     writers.folder(tmp_path / "model", max_length=32, generation={"eos_token_id": 0, "max_new_tokens": 9})
@@ -35,7 +35,7 @@ def finetune(files: list[str], out: Path, *more: str) -> int:
 
 
 def test_blocks_have_every_token_as_a_target_once(files: list[str]) -> None:
-    """The documents' tokens one after another, an end token after each."""
+    """Concatenates the documents' tokens, with an end token after each document."""
     model = npformer.load(files[0])
     examples = encode_blocks(model, files[1:3])
     texts = [Path(each).read_text(encoding="utf-8") for each in files[1:3]]

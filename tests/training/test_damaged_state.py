@@ -1,4 +1,4 @@
-"""A training's checkpoint whose numbers are not a training's is refused, and so is a trace that does not fit its config."""
+"""A training checkpoint with impossible numbers is refused, and so is a trace that does not match its config."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_moments_that_no_training_gives_are_refused(name: str, value: np.ndarray
 
 
 def written(folder: Path) -> Path:
-    """The checkpoint of a training that was broken off in this folder."""
+    """The checkpoint of a training run that was interrupted in this folder."""
     for name, data in records.state().items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
@@ -58,7 +58,7 @@ def written(folder: Path) -> Path:
 
 
 def resumed(path: Path) -> list[dict[str, Any]]:
-    """Goes on with the training of a checkpoint: its history."""
+    """Resumes training from a checkpoint; returns the history."""
     weights = Trainable(corpus.weights(records.config()), records.config())
     run = Trainer(HeadLoss(records.config()), weights, records.RECIPE, path.parent)
     return run.train(records.EXAMPLES, lambda epoch: {"accuracy": 0.5})

@@ -111,7 +111,7 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
 
 
 def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
-    """Labels 1, 2, 3 and a file with 0: not by number here and by name there, which would make one label of two."""
+    """Labels 1, 2, 3 and a file with 0: mixing numbers and names would merge two labels."""
     rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):
@@ -133,7 +133,7 @@ def test_scores() -> None:
 
 
 def test_finetune_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tiny model learns which of two words is there; the folder that it leaves is a model, and scores the same."""
+    """A tiny model learns which of two words occurs. The saved folder is a model with the same score."""
     tiny.folder(tmp_path / "model", head="base")
     rows = [("warm", "it was so hot"), ("cold", "it was an ice cream")] * 24
     (tmp_path / "train.tsv").write_text(
@@ -336,7 +336,7 @@ def test_pieces_of_bytes_are_shown_as_text(translator_folder: Path) -> None:
 
 
 def test_principal_components() -> None:
-    """The first coordinate has the largest variance; distances in as many dimensions as there are stay."""
+    """The first coordinate has the largest variance. With all dimensions, distances are unchanged."""
     random = np.random.default_rng(0)
     x = random.standard_normal((30, 5)) * [5, 1, 1, 1, 1]
     model = tiny.model("distilbert", "base")

@@ -67,7 +67,7 @@ def stamp(folder: Path) -> int:
 @pytest.mark.slow
 def test_kills_at_any_moment(tmp_path: Path) -> None:
     said = run_module("tests.training.test_kills", str(tmp_path), OPENBLAS_NUM_THREADS="1")
-    assert int(said) > KILLS // 2  # a machine that is slow to kill lets a run end before its time
+    assert int(said) > KILLS // 2  # on a slow machine, a run may end before it is killed
     assert sorted(os.listdir(tmp_path)) == ["best.safetensors", "last.safetensors"]
     arrays, _ = load_arrays(tmp_path / "last.safetensors")
     for name, array in train(None).flat.items():

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numbers
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_batches(window: int) -> None:
-    """Every example once, of like lengths within a window, another order each epoch, the same order each time."""
+    """Every example occurs once, with similar lengths in a batch. The order differs by epoch and is reproducible."""
     lengths = [(int(n), int(n) % 7) for n in np.random.default_rng(0).integers(1, 40, 205)]
     recipe = Recipe(batch_size=10, window=window, seed=3)
     batches = recipe.batches(lengths, 0)
@@ -75,7 +75,8 @@ t.train(Path({folder!r}), save_every=1)
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    """Two kills in the middle, then the rest with other threads: the weights of an uninterrupted run."""
+    """A run that is killed twice, and ends with another number of threads, gives the weights of an uninterrupted
+    run."""
     code = STOPPED.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path))
     for _ in range(2):
         started = _stamp(tmp_path)

@@ -1,4 +1,5 @@
-"""Training: torch's losses step for step, the same bits for any threads and after any stop, files that are wrong."""
+"""Training: torch's losses step by step, the same bits for any number of threads and after any interruption, and bad
+files."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def weights(**overrides: Any) -> Trainable:
 def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
     """AdamW with warm-up and clipping, as `make_gradients.py` ran it in torch: every step's loss.
 
-    float64 differs by the order of additions only; float32 by what fifty steps make of its rounding.
+    float64 differs only by the order of summation, float32 by its rounding over fifty steps.
     """
     config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)
     trained, settings = Trainable(tree, config), given.SETTINGS
@@ -82,7 +83,7 @@ def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
 def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) -> None:
-    """The same of nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
+    """The same for nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
     found, config, settings = load_file(DATA / "training.safetensors"), given.TRANSLATOR, given.SETTINGS
     trained = Trainable(layout.own_to_tree(torch_values.below(found, "translator"), config, np.dtype(dtype)), config)
     optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
@@ -168,7 +169,8 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
 
 
 def test_shards() -> None:
-    """Every text once, in an even number of shards of about a thousand tokens where texts are short; few together."""
+    """Every text occurs once. Short texts form an even number of shards of about a thousand tokens, few texts one
+    shard."""
     sizes = list(np.random.default_rng(0).integers(1, 60, 300))
     shards = cut([(size,) for size in sizes])
     assert sorted(i for shard in shards for i in shard) == list(range(300))
@@ -256,7 +258,7 @@ def test_standard_dropout_rates() -> None:
 
 
 def test_standard_dropout_sites_are_stages() -> None:
-    """Every rate's pattern fires in a forward of its model."""
+    """The pattern of every rate matches a stage in a forward of its model."""
     from npformer.runtime.packing import pack
     from npformer.tape import Recording
     from npformer.taps import listen

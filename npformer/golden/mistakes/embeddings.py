@@ -74,7 +74,7 @@ MOST = 1 << 28  # limit of the search for positions: size of the position table 
 
 
 def found_positions(port: Port) -> Ways:
-    """Finds each token's row of the position table from the stage, and a rule that gives it from the correct one."""
+    """Finds each token's row of the position table from the stage, and a rule that maps the correct row to it."""
     stack, layer, rest = parted(port.stage)
     table = port.weights.get(f"{stack}{POSITION}.weight")
     of_source = bool(port.sources) and stack == "encoder."

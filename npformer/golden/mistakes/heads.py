@@ -76,7 +76,7 @@ def pooler_activation(port: Port) -> Ways:
 
 
 def not_normalized(port: Port) -> Ways:
-    """The head reads the last layer's rows before their norm, which a port may export without those rows."""
+    """The head reads the last layer's rows before their norm. A port may export the normalized rows and not these."""
     norm = f"{port.stack}norm"
     if norm in port.given and norm in port.known and parents_of(port) == [norm]:
         graph = parents(port.config, port.weights)
@@ -85,7 +85,7 @@ def not_normalized(port: Port) -> Ways:
 
 
 def transform_order(port: Port) -> Ways:
-    """act(Normalize(x W + b)) instead of Normalize(act(x W + b)); stages named by position or by operation."""
+    """act(Normalize(x W + b)) instead of Normalize(act(x W + b)), with stages named by place or by computation."""
     if not {"head.hidden", "head.norm"} <= set(port.known):
         return
     act = ACTIVATIONS[port.config.activation]

@@ -195,7 +195,7 @@ def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:
 
 
 def _own_names(port: Port) -> Port:
-    """A layer that begins with the FFN, whose stages are named by what they compute: attention's are its output."""
+    """A layer that begins with the FFN, with stages named by their computation: its output is a stage of attention."""
     fed, out = ("ffn_residual", "attention_residual") if port.config.norm_first else ("ffn_norm", "attention_norm")
 
     def read(at: At) -> np.ndarray:
