@@ -28,7 +28,7 @@ def set_up() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, _leave)
         sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
-    if not atexit._ncallbacks():  # hooks run in reverse order, and this one would skip earlier hooks
+    if not atexit._ncallbacks():  # `_end` would skip hooks registered before it, because they run later
         atexit.register(_end)
     _open_streams()
 

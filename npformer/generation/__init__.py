@@ -218,7 +218,7 @@ def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, An
         found.setdefault(chosen, []).extend(i for i, each in enumerate(before) if each == count)
     if short := [each for each in found if each.min_new_tokens > each.max_new_tokens]:
         new, most = short[0].min_new_tokens, short[0].max_new_tokens
-        warn(f"min_length or min_new_tokens asks for {new} new tokens, but the maximum is {most}, where texts end")
+        warn(f"min_length or min_new_tokens asks for {new} new tokens, but texts end at the maximum of {most}")
     return found
 
 

@@ -47,7 +47,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
     """Returns whether a program gives the learner's answers in all cases it determines, including a wrong one.
 
-    by_message: an equal exception message suffices, which shows less: many mistakes confuse the same sizes
+    by_message: an equal exception message suffices, which is weaker evidence: many mistakes confuse the same sizes
     """
     shown = False
     for case in cases:

@@ -279,7 +279,9 @@ def without_head(model: Model) -> Model:
     weights = {name: group for name, group in model.weights.items() if name not in ("pooler", "head")}
     if config.decoder:
         if not has_base(config.model_type):
-            raise NpformerError(f"expected an encoder, for its vectors, got the encoder-decoder {config.model_type}")
+            raise NpformerError(
+                f"expected an encoder, which makes vectors, got the encoder-decoder {config.model_type}"
+            )
         config = replace(config, decoder=Decoder(), shared=False, scale_output=False)
         weights = weights["encoder"]
     encoder = Model(config, weights, model.folder, model.threads, model.same_bits, model.limits)

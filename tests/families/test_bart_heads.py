@@ -134,7 +134,7 @@ def test_tasks_run_from_the_files_of_older_checkpoints(tmp_path: Path) -> None:
     classify = npformer.pipeline(model=made)
     assert classify.name == "text-classification"
     assert classify(["a cat", "the act"]) == [classify("a cat"), classify("the act")]
-    with pytest.raises(NpformerError, match="expected an encoder, for its vectors, got the encoder-decoder bart"):
+    with pytest.raises(NpformerError, match="expected an encoder, which makes vectors, got the encoder-decoder bart"):
         npformer.pipeline("feature-extraction", model)
     answer = npformer.pipeline(model=folder(tmp_path / "squad", "question-answering"))
     found = answer(question="what?", context="the act of a cat")

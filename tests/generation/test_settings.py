@@ -124,11 +124,11 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
     """This is as in Transformers. Each prompt has its own maximum, so the other texts are not refused."""
     model = golden_model("marian-small")
-    with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but the maximum is 7, where texts end"):
+    with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but texts end at the maximum of 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)
     assert [len(each[0].ids) for each in found] == [7, 7]
     prompts = [[5], [5, 6, 7, 8], [5, 6]]
-    with pytest.warns(UserWarning, match="min_length .* asks for 8 new tokens, but the maximum is 5, where texts end"):
+    with pytest.warns(UserWarning, match="min_length .* asks for 8 new tokens, but texts end at the maximum of 5"):
         found = writers.model(seed=4).generate(prompts, min_length=9, max_new_tokens=5)
     assert [len(each[0].ids) for each in found] == [5, 5, 5]
 

@@ -37,7 +37,7 @@ def _solved(port: Port) -> list[float]:
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
         hidden = (ours == 0) & (theirs > 0)
-        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a key that is visible in both
+        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a visible key, to compare with
         with np.errstate(all="ignore"):
             lost = s - np.log(theirs)
             found.append((lost - np.take_along_axis(lost, own, axis=-1))[hidden])
