@@ -2,14 +2,15 @@
 
     python examples/ngrams.py --text DIR --model GPT [--longest 5]
 
-An n-gram model knows the last n - 1 tokens only, and counts what followed them. Most sequences of three tokens and more
-were never seen, so the probability given a shorter context is mixed in, by interpolated Kneser-Ney smoothing:
+An n-gram model knows only the last n - 1 tokens, and counts the tokens that followed them. Most sequences of three
+tokens and more were never seen, so the probability given a shorter context is mixed in, by interpolated Kneser-Ney
+smoothing:
 
     p(w | context) = max(c(context w) - d, 0) / c(context) + d N(context) / c(context) p(w | context[1:])
 
-N(context) is the number of different tokens that followed. c counts how often a sequence came, for the longest n-grams;
-for shorter ones, after how many different tokens it came. d = n1 / (n1 + 2 n2), from the numbers of n-grams that have a
-count of 1 and of 2. Kneser and Ney, 1995; Chen and Goodman, 1999.
+N(context) is the number of different tokens that followed. For the longest n-grams, c counts the occurrences of a
+sequence; for shorter ones, the different tokens before it. d = n1 / (n1 + 2 n2), from the numbers of n-grams that have
+a count of 1 and of 2. Kneser and Ney, 1995; Chen and Goodman, 1999.
 """
 
 from __future__ import annotations

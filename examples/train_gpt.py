@@ -3,12 +3,11 @@
     python examples/train_gpt.py --text DIR -o GPT [--start FOLDER] [--epochs 10] [--learning-rate 3e-3]
 
 DIR has a text file for each book, whose chapters begin with lines such as CHAPTER 12 or Chapter XII; text before the
-first is omitted. The last two chapters of each book are never learned: the perplexity on them is printed at the
-end. The one before them is measured after each epoch, but nothing is chosen by it: the last weights are kept. Without
---start a vocabulary is learned and weights are drawn; with it, both come from a GPT-2's folder. After an
-interruption the same command resumes. The learning rate rises over the first twentieth of the steps and falls to 0 with
-the
-last, so a training of more epochs is another training.
+first is omitted. The last two chapters of each book are not used for training: the perplexity on them is printed at the
+end. The chapter before them is measured after each epoch, only for information: the last weights are kept. Without
+--start a vocabulary is learned and weights are drawn; with it, both come from a folder of a GPT-2. After an
+interruption the same command resumes. The learning rate rises over the first twentieth of the steps and falls to 0 at
+the last, so a run with more epochs differs from the first step on.
 
 Jane Austen's six novels are R's janeaustenr, in Debian the package r-cran-janeaustenr:
 

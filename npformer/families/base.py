@@ -156,7 +156,7 @@ class Family:
     writes: str = "translation"  # task of encoder-decoders
     tokenizer_pieces: bool = False  # the tokenizer is read from SentencePiece files, not from tokenizer.json
     scales_queries: bool = False  # Transformers scales queries before it calls its attention function
-    unheard: tuple[str, ...] = ()  # stages of attention that differ in Transformers without changing its weights
+    unheard: tuple[str, ...] = ()  # stages with other values in Transformers, but the same attention weights
 
     # --- config.json -------------------------------------------------------------------------------------------------
 

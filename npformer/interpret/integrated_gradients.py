@@ -72,7 +72,7 @@ def _together(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The embeddings of a batch (T, D) or (2, T, D), the targets (B,), and their gradients by the embeddings."""
+    """The embeddings of a batch, (T, D) or (2, T, D), the targets (B,), and the gradients of the targets."""
 
     rows: np.ndarray
     values: np.ndarray

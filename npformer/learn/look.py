@@ -76,7 +76,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
         for name in right:
             if name in stages:
                 array = stages[name]
-                tap(name, array if array.ndim == 2 else array[None])  # of one text: rows, or with an axis of texts
+                tap(name, array if array.ndim == 2 else array[None])  # adds an axis of texts to a single row
         tap("probabilities", softmax(stages["logits"])[None])
     return PageView((_views(yours, f"yours: {text}"), _views(right, f"npformer: {text}")), (None, None))
 

@@ -28,8 +28,8 @@ class Mechanism:
     fills in sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for a batch and a layer.
     """
 
-    cached: ClassVar[bool] = False  # it works with the keys and values in a cache
-    in_order: ClassVar[bool] = False  # sums over keys have a fixed order, for equal bits with and without a cache
+    cached: ClassVar[bool] = False  # whether it works with the keys and values in a cache
+    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, for equal bits with a cache
     read: ClassVar[tuple[str, ...]] = ()  # stages of attention that its backward reads
     mistakes: ClassVar[tuple[Mistake, ...]] = ()
 

@@ -219,7 +219,7 @@ MOST_AHEAD = 16  # the longest prompt after which positions are tried from 0 aga
 
 
 def _other_positions(port: Any) -> Ways:
-    """Positions from 1, with the padding before a text counted, or from 0 again after a prompt."""
+    """Ways to count positions: from 1, with the padding before a text, or from 0 again after a prompt."""
 
     def at_positions(positions: Callable[[np.ndarray, int], np.ndarray]) -> Rules:
         def rule(y: np.ndarray, at: Any) -> np.ndarray:

@@ -31,7 +31,7 @@ from npformer.view.pack import Packed
 from npformer.view.stack_view import sentence
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # maximum words and heads named for the answer, and against it
+LOOKS = 3  # maximum number of words, and of heads, named for the answer, and likewise against it
 NEXT, TRANSLATION = "next token", "translation"
 PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
 LEAST = -1e9  # stands for log 0: JSON has no infinity

@@ -87,7 +87,8 @@ def test_files_survive_a_round_trip_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_positions_begin_at_row_2_and_padding_is_counted(tmp_path: Path) -> None:
-    """Unlike RoBERTa's. The sum of both embeddings is normalised on both sides, with the eps of the model."""
+    """RoBERTa does not count padding. The sum of both embeddings is normalised on both sides, with the eps of the
+    model."""
     model = npformer.load(folder(tmp_path / "torch"))
     t = npformer.trace(model, ([0, 9, 1, 7, 2], [2, 5, 6]))
     for side, length in (("encoder", 5), ("decoder", 3)):

@@ -1,4 +1,5 @@
-"""Features of Nomic BERT: two forms of config.json and of tensors' names, and norms with a bias in layers without."""
+"""Features of Nomic BERT: two forms of config.json and of tensor names, and norms with a bias in layers without
+biases."""
 
 from __future__ import annotations
 

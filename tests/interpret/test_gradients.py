@@ -1,4 +1,4 @@
-"""Gradients of a metric by every stage of every head, against central differences in float64."""
+"""Gradients of a metric with respect to every stage, for every head, against central differences in float64."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def layer_with(
     attention: Callable[[PlainPort, np.ndarray, np.ndarray, str], np.ndarray] | None = None,
     ffn: Callable[[PlainPort, np.ndarray, np.ndarray, np.ndarray, str], np.ndarray] | None = None,
 ) -> Plant:
-    """Replaces the two sums of a layer: of (port, x, attention's output, layer) and (port, x, y, the FFN's, layer)."""
+    """Replaces the two sums of a layer by attention(port, x, output, layer) and ffn(port, x, y, output, layer)."""
 
     def layer(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
         a = port.attention(x, f"{at}.attention")

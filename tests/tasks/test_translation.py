@@ -1,4 +1,4 @@
-"""Text to text: Marian's tokenizers as Transformers has them, the translation task, its command, and missing files."""
+"""Translation: Marian's tokenizers as in Transformers, the task, its command, and missing files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_marians_tokenizer_of_shared_pieces() -> None:
 
 @needs_sentencepiece
 def test_marians_tokenizer_of_separate_vocabularies(folder: Path) -> None:
-    """Each language its own numbers: the target's pieces are read back by the target's model."""
+    """Each language has its own ids: the pieces of the target are decoded with the target's model."""
     pieces = json.loads((folder / "vocab.json").read_text())
     turned = {piece: len(pieces) - 1 - i for piece, i in pieces.items()}
     (folder / "target_vocab.json").write_text(json.dumps(turned))
