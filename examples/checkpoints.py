@@ -34,8 +34,8 @@ Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3; no pictures), Phi-3, BART, T5 (1.0,
 heads, as do Marian and torch's own `nn.Transformer`, from safetensors or `.bin`, in float16 to float64 or bfloat16.
 
 Below are well-known checkpoints on the hub and whether they run, according to their config.json. `python
-examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test holds it to what
-npformer does; no checkpoint was downloaded for it. Every encoder that runs also gives vectors
+examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test compares it with
+npformer's results; no checkpoint was downloaded for it. Every encoder that runs also gives vectors
 (`feature-extraction`, `sentence-embedding`), whatever its own task is. A decoder with the modules of
 sentence-transformers in its folder makes vectors (Qwen3-Embedding, EmbeddingGemma) or ranks texts (Qwen3-Reranker). A
 checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`,
