@@ -146,7 +146,12 @@ class Gemma3(Gemma2):
         wide = {"rope_theta": data.get("rope_theta", 1e6), **kinds[0], **scaling}
         near = {"rope_theta": data.get("rope_local_base_freq", 1e4), **kinds[1]}
         wide, near = ({**data, "rope_scaling": None, "rope_parameters": each} for each in (wide, near))
-        return read_rotary(wide), read_rotary(near)
+        rotations = read_rotary(wide), read_rotary(near)
+        for each in rotations:
+            if each.same_until(1) is not None:
+                kind = type(each.scaling).__name__.lower()
+                raise NpformerError(f"rope_parameters: rope_type: {kind!r} is not supported for gemma3 models")
+        return rotations
 
     def mechanisms_with(self, rotary: Rotary, data: Mapping[str, Any]) -> tuple[Mechanism, ...]:
         return ZeroCentredHeadNorm(), rotary

@@ -16,7 +16,7 @@ from npformer.config import MOST, Config, Positions
 from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import SIZES
 from npformer.families.interleaved import Interleaved
-from npformer.families.rope import read_partial_rotary, write_partial_rotary
+from npformer.families.rope import longest, read_partial_rotary, write_partial_rotary
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import PartialRotary, Rotary
 from npformer.norms import LayerNorm, Norm
@@ -35,8 +35,10 @@ class GptNeoX(Interleaved):
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         older = {"rope_theta": data.get("rotary_emb_base", 10_000.0)}
         d_head = data["hidden_size"] // checks.whole("num_attention_heads", data["num_attention_heads"], 1, MOST)
+        rotary = read_partial_rotary({**older, **data}, d_head, data.get("rotary_pct", 0.25))
         return {
-            "mechanisms": (read_partial_rotary({**older, **data}, d_head, data.get("rotary_pct", 0.25)),),
+            "mechanisms": (rotary,),
+            **longest(rotary),
             "parallel": checks.boolean("use_parallel_residual", data.get("use_parallel_residual", True)),
             "bias": checks.boolean("attention_bias", data.get("attention_bias", True)),
         }

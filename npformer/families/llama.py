@@ -17,7 +17,7 @@ from npformer.config import MOST, Config, Local, Positions
 from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.layer_types import read_layer_types, write_layer_types
-from npformer.families.rope import read_rotary, write_rotary
+from npformer.families.rope import longest, read_rotary, write_rotary
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import HeadNorm, Mechanism, Rotary, Window
 from npformer.norms import Norm
@@ -28,7 +28,7 @@ class Llama(EncoderTable):
     """The family of Llama. Subclasses add windows, biases and head norms."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary,)  # classes of mechanisms in the layers
-    scaled = True  # rotary embeddings may be scaled to longer texts
+    scalings: tuple[str, ...] = ("linear", "dynamic", "llama3", "yarn", "longrope")  # scalings of rotary embeddings
     answering_prefix = "transformer."  # prefix of the stack in the class for question answering
 
     @property
@@ -42,12 +42,14 @@ class Llama(EncoderTable):
         width = self.width(data)
         width = data["hidden_size"] // n_heads if width is None else checks.whole("head_dim", width, 1, MOST)
         pad = {**self.ids, **data}.get("pad_token_id")
+        rotary = self.rotary(data, width)
         return {
             "n_kv_heads": 0 if kv_heads == n_heads else kv_heads,
             "head_width": 0 if width * n_heads == data["hidden_size"] else width,
             "padding_idx": None if pad is None else checks.whole("pad_token_id", pad, 0, MOST),
             "bias": self.biased(data),
-            "mechanisms": (self.rotary(data, width),),
+            "mechanisms": (rotary,),
+            **longest(rotary),
         }
 
     def width(self, data: Mapping[str, Any]) -> Any:

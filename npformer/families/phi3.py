@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4 (Abdin et al., 2024): Llama's layers with fused weights. In some models part of each head is rotated.
 
-One tensor has query, key and value in this order, and another has the gate projection and the up projection. Rotary
-embeddings for long texts ("longrope", also called "su" and "yarn") are not supported.
+One tensor has query, key and value in this order, and another has the gate projection and the up projection. Models for
+long texts rotate by other frequencies in them (`LongRope`, in older files "su" or "yarn").
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.families.llama import Mistral, classes, kin_of_llama
-from npformer.families.rope import SETTINGS, read_partial_rotary, write_partial_rotary
+from npformer.families.rope import ORIGINAL, SETTINGS, read_partial_rotary, write_partial_rotary
 from npformer.mechanisms import Mechanism, PartialRotary, Rotary, Window
+
+KINDS = ("default", "longrope", "su", "yarn")
 
 
 class Phi3(Mistral):
     """The family of Phi-3."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, PartialRotary, Window)
-    scaled = False
+    scalings = ("longrope",)
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         return super().own_fields({"sliding_window": None, **data}, head, n_layers)
 
     def rotary(self, data: Mapping[str, Any], d_head: int) -> Rotary:
+        own: dict[str, Any] = {ORIGINAL: 4096, **data}
         for name in SETTINGS:
-            given = data.get(name)
-            kind = given.get("rope_type", given.get("type", "default")) if isinstance(given, Mapping) else "default"
-            if kind != "default":
-                raise NpformerError(f"{name}: {shown(kind)} is not supported for phi3 models; supported: 'default'")
-        return read_partial_rotary(data, d_head)
+            if not isinstance(given := data.get(name), Mapping):
+                continue
+            kind = given.get("rope_type", given.get("type", "default"))
+            if kind not in KINDS:
+                supported = ", ".join(map(repr, KINDS))
+                raise NpformerError(f"{name}: {shown(kind)} is not supported for phi3 models; supported: {supported}")
+            own[name] = {**given, "rope_type": "default" if kind == "default" else "longrope"}
+        return read_partial_rotary(own, d_head)
 
     def write_config(self, config: Config) -> dict[str, Any]:
         rotary = next(each for each in config.mechanisms if isinstance(each, Rotary))

@@ -10,9 +10,10 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST
 from npformer.mechanisms import PartialRotary, Rotary
-from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling, Yarn
+from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Scaling, Yarn
 
 FACTOR = "partial_rotary_factor"
+ORIGINAL, LENGTH = "original_max_position_embeddings", "max_position_embeddings"
 SETTINGS = ("rope_scaling", "rope_parameters")
 
 
@@ -59,6 +60,11 @@ def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
     return {**written, FACTOR: factor, "rope_parameters": {**written["rope_parameters"], FACTOR: factor}}
 
 
+def longest(rotary: Rotary) -> dict[str, int]:
+    """The field `max_length` of `Config`, if config.json has the length before the scaling there."""
+    return {"max_length": rotary.scaling.longest} if isinstance(rotary.scaling, Dynamic) else {}
+
+
 def write_rotary(rotary: Rotary) -> dict[str, Any]:
     """The rotary embeddings as fields of config.json. Inverse of `read_rotary`."""
     scaling = rotary.scaling
@@ -69,11 +75,30 @@ def write_rotary(rotary: Rotary) -> dict[str, Any]:
         "rope_theta": rotary.theta,
         "rope_parameters": {"rope_type": kind, "rope_theta": rotary.theta, **fields},
         **scaled,
+        **({LENGTH: scaling.original} if isinstance(scaling, Dynamic) else {}),
+        **({ORIGINAL: scaling.original} if isinstance(scaling, LongRope) else {}),
     }
 
 
 def _read_linear(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
     return Linear(_number(name, given, "factor"))
+
+
+def _read_dynamic(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
+    return Dynamic(_number(name, given, "factor"), checks.whole(LENGTH, data.get(LENGTH), 1, MOST))
+
+
+def _read_longrope(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
+    """As in Transformers, `original_max_position_embeddings` beside the scaling takes precedence over the one in it."""
+    original = _original(data if data.get(ORIGINAL) else given, data)
+    most = checks.whole(LENGTH, data.get(LENGTH), 1, MOST)
+    return LongRope(
+        _numbers(name, given, "short_factor"),
+        _numbers(name, given, "long_factor"),
+        original,
+        most / original if given.get("factor") is None else _number(name, given, "factor"),
+        _number(name, given, "attention_factor") if given.get("attention_factor") else 0.0,
+    )
 
 
 def _read_llama3(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
@@ -98,6 +123,8 @@ def _read_yarn(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> 
 _READERS: dict[Any, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Scaling | None]] = {
     "default": lambda name, given, data: None,
     "linear": _read_linear,
+    "dynamic": _read_dynamic,
+    "longrope": _read_longrope,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
 }
@@ -122,8 +149,17 @@ def _written(scaling: Scaling) -> dict[str, Any]:
             "truncate": scaling.truncate,
             **({"attention_factor": scaling.attention} if scaling.attention else {}),
         }
-    assert isinstance(scaling, Linear)
-    return {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, LongRope):
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.short),
+            "long_factor": list(scaling.long),
+            "factor": scaling.factor,
+            ORIGINAL: scaling.original,
+            **({"attention_factor": scaling.attention} if scaling.attention else {}),
+        }
+    assert isinstance(scaling, Linear | Dynamic)
+    return {"rope_type": "linear" if isinstance(scaling, Linear) else "dynamic", "factor": scaling.factor}
 
 
 def _number(name: str, given: Mapping[str, Any], field: str) -> float:
@@ -132,8 +168,14 @@ def _number(name: str, given: Mapping[str, Any], field: str) -> float:
     return float(checks.positive(f"{name}.{field}", given[field]))
 
 
+def _numbers(name: str, given: Mapping[str, Any], field: str) -> tuple[float, ...]:
+    values = given.get(field)
+    if not isinstance(values, list):
+        raise NpformerError(f"{name}: {field}: expected a list of numbers, got {checks.shown(values)}")
+    return tuple(float(checks.positive(f"{name}.{field}", each)) for each in values)
+
+
 def _original(given: Mapping[str, Any], data: Mapping[str, Any]) -> int:
     """The number of positions in training before the scaling, by default `max_position_embeddings`."""
-    field = "original_max_position_embeddings"
-    value = given.get(field) or data.get(field) or data.get("max_position_embeddings")
-    return checks.whole(field, value, 1, MOST)
+    value = given.get(ORIGINAL) or data.get(ORIGINAL) or data.get(LENGTH)
+    return checks.whole(ORIGINAL, value, 1, MOST)

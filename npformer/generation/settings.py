@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +169,14 @@ NAMES = (
 )  # fmt: skip
 
 
-def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int = 1) -> Settings:
+def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int | None = None) -> Settings:
     """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults. None: not given.
 
-    prompt: number of tokens before the first generated token, such as the start token of a translation. The older names
-    max_length and min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum
-    is kept.
+    prompt: number of tokens before the first generated token, such as the start token of a translation; None: not known
+    yet, at least one. The older names max_length and min_length, which include these tokens, are accepted. As in
+    Transformers, a minimum above the maximum is kept.
     """
+    known, prompt = prompt is not None, prompt or 1
     of_texts: Decoder | Config = config.decoder or config
     path, stored = stored_settings(folder)
     values = merged(stored, {name: _plain(value) for name, value in given.items() if value is not None})
@@ -217,7 +219,19 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
             raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
     result = Settings(**settings)
     result.check(config.n_outputs, config.max_length + 1 - prompt)
+    if known:
+        _check_keys(config, prompt, result.max_new_tokens)
     return result
+
+
+def _check_keys(config: Config, prompt: int, new: int) -> None:
+    """Raises NpformerError if the keys of a prompt differ from those of the prompt with new tokens, except the last."""
+    for last in (each.same_until(prompt) for each in chain(*config.layer_kinds)):
+        if last is not None and prompt + new - 1 > last:
+            raise NpformerError(
+                f"max_new_tokens: expected at most {last + 1 - prompt} after a prompt of {prompt} tokens, got {new}; "
+                f"longer texts have other rotations of all keys in this model; generate fewer tokens"
+            )
 
 
 def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:

@@ -172,6 +172,16 @@ class PromptState:
             caches = [Caches(each) for each in self.layers]
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
 
+    def continued(self, ids: np.ndarray, count: int) -> Text:
+        """A prompt that begins with the first `count` rows of a single text. Their keys and values are kept.
+
+        Nothing is kept if a text of this length has other keys.
+        """
+        for each in parts_of(self.model.config).stack.mechanisms:
+            if each.same_until(self.length) != each.same_until(len(ids)):
+                return Text(ids)
+        return Continued(ids, kept=self.rows(count))
+
     def rows(self, count: int) -> KeptRows:
         """The keys and values of each layer for the first `count` rows of a single text."""
         return [each.rows(count) for each in self.layers]

@@ -29,12 +29,19 @@ from npformer.families.llama import Llama
 from npformer.golden.format import Golden
 from npformer.golden.tiny import narrowed, write_case
 from npformer.mechanisms import RelativeBias, Rotary
-from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
+from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Yarn
 
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
 LENGTHS = (6, 3)
-SCALINGS = {"linear": Linear(2.0), "llama3": Llama3(2.0, 1.0, 2.0, 8), "yarn": Yarn(2.0, 8)}
+#: One text of LENGTHS is longer than the original length of the scalings that depend on the length.
+SCALINGS = {
+    "linear": Linear(2.0),
+    "dynamic": Dynamic(2.0, 5),
+    "llama3": Llama3(2.0, 1.0, 2.0, 8),
+    "yarn": Yarn(2.0, 8),
+    "longrope": LongRope((1.0, 1.25, 1.5), (1.5, 3.0, 6.0), 5, 2.0),
+}
 SIZES = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "n_layers": 2, "d_ffn": 24, "max_length": 10}
 LABELS = {"sequence-classification": ("NEGATIVE", "POSITIVE"), "token-classification": ("O", "B", "I")}
 
@@ -239,10 +246,13 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     yield Case(f"{name}-{'untied' if usual.tied else 'tied'}", about, replace(usual, tied=not usual.tied))
     if plain.parallel:
         yield Case(f"{name}-in-turn", "sequential blocks instead of parallel ones", replace(plain, parallel=False))
-    if isinstance(family, Llama) and family.scaled and not plain.local:
-        for kind, scaling in SCALINGS.items():
-            scaled = replace(plain, mechanisms=(Rotary(100.0, scaling=scaling),), head_width=6, bias=True)
-            yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, heads 6 wide, and biases in attention", scaled)
+    if isinstance(family, Llama) and not plain.local:
+        bias = family.biased({"attention_bias": True})
+        about = "heads 6 wide, and biases in attention" if bias else "heads 6 wide"
+        for kind in family.scalings:
+            rotary = Rotary(100.0, scaling=SCALINGS[kind])
+            scaled = replace(plain, mechanisms=(rotary,), head_width=6, bias=bias)
+            yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, {about}", scaled)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
     yield Case(f"{name}-multi-label", "several labels at once, each with a sigmoid", several)
     number = replace(plain, problem_type="regression", labels=("A",))

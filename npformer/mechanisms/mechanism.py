@@ -47,6 +47,10 @@ class Mechanism:
         """The mechanism with sizes from the `Config` of a model."""
         return self
 
+    def same_until(self, length: int) -> int | None:
+        """The length of the longest text with the same keys as a text of this length; None: texts of any length."""
+        return None
+
     # --- weights ---
 
     def groups(self, d_model: int) -> dict[str, Group]:

@@ -14,6 +14,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.rotary import ROTATED, Formula, Rotary, rotary_in, rotate
+from npformer.mechanisms.rotary_scaling import LongRope
 from npformer.stage import Stage
 
 
@@ -33,9 +34,12 @@ class PartialRotary(Rotary):
         checks.positive("rotary.theta", self.theta)
         if checks.whole("rotary.columns", self.columns, 2, config.d_head) % 2:
             raise NpformerError(f"rotary.columns: expected an even number, got {self.columns}")
+        if self.scaling is not None:
+            self.scaling.check(config, self.columns)
 
-    def angles_at(self, positions: np.ndarray, dtype: np.dtype | type) -> tuple[np.ndarray, np.ndarray]:
-        return Rotary(self.theta, self.columns, self.scaling).angles_at(positions, dtype)
+    @property
+    def rotated_columns(self) -> int:
+        return self.columns
 
     def rotated(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, formula: Formula | None = None) -> np.ndarray:
         n_heads = x.shape[-1] // self.d_head
@@ -57,6 +61,8 @@ class PartialRotary(Rotary):
 
 def _whole_heads(y: np.ndarray, at: Any) -> np.ndarray:
     rotary = rotary_in(at)
+    if isinstance(rotary.scaling, LongRope):  # it has divisors for the rotated columns only
+        return y
     whole = Rotary(rotary.theta, rotary.d_head, rotary.scaling)
     return whole.rotated(at.source, *whole.angles_at(np.arange(len(y)), y.dtype))
 

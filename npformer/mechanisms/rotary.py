@@ -17,8 +17,9 @@ from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Mechanism, Sums
-from npformer.mechanisms.rotary_scaling import Linear, Llama3, Scaling, Yarn
+from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Scaling, Yarn, powers
 from npformer.runtime.packing import Batch
+from npformer.runtime.threads import all_gather
 from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
@@ -49,16 +50,39 @@ class Rotary(Mechanism):
         checks.positive("rotary.theta", self.theta)
         if config.d_head % 2:
             raise NpformerError(f"d_head: expected an even number for rotary embeddings, got {config.d_head}")
+        if self.scaling is not None:
+            self.scaling.check(config, config.d_head)
 
     def for_model(self, config: Any) -> Rotary:
         return replace(self, d_head=config.d_head)
 
     def begin(self, weights: Mapping[str, Any], batch: Batch) -> Rotary:
-        return replace(self, angles=self.angles_at(batch.positions, weights["embeddings"]["token"]["weight"].dtype))
+        dtype = weights["embeddings"]["token"]["weight"].dtype
+        if self.same_until(1) is None:
+            return replace(self, angles=self.angles_at(batch.positions, dtype))
+        lengths, groups = _lengths(batch), dict[int | None, list[int]]()
+        for length in np.unique(lengths).tolist():
+            groups.setdefault(self.same_until(length), []).append(length)
+        angles = tuple(np.empty((len(lengths), self.rotated_columns // 2), dtype) for _ in range(2))
+        for some in groups.values():
+            rows = np.isin(lengths, some)
+            for table, own in zip(angles, self.angles_at(batch.positions[rows], dtype, some[-1]), strict=True):
+                table[rows] = own
+        return replace(self, angles=angles)
 
-    def angles_at(self, positions: np.ndarray, dtype: np.dtype | type) -> tuple[np.ndarray, np.ndarray]:
+    def same_until(self, length: int) -> int | None:
+        return None if self.scaling is None else self.scaling.same_until(length)
+
+    @property
+    def rotated_columns(self) -> int:
+        """The number of rotated columns in each head."""
+        return self.d_head
+
+    def angles_at(
+        self, positions: np.ndarray, dtype: np.dtype | type, length: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """`rotary_angles` at positions (T,)."""
-        return rotary_angles(positions, self.d_head, self.theta, dtype, self.scaling)
+        return rotary_angles(positions, self.rotated_columns, self.theta, dtype, self.scaling, length)
 
     def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
         cos, sin = self.angles
@@ -91,11 +115,13 @@ def rotary_angles(
     theta: float,
     dtype: np.dtype | type = np.float32,
     scaling: Scaling | None = None,
+    length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of position * theta^(-2 i / K) for i = 0 ... K / 2 - 1, positions (T,) -> (T, K / 2) each.
 
     The frequencies are rounded to float32 for every dtype, as in the training of the checkpoints. The angles are not
-    rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`.
+    rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`. length: number of
+    positions in the text, by default the largest one plus 1.
 
     References
     ----------
@@ -107,13 +133,23 @@ def rotary_angles(
     array([[0.    , 0.    ],
            [0.8415, 0.0998]], dtype=float32)
     """
-    exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
-    frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
+    frequencies = np.float32(1) / powers(theta, d_head)
     if scaling is not None:
-        frequencies = scaling.scaled(frequencies, theta)
+        length = int(positions.max(initial=0)) + 1 if length is None else length
+        frequencies = scaling.scaled(frequencies, theta, length)
     angles = positions[:, None] * frequencies.astype(np.float64)
     magnitude = 1.0 if scaling is None else scaling.magnitude
     return (np.cos(angles) * magnitude).astype(dtype), (np.sin(angles) * magnitude).astype(dtype)
+
+
+def _lengths(batch: Batch) -> np.ndarray:
+    """The number of positions in the text of each row, (T,)."""
+    [whole] = all_gather(batch.positions)
+    if len(whole) != len(batch.positions):  # threads share the rows of one text
+        return np.full(len(batch.positions), whole.max() + 1)
+    text = np.searchsorted(np.cumsum(batch.lengths), np.arange(len(whole)), side="right")
+    longest: np.ndarray = np.maximum.reduceat(whole, batch.first) + 1
+    return longest[np.minimum(text, len(longest) - 1)]  # a batch may end with rows that belong to no text
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -263,9 +299,20 @@ class _Rounded(Scaling):
     def magnitude(self) -> float:
         return 1.0 if self.scaling is None else self.scaling.magnitude
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        own = frequencies if self.scaling is None else self.scaling.scaled(frequencies, theta)
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        own = frequencies if self.scaling is None else self.scaling.scaled(frequencies, theta, length)
         return half(self.kind, own)
+
+
+@dataclass(frozen=True)
+class _OfLength(Scaling):
+    """Another scaling, as for texts of one length."""
+
+    scaling: Scaling
+    length: int
+
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        return self.scaling.scaled(frequencies, theta, self.length)
 
 
 def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -334,8 +381,15 @@ def _other_scaling(port: Any) -> Ways:
         others["original length for another"] = replace(scaling, original=port.config.max_length)
         for length in (4096, 8192):
             others[f"original length {length} for {scaling.original}"] = replace(scaling, original=length)
-    if isinstance(scaling, Yarn):
+    if isinstance(scaling, Yarn | LongRope):
         others["cosines and sines without their factor"] = replace(scaling, attention=1.0)
+    if isinstance(scaling, LongRope):
+        others["short_factor in texts of any length"] = replace(scaling, long=scaling.short)
+        others["long_factor in texts of any length"] = replace(scaling, short=scaling.long)
+        others["short_factor and long_factor exchanged"] = replace(scaling, short=scaling.long, long=scaling.short)
+    if isinstance(scaling, Dynamic):
+        others["linear"] = Linear(scaling.factor)
+        others["the scaling of the longest text in texts of any length"] = _OfLength(scaling, scaling.longest)
     for way, other in others.items():
         if other != scaling:
             yield way, port.with_mechanism(Rotary, *ROTATED, scaling=other)

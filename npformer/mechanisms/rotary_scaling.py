@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from npformer.common import checks
+from npformer.common.errors import NpformerError
+
+
+def powers(theta: float, d_head: int) -> np.ndarray:
+    """theta^(2 i / K) for i = 0 ... K / 2 - 1, rounded to float32 as in the training of the checkpoints."""
+    exponents = (np.arange(0, d_head, 2, dtype=np.float32) / np.float32(d_head)).astype(np.float64)
+    powers: np.ndarray = (theta**exponents).astype(np.float32)
+    return powers
 
 
 class Scaling(ABC):
@@ -19,9 +28,16 @@ class Scaling(ABC):
         """The factor of cosines and sines."""
         return 1.0
 
+    def check(self, config: Any, d_head: int) -> None:  # noqa: B027, most scalings fit every model
+        """Raises NpformerError if it does not fit the `Config` of a model that rotates d_head columns of each head."""
+
+    def same_until(self, length: int) -> int | None:
+        """The length of the longest text with the frequencies of a text of this length; None: texts of any length."""
+        return None
+
     @abstractmethod
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        """The changed frequencies, (K / 2,) -> (K / 2,) in float32."""
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        """The changed frequencies for a text of this length, (K / 2,) -> (K / 2,) in float32."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Linear(Scaling):
     def __post_init__(self) -> None:
         checks.positive("factor", self.factor)
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         return frequencies / np.float32(self.factor)
 
 
@@ -64,7 +80,7 @@ class Llama3(Scaling):
         for name in ("factor", "low", "high", "original"):
             checks.positive({"low": "low_freq_factor", "high": "high_freq_factor"}.get(name, name), getattr(self, name))
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         rotations = np.float32(self.original) / (np.float32(2 * math.pi) / frequencies)
         kept = np.clip((rotations - np.float32(self.low)) / np.float32(self.high - self.low), 0, 1)
         return ((1 - kept) * frequencies / np.float32(self.factor) + kept * frequencies).astype(np.float32)
@@ -98,7 +114,7 @@ class Yarn(Scaling):
     def magnitude(self) -> float:
         return self.attention or (1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0)
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         d_head = 2 * len(frequencies)
 
         def column(rotations: float) -> float:
@@ -111,3 +127,93 @@ class Yarn(Scaling):
         high += 0.001 if low == high else 0.0
         ramp = np.clip((np.arange(d_head // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
         return (frequencies / np.float32(self.factor) * ramp + frequencies * (1 - ramp)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Dynamic(Scaling):
+    """The base grows with the length n of a text: theta (factor n / original - factor + 1)^(K / (K - 2)).
+
+    Texts of at most `original` tokens are not scaled. The longest text has factor * original tokens. Peng et al., 2023,
+    YaRN, section 3.3.
+
+    Parameters
+    ----------
+    factor : float, at least 1
+    original : int, number of positions in training, `max_position_embeddings` in config.json
+    """
+
+    factor: float
+    original: int
+
+    def __post_init__(self) -> None:
+        checks.number("factor", self.factor, 1, 1e6)
+        checks.positive("original", self.original)
+
+    @property
+    def longest(self) -> int:
+        return int(self.factor * self.original)
+
+    def check(self, config: Any, d_head: int) -> None:
+        if config.max_length != self.longest:
+            raise NpformerError(
+                f"max_length: expected {self.longest}, because dynamic scaling by {self.factor:g} extends "
+                f"{self.original} positions to it, got {config.max_length}"
+            )
+        if d_head < 4:
+            raise NpformerError(f"rotary.scaling: dynamic scaling needs at least 4 rotated columns, got {d_head}")
+
+    def same_until(self, length: int) -> int:
+        return max(length, self.original)
+
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        d_head, one = 2 * len(frequencies), np.float32
+        grown = one(self.factor) * one(max(length, self.original)) / one(self.original) - one(self.factor - 1)
+        base = one(theta) * one(float(grown) ** (d_head / (d_head - 2)))
+        return one(1) / powers(float(base), d_head)
+
+
+@dataclass(frozen=True)
+class LongRope(Scaling):
+    """A divisor for each frequency: `short` in texts of at most `original` tokens, `long` in longer texts.
+
+    Ding et al., 2024, LongRoPE, section 3, and the code published with Phi-3.
+
+    Parameters
+    ----------
+    short, long : tuples of K / 2 floats
+    original : int, number of positions in training before the scaling
+    factor : float, length of the longest text / original
+    attention : float, factor of cosines and sines; 0: sqrt(1 + ln(factor) / ln(original))
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    factor: float
+    attention: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.whole("original_max_position_embeddings", self.original, 2)
+        checks.positive("factor", self.factor)
+        for name in ("short", "long"):
+            for each in getattr(self, name):
+                checks.positive(f"{name}_factor", each)
+
+    @property
+    def magnitude(self) -> float:
+        unscaled = self.factor <= 1
+        return self.attention or (1.0 if unscaled else math.sqrt(1 + math.log(self.factor) / math.log(self.original)))
+
+    def check(self, config: Any, d_head: int) -> None:
+        for name in ("short", "long"):
+            if (count := len(getattr(self, name))) != d_head // 2:
+                raise NpformerError(
+                    f"{name}_factor: expected {d_head // 2} numbers, one for each pair of rotated columns, got {count}"
+                )
+
+    def same_until(self, length: int) -> int | None:
+        return self.original if length <= self.original else None
+
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        divisors = np.array(self.short if length <= self.original else self.long, np.float32)
+        return np.float32(1) / (divisors * powers(theta, 2 * len(frequencies)))

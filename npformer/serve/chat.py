@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from npformer.common.errors import NpformerError
-from npformer.generation.state import Continued, PromptState
+from npformer.generation.state import PromptState
 from npformer.serve import fields as f
 from npformer.serve.fields import Field, Refusal
 from npformer.serve.logprobs import NewScores, of_chat
@@ -150,7 +150,7 @@ class Answers:
         writer, read = self.writers[i], self.writers[0].stream
         if i and read is not None and isinstance(read.state, PromptState):
             ids = writer.prompt.ids
-            writer.prompt = Continued(ids, kept=read.state.rows(len(ids) - 1))
+            writer.prompt = read.state.continued(ids, len(ids) - 1)
         return withheld(iter(writer), tuple(writer.options.stop_strings))
 
     async def whole(self, i: int, pieces: AsyncIterator[str]) -> dict[str, Any]:

@@ -78,4 +78,6 @@ class Conversation:
         self.n_kept = most if same.all() else int(same.argmin())
         if self._state is None or not self.n_kept:
             return Text(ids)
-        return Continued(ids, kept=self._state.rows(self.n_kept))
+        prompt = self._state.continued(ids, self.n_kept)
+        self.n_kept = self.n_kept if isinstance(prompt, Continued) else 0
+        return prompt

@@ -143,9 +143,12 @@ class TextGeneration(Writing):
         self.resolved(settled)
         return settled
 
-    def resolved(self, options: TextGenerationOptions, n_tokens: int = 1) -> Settings:
-        """Returns generation settings for a prompt of `count` tokens. Raises NpformerError if they are impossible."""
-        return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens), n_tokens)
+    def resolved(self, options: TextGenerationOptions, n_tokens: int | None = None) -> Settings:
+        """Returns generation settings for a prompt of n_tokens. Raises NpformerError if they are impossible.
+
+        n_tokens: None if it is not known yet.
+        """
+        return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens or 1), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """Returns the unchecked settings for a prompt of `count` tokens."""
@@ -230,6 +233,7 @@ class TextGeneration(Writing):
             raise NpformerError(
                 f"expected at most {limit} tokens, got {count} and {new} new ones; long='truncate' keeps the end"
             )
+        self.resolved(options, kept)
         return Encoded([Text(ids[-kept:])], count, truncated=True)
 
     def _wanted(self, options: TextGenerationOptions, n_tokens: int) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npformer import NpformerError
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import to_torch
 from npformer.families import read_config, write_config
@@ -32,13 +31,6 @@ def test_rotations_and_windows() -> None:
     assert config.mechanisms == (PartialRotary(10_000.0, columns=8), Window(4))
     assert read_config(write_config(config)) == config
     assert read().mechanisms == (Rotary(10_000.0),)
-
-
-@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
-@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
-def test_rotations_of_long_texts_are_refused(kind: str, name: str) -> None:
-    with pytest.raises(NpformerError, match=f"{name}: '{kind}' is not supported for phi3 models"):
-        read(**{name: {"type": kind, "short_factor": [1.0], "long_factor": [2.0]}})
 
 
 def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> None:

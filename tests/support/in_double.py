@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from transformers.modeling_rope_utils import dynamic_rope_update
 from transformers.models import bloom, gemma, gemma2, gemma3, gpt_neox, llama, mistral, opt, phi3, qwen2, qwen3
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
@@ -88,6 +89,7 @@ def _zero_centred_norm(self: Any, x: Any) -> Any:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight)
 
 
+@dynamic_rope_update
 def _scaled_angles(self: Any, x: Any, position_ids: Any) -> tuple[Any, Any]:
     cos, sin = _nomic_angles(self, x, position_ids)
     return cos * self.attention_scaling, sin * self.attention_scaling

@@ -183,7 +183,12 @@ class PlainDecoder:
         count = self.c.d_head if "whole heads" in self.planted else rotary.columns
         spread = self.c.d_head if "d_head in frequencies" in self.planted else count
         angles = np.arange(len(x))[:, None] / rotary.theta ** (np.arange(0, count, 2) / spread)
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        factor = 1.0
+        if scaling := rotary.scaling:  # longrope
+            is_long = len(x) > scaling.original and "short factors" not in self.planted
+            angles = angles / np.array(scaling.long if is_long else scaling.short)
+            factor = 1.0 if "no attention factor" in self.planted else scaling.magnitude
+        cos, sin = factor * np.cos(angles)[:, None], factor * np.sin(angles)[:, None]
         own = x[..., -count:] if "last columns" in self.planted else x[..., :count]
         if "neighbours" in self.planted:
             a, b = own[..., ::2], own[..., 1::2]
