@@ -126,15 +126,16 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
         assert alike(array.ravel(), flat(found[last]))
 
 
-#: Mistakes that no case shows: torch's stages end with the logits, and a query that is scaled already is only told of
-#: the query itself.
+#: Mistakes that no case shows: torch's stages end with the logits, and a query that is already scaled shows only in the
+#: query itself.
 UNSEEN = {"other probabilities", "query scaled already"}
-#: Found by the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
+#: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
 UNSEEN |= {"texts in another order", "positions by another rule", "head without the last norm"}
-#: Of a decoder and of a convolution: tests/golden/test_decoder_mistakes.py and tests/oracle/test_relative_mistakes.py.
+#: Mistakes of decoders and of the convolution: tests/golden/test_decoder_mistakes.py and
+#: tests/oracle/test_relative_mistakes.py.
 UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in part.mistakes}
 UNSEEN |= {"decoder input not shifted", "another start token", "sines and cosines in another order"}
-#: Of T5 alone: tests/golden/test_t5_mistakes.py.
+#: Mistakes of T5 alone: tests/golden/test_t5_mistakes.py.
 UNSEEN |= {
     "relative bias in attention to the source",
     "relative bias of the other stack",

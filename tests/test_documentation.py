@@ -43,7 +43,7 @@ READING = "docs/how-it-works/index.md"  # the files of the maths, in order
 RUN = ("python", "console")
 SHOWN = ("text", "json", "yaml", "javascript", "rust", "c")  # golden/test_format.py runs JavaScript, Rust and C
 
-#: What the hub serves: id -> family, head and settings of a tiny model.
+#: Models of the hub: id -> family, head and settings of a tiny model.
 MODELS = {
     "distilbert/distilbert-base-uncased": ("distilbert", "masked-lm", {}),
     "distilbert/distilbert-base-cased-distilled-squad": ("distilbert", "question-answering", {}),
@@ -66,7 +66,7 @@ TEXTS = ("I love ice cream", "not my music")
 ROWS = "label\ttext\n" + "POSITIVE\tI love ice cream\nNEGATIVE\tno\n" * 4
 #: A port of DistilBERT that passes every case: it writes the golden stages.
 PORT = '#!/bin/sh\ncp "$1/golden.safetensors" "$3"\n'
-#: The files of their own that the help texts' examples read.
+#: The user's files that examples of help texts read.
 FILES = {
     "reviews.txt": "\n".join(TEXTS),
     "reviews.tsv": "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS)),

@@ -76,7 +76,7 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "window": ("bert", lambda config, i: (Window(2),), {}),
     "window-causal": ("gpt2", lambda config, i: (Window(2),), {}),
 }
-#: Each text's places. Those of the neighbours of equal lengths differ, in their first gap or in their last.
+#: The places of each text. Adjacent texts of equal length differ in their first or last gap.
 PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 8, 9), (2, 3, 4, 5, 6, 7, 8), range(3))
 
 

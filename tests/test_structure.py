@@ -147,7 +147,8 @@ def test_imports_make_no_circle() -> None:
     assert circles == []
 
 
-#: What opens files by itself, and which: everything else goes by `files`, which refuses pipes, devices and links out.
+#: Modules that open files themselves, and which ones. All others use `files`, which refuses pipes, devices and links
+#: out.
 OPENS = {
     "npformer.common.files": "any",
     "npformer.common.locks": "its locks",

@@ -233,7 +233,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns a field of other servers that accepts only these values here."""
+    """Returns a field of other servers, of which this one supports only these values."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):

@@ -4,7 +4,7 @@
 
 The figures are requests per second, and their waiting times. The load comes from `wrk` (apt-get install wrk) over
 loopback, on the same cores as the server: 64 different texts of 6 to 60 words in turn, one text a request to /embed.
-The servers take turns, and of each figure the best turn counts. `--export FOLDER` makes the ONNX file, which needs
+The servers take turns, and the best turn counts for each figure. `--export FOLDER` makes the ONNX file, which needs
 torch and transformers, where those are in another environment. `--soak` asks one server with two workers for minutes,
 kills a worker each minute, and shows memory and errors.
 """

@@ -23,7 +23,7 @@ SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
 MODULE = [sys.executable, "-m", "npformer"]
 WAYS = {"script": SCRIPT, "module": MODULE}
 TEXT = "I love ice cream"
-#: Commands that print. Starting all in every way would take minutes: they take turns, and two are started in every way.
+#: Commands that print. Starting all of them in every way would take minutes, so only two are started in every way.
 PRINTING = {
     "overview": ["--help"],
     "version": ["--version"],

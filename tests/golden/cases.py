@@ -211,7 +211,7 @@ LLAMA = {
     "intermediate_size": 12, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
     "rms_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
 }  # fmt: skip
-#: Every score and logit is near its cap; the first layer has a window, of EmbeddingGemma's in both directions.
+#: Every score and logit is near its cap. The first layer has a window, which for EmbeddingGemma has both directions.
 GEMMA2 = {
     **LLAMA, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 7,
     "sliding_window": 3,
@@ -229,7 +229,7 @@ GPT_NEOX = {
     **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
-#: As its model with 350M parameters.
+#: The form of OPT with 350M parameters.
 OPT = {
     "vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "ffn_dim": 12, "word_embed_proj_dim": 6,
     "do_layer_norm_before": False, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
@@ -238,7 +238,7 @@ PHI3 = {
     **LLAMA, "hidden_size": 16, "sliding_window": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
-#: Three heads have two slopes of two heads and one of four.
+#: Three heads have the slopes of two heads and one slope of four heads.
 BLOOM = {
     "vocab_size": 13, "hidden_size": 12, "n_head": 3, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12),
     "pad_token_id": 0,

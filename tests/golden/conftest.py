@@ -9,7 +9,7 @@ from npformer import golden
 #: Cases that quick tests name.
 READ = ["bert-sequence-classification", "bert-lengths", "bert-masked-lm", "bert-bfloat16", "bert-float16"]
 READ += ["electra-untied", "electra-bfloat16", "transformer-base", "marian-two-vocabularies", "marian-relu"]
-#: One case of each feature, the families by turns.
+#: One case for each feature, alternating between families.
 SHOWN = ["distilbert-gelu-tanh", "bert-relu", "electra-silu", "gpt2-gelu", "modernbert-eps", "roberta-padding"]
 SHOWN += ["llama-ends-in-padding", "albert-multi-label", "bart-scaled", "transformer-pre-norm"]
 SHOWN += ["transformer-translation-tied", "transformer-translation-pre-norm"]

@@ -2,8 +2,8 @@
 
     python tests/golden/make_seq2seq.py [--check]
 
-It needs the `oracle` group. Under `seq2seq/` it writes, each float as torch gives it in float32 and in float64, and the
-errors of stages and logits in each order of `orders.py` (`error/...`):
+It needs the `oracle` group. It writes these files to `seq2seq/`, with each float as computed by torch in float32 and in
+float64, and with the errors of stages and logits in each order of `orders.py` (`error/...`):
 
     <case>/           a state dict of one of torch's modules with its config.json, and what a run of it gives; of the
                       encoder-decoders every stage

@@ -24,7 +24,7 @@ FILE = HERE / "tasks" / "tokenizer_ids.json"
 CHARACTERS = 400  # of a text: pieces are letters, so a longer text would test nothing more
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
 
-#: Letters that stand for bytes (those of Latin-1 that print, then U+0100 and on), and pieces that are joined of them.
+#: Letters that stand for bytes (the printable ones of Latin-1, then U+0100 and on), and pieces that consist of them.
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _LETTERS = [*map(chr, _PRINTED), *map(chr, range(256, 256 + 256 - len(_PRINTED)))]
 _JOINED = ["t h", "th e", "Ġ the", "i n", "Ġ a", "o o", "g oo", "goo d", "Ġ good", "Ã ©", "e r", "Ġ f"]
@@ -36,8 +36,8 @@ _BPE = {
 }
 _MASK = {"content": "[MASK]", **_FLAGS, "lstrip": True}
 
-#: The folder's files beside vocab.txt; "lowercase" says how tokenizer.json is written, where there is one. A folder
-#: with a config.json of its own has no vocab.txt, and ".model" names the SentencePiece file that it is a copy of.
+#: The files of the folder in addition to vocab.txt. "lowercase" says how tokenizer.json is written, if there is one. A
+#: folder with its own config.json has no vocab.txt, and ".model" names the SentencePiece file that is copied.
 CASES: dict[str, dict[str, Any]] = {
     "vocabulary alone": {},
     "cased": {"tokenizer_config.json": {"do_lower_case": False}},

@@ -108,7 +108,7 @@ def _words(config: dict[str, Any], vocab_size: int) -> tuple[int, int]:
     return (3, vocab_size) if config["model_type"] == "bart" else (1, vocab_size - 1)
 
 
-#: What `generate` is told, by Transformers' names. Random models repeat themselves, so most settings forbid it.
+#: Settings of `generate`, under Transformers' names. Random models repeat themselves, so most settings forbid it.
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, no token twice": {"no_repeat_ngram_size": 1},
@@ -150,7 +150,7 @@ PAIRS = 3  # of sources and targets whose logits are kept
 
 SIZES = {"d_model": 16, "n_heads": 4, "d_ffn": 24}
 
-#: A checkpoint of our own config.json beside a torch state dict.
+#: A checkpoint with npformer's own config.json next to a torch state dict.
 TORCH: dict[str, dict[str, Any]] = {
     "transformer": {"architectures": ["nn.Transformer"], "n_layers": 2, "n_decoder_layers": 1, "final_norm": True},
     "transformer-pre-norm": {

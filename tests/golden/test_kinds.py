@@ -22,7 +22,7 @@ from tests.support.planted_kinds import KINDS
 pytestmark = pytest.mark.numbers
 
 QUICK = ("columns of a weight", "a column of q and k", "first row skipped", "positions again from 4")
-#: Few stages show neither sums nor names of the others, and have no numbers exact in 16 bits.
+#: Few stages do not show sums or the names of other stages, and have no numbers that are exact in 16 bits.
 UNSEEN = (
     "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
     "columns of a weight", "gelu cut below",

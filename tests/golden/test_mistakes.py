@@ -120,7 +120,7 @@ def test_every_known_mistake_is_tried(few: bool) -> None:
     assert {key for family in (*FAMILIES, "roberta") for key in tried(family, few)} == set(KNOWN)
 
 
-#: Of a causal, pre-norm model, those that are tried from few stages, too.
+#: Mistakes of a causal pre-norm model that are also tried from few stages.
 FEW_IN_GPT2 = ("no causal mask", "c_attn by head", "post-norm", "last of the batch")
 
 

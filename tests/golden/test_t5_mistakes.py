@@ -50,7 +50,7 @@ def biased(port: PlainT5, scores: np.ndarray, at: str) -> np.ndarray:
     return scores + port.bias(at.split(".")[0], *scores.shape[-2:])
 
 
-#: A mistake -> the name it is to be given, and how it is made.
+#: A mistake -> its expected name, and how it is made.
 PLANTED: dict[str, tuple[str, Plant]] = {
     "scores divided": ("scores divided by sqrt(d_head)", put("scale_of", lambda port, q, at: q.shape[-1] ** -0.5)),
     "decoder's buckets of both directions": ("other buckets", put("goes_both_ways", lambda port, side: True)),
@@ -106,9 +106,9 @@ def test_the_port_without_a_mistake_is_right(version: str) -> None:
     assert not comparison.missing
 
 
-#: Those of T5 alone, which the quick suite tries; `test_decoder_mistakes.py` has others of any decoder.
+#: Mistakes of T5 alone, which the quick suite tries; `test_decoder_mistakes.py` has others of any decoder.
 QUICK = ("scores divided", "decoder's buckets of both directions", "head not scaled", "bias across", "start token 1")
-#: Those that are tried from hidden states: most of the time goes there.
+#: Mistakes that are tried from hidden states, which takes most of the time.
 FROM_FEW = ("scores divided", "head not scaled", "bias in the first layer only", "1 + w")
 
 

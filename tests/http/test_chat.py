@@ -174,7 +174,7 @@ def test_openai_errors(client: openai.OpenAI) -> None:
 
 
 def serving(folder: Path, use: Callable[[Service], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
-    """The result of a coroutine that uses a service."""
+    """Returns the result of a coroutine that uses a service."""
     batcher = Batcher(10_000, 0.0, 100)
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)
     batcher.start()

@@ -1,5 +1,4 @@
-"""BART compared with transformers: answers of every head, what it generates, its gradients, and its files there and
-back."""
+"""BART compared with transformers: answers of every head, generated texts, gradients, and round trips of files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""BartForCausalLM compared with transformers: answers, what it writes, its loss and gradients, its stages and its
-files."""
+"""BartForCausalLM compared with transformers: answers, generated texts, loss, gradients, stages and files."""
 
 from __future__ import annotations
 

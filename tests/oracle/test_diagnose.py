@@ -88,11 +88,11 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
     return made
 
 
-#: The others have BERT's or RoBERTa's modules.
+#: Families with different modules; all others have the modules of BERT or RoBERTa.
 OF_OWN_MODULES = ("distilbert", "bert", "albert", "roberta")
 FOR_ALL = [(family, plant) for family in OF_OWN_MODULES for plant in PLANTED]
 FOR_ALL.remove(("distilbert", segments_ignored))  # it has no token types
-#: Of one layer, where ALBERT has one for all; or made in modules that ALBERT has not.
+#: Mistakes in one layer, whereas all layers of ALBERT share weights, or in modules that ALBERT lacks.
 NOT_IN_ALBERT = {
     "eps_of_one_norm", "transposed_square_weight", "missing_bias", "layer_weights", "half_product", "pre_norm",
     "heads_not_transposed", "heads_not_transposed_back",
@@ -100,7 +100,8 @@ NOT_IN_ALBERT = {
 FOR_ALL = [(family, plant) for family, plant in FOR_ALL if family != "albert" or plant.__name__ not in NOT_IN_ALBERT]
 for each in ("distilbert", "bert", "albert"):  # their positions have no offset
     FOR_ALL.remove((each, no_offset))
-#: All mistakes in BERT. The diagnosis reads no family, so the others take turns: each mistake in one of them too.
+#: All mistakes are tried in BERT. The diagnosis does not depend on the family, so each mistake is tried in only one
+#: other.
 TAKEN = [(family, plant) for family, plant in FOR_ALL if family == "bert"]
 for i, plant in enumerate(PLANTED):
     others = [family for family, each in FOR_ALL if each is plant and family != "bert"]
@@ -136,7 +137,7 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
     name, stage = PLANTED[plant]
     assert comparison.first.stage == stage, f"{diagnosis}\n{comparison}"
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
-    if plant is not softmax_over_heads:  # with it padding has weights too, which the context then shows
+    if plant is not softmax_over_heads:  # this mistake gives padding weights too, which shows in the context
         assert not any("no known mistake" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)

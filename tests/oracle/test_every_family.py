@@ -35,9 +35,9 @@ from npformer.transformer import backward, forward, packed
 from tests.support import later_modernbert, tiny
 from tests.support.in_double import in_double
 
-#: Those of a class of their own; `test_pretraining.py` has classes with two.
+#: Heads with a class of their own; `test_pretraining.py` has classes with two.
 HEADS = [(name, head) for name, family in encoders().items() for head in dict.fromkeys(family.architectures.values())]
-#: Options of a family that its other checkpoints have not.
+#: Options that only some checkpoints of a family have.
 OPTIONS = {
     "convolution": {"convolution": InputConvolution(3, "gelu")},
     "relu": {"activation": "relu"},
@@ -56,7 +56,7 @@ OPTIONS = {
     "as BERT": {"positions": Positions(), "n_token_types": 2, "mechanisms": (tiny.distances(forms=()),)},
 }  # fmt: skip
 HEADS += [("deberta-v2+convolution", head) for head in ("base", "sequence-classification", "token-classification")]
-#: Of decoders.
+#: Options of decoders.
 OF_DECODERS = {
     "wide heads": {"head_width": 12, "n_kv_heads": 1},
     "every head its own keys": {"n_kv_heads": 0},
@@ -127,7 +127,7 @@ def save_as(form: str, model: Any, folder: Path) -> None:
         model.to(DTYPES[form]).save_pretrained(folder)
 
 
-#: A token that stands in texts, too, in a model whose head finds padding by its id.
+#: The padding token, which also occurs in texts, for a model whose head finds padding by its id.
 PAD = 7
 DECODERS = {name for name, family in encoders().items() if family.constants.get("causal")}
 

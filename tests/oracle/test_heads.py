@@ -85,7 +85,7 @@ def answers(model: Any, given: dict[str, np.ndarray], dtype: torch.dtype) -> dic
 def test_answers_are_transformers_own(name: str, architecture: str, tmp_path: Path) -> None:
     theirs = torch_model(name, architecture)
     theirs.save_pretrained(tmp_path / "torch")
-    lengths = LENGTHS * 4  # of four logits torch's largest error may be far below its usual size
+    lengths = LENGTHS * 4  # with only four logits, torch's largest error may be far below its usual size
     given = batch(theirs, architecture.endswith("MultipleChoice"), lengths)
     double, single = answers(theirs, given, torch.float64), answers(theirs, given, torch.float32)
     truth = npformer.load(tmp_path / "torch", dtype="float64")(**given)

@@ -28,10 +28,10 @@ SIZES = {
     "max_position_embeddings": 40, "hidden_act": "relu",
 }  # fmt: skip
 CLASSES = {"bert": "BertForPreTraining", "albert": "AlbertForPreTraining", "electra": "ElectraForPreTraining"}
-#: What config.json may name although the file has the heads of the class above.
+#: Classes that config.json may name although the file has the heads of the class above.
 OTHERS = {"bert": "BertForMaskedLM", "albert": "AlbertForMaskedLM", "electra": "ElectraModel"}
 OPTIONS: dict[str, dict[str, Any]] = {"albert": {"embedding_size": 10}, "electra": {"embedding_size": 10}}
-#: Where the class's output has the logits of each head.
+#: The field of the class's output with the logits of each head.
 LOGITS = {
     "bert": {"masked-lm": "prediction_logits", "next-sentence": "seq_relationship_logits"},
     "albert": {"masked-lm": "prediction_logits", "next-sentence": "sop_logits"},

@@ -32,7 +32,7 @@ LIMITS: dict[str, Any] = {
     "epsilon_cutoff": partial(np.random.Generator.uniform, low=0.0, high=0.2),
     "eta_cutoff": partial(np.random.Generator.uniform, low=0.0, high=0.2),
 }
-#: Settings that change scores before sampling, and in greedy and beam search alone.
+#: Settings that change scores before the limits of sampling. Greedy and beam search use only these.
 CHANGES: dict[str, Any] = {
     "sequence_bias": [[[9], 2.5], [[7, 9], -1.1], [[6, 7, 9], 0.3], [[4, 4], -5.0], [[5, 8], 4.0]],
     "repetition_penalty": 1.3,

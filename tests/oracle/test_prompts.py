@@ -1,6 +1,7 @@
 """Generation after prompts, token for token as transformers' `generate` with each prompt alone, in float64.
 
-GPT-2 with every setting. The settings know no model, so the others continue greedily and with beams.
+GPT-2 runs with every setting. Settings do not depend on the model, so the other models use only greedy search and
+beams.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ TOKENIZER = {
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")},
 }
-#: An empty text, and texts of which one or the other is cut.
+#: An empty text, and pairs in which one or the other text is truncated.
 PAIRS = [
     ("what is good", "ice cream"),
     ("what is good", "not my music"),

@@ -1,4 +1,4 @@
-"""T5 compared with transformers: answers of every class, gradients, what it generates, and files there and back."""
+"""T5 compared with transformers: answers of every class, gradients, generated texts, and round trips of files."""
 
 from __future__ import annotations
 

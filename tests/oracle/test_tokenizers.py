@@ -28,7 +28,7 @@ WORD_PIECES = {
 }
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-#: Pieces that SentencePiece's trainer is given, as each checkpoint's authors gave them.
+#: Special pieces passed to SentencePiece's trainer, as by the authors of each checkpoint.
 TRAINED: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
     "camembert": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
@@ -145,7 +145,7 @@ WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "xlm-roberta's without its unknown": ("xlm-roberta nmt_nfkc", ["unk_id"], {}),
 }
 
-#: Families as their tokenizers need them, where npformer has none yet.
+#: Minimal families for tokenizers of families that npformer lacks.
 END = "<|endoftext|>"
 STAND_INS = [
     Family(

@@ -31,7 +31,7 @@ DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
 LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest; some have equal length
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
-#: Fields that files of a family have and tiny models lack, or the other way round.
+#: Fields of a family's files that tiny models lack, or the reverse.
 NEEDED: dict[str, dict[str, Any]] = {
     "gpt2": {"pad_id": 0},
     **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3", "phi3")},
@@ -107,7 +107,7 @@ def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> No
 
 
 def check_config_and_weights_there_and_back(name: str, folder: Path) -> None:
-    """The config of every head, and the files of one in both layouts."""
+    """Round trips of the config for every head, and of the files in both layouts for one head."""
     for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # settings that a config.json can have
         config = tiny.config(name, head, **NEEDED.get(name, {}))
         assert read_config(write_config(config)) == config, head

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from functools import cache
 
-#: Kernels of OpenBLAS by the machines they are for, and what NumPy calls the instructions they need. A way to the same
-#: bits is known for each of them.
+#: Kernels of OpenBLAS by the machines they are for, and NumPy's names of the instructions they need. A method for the
+#: same bits is known for each of them.
 KERNELS = {
     "x86_64": {
         "SkylakeX": ("AVX512_SKX",),

@@ -342,7 +342,7 @@ def cosine(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 SCALE, ORDER = "scaled by a constant", "in another order"
 
-#: Not in the list: each with the names that truly describe it.
+#: Mistakes that are not in the list, each with the names that describe it correctly.
 WEIGHT_ORDER = "weight in another order"
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), instead("gelu", lambda x: x * sigmoid(np.float32(1.3) * x))),

@@ -12,7 +12,7 @@ import numpy as np
 from npformer.checkpoint.safetensors import write_tensors
 from tests.support import byte_level, tiny
 
-#: What transformers' tokenizer needs beside tokenizer.json of the tiny models, for comparisons with it.
+#: Files that transformers' tokenizer needs in addition to the tokenizer.json of the tiny models.
 TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": 64,

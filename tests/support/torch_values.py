@@ -107,8 +107,9 @@ def call(name: str, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.n
 def wrong(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray) -> str:
     """Describes the error of a function's result in its own dtype; "" if it is correct.
 
-    float32 results must pass `over_budget`. Two float64 results may differ by their order of additions: by some units
-    of the last place, and more of them where terms cancel; 1e-12 of the largest entry is some thousand.
+    float32 results must pass `over_budget`. Two float64 results may differ because of the order of summation: by a few
+    units in the last place, or by more if terms cancel. The tolerance, 1e-12 of the largest entry, is some thousand
+    units.
     """
     if ours.dtype == np.float32:
         return over_budget(ours, torch32, truth)

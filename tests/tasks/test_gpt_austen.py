@@ -18,7 +18,7 @@ pytestmark = pytest.mark.numbers
 FOLDER = Path(__file__).parents[2] / "weights" / "gpt2-austen"
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
 CONTINUED = re.findall(r"^\| (\w[^|]+) \| …([^|]+)… \|$", CARD, re.MULTILINE)
-#: A sentence of the last two chapters of each novel, which were not learned.
+#: A sentence of the last two chapters of each novel, which were not used for training.
 SENTENCES = (
     "Jane Fairfax had already quitted Highbury, and was restored to the comforts of her beloved home.",
     "Let other pens dwell on guilt and misery.",

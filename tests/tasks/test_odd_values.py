@@ -22,7 +22,7 @@ from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
 from tests.support import tiny, writers
 from tests.support.seq2seq_models import folder_of_letters
 
-#: As JSON writes them; Python reads the numbers as inf, nan and a whole number that no float can hold.
+#: Values in JSON, which Python reads as inf, nan and a whole number that no float can hold.
 JSON = (
     "null", "true", "false", "0", "-1", "2", "1.5", "1e400", "-1e400", "NaN", "1" + "0" * 400, "-1" + "0" * 400, '""', '"x"',
     '"\\u0000"', '"\\ud800"', '"' + "x" * 10**5 + '"', "[]", "[[]]", "[[[]]]", "[null]", "[1e400]", '["x", "x"]', "{}",

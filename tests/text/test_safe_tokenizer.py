@@ -62,7 +62,7 @@ SPACES = [{"type": "Metaspace", "replacement": each, "prepend_scheme": "always",
 CLS_PIECE = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 CLS = {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}}
 
-#: What a file says -> what the refusal says. With the library alone the first nine end the process.
+#: Change of a file -> words of the refusal. With the library alone, the first nine end the process.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a normalizer that doubles": ({"normalizer": BOMB}, "normalizer.*limit `growth`"),
     "a normalizer of bytes of bytes": ({"normalizer": several("normalizers", [BYTES] * 32)}, "limit `growth`"),

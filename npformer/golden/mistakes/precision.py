@@ -134,7 +134,7 @@ SCHEMES: dict[str, Round] = {
 
 def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> Rules:
     """Rounds the inputs of each product, x and W, and its result x W."""
-    last: list[np.ndarray] = []  # a weight and its rounded copy, for the next text
+    last: list[np.ndarray] = []  # the last weight and its rounded copy, which the next text uses again
 
     def rounded(weight: np.ndarray) -> np.ndarray:
         if not last or last[0] is not weight:
