@@ -59,7 +59,7 @@ def by_source(
     Raises
     ------
     NpformerError
-        If no word stands at the position, or the source has only one word to leave out.
+        If there is no word at the position, or the source has only one word to leave out.
 
     Examples
     --------

@@ -57,7 +57,7 @@ class Exercise:
     Parameters
     ----------
     name : str
-    right : the function as it should be, in terms of npformer's own
+    right : the right function, which calls npformer's own
     cases : function without parameters that returns the arguments of each call, simplest numbers first
     hints : up to three, each more detailed than the one before
     solution : names of npformer's corresponding functions, in `module:name` form

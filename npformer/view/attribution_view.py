@@ -82,7 +82,7 @@ def attribution(
     Raises
     ------
     NpformerError
-        If the label or a method is unknown, or nothing in `source` gives a measure.
+        If the label or a method is unknown, or `source` supports no measure.
 
     References
     ----------
