@@ -136,7 +136,7 @@ class _Case:
             tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
         ] = {}  # results of `everywhere`
         self.mistakes = of_model(model.config)
-        self.again: tuple[Mistake, ...] = ()  # the causes found so far, also made in fewer places
+        self.again: tuple[Mistake, ...] = ()  # the causes found so far, and the same causes made in fewer places
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(

@@ -9,7 +9,7 @@ from npformer.common.mistake import Mistake
 from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
-SAME = 1e-4  # relative difference of the distances of two ways that give the same values, up to float64 rounding
+SAME = 1e-4  # relative tolerance within which the distances of two ways count as equal: they give the same values
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,8 @@ def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tu
     for number, spans in enumerate(parts):
         own = [i for i, source in enumerate(tokens.sequence_ids) if source == number]
         ends = [tokens.offsets[i][1] for i in own]
-        found = np.searchsorted(ends, [first for first, _ in spans], side="right")  # the first token that ends later
+        # the first token that ends after the start of a part
+        found = np.searchsorted(ends, [first for first, _ in spans], side="right")
         places += [own[i] if i < len(own) else len(tokens) for i in found.tolist()]
     return tuple(places)
 

@@ -48,7 +48,7 @@ class Mechanism:
         return self
 
     def same_until(self, length: int) -> int | None:
-        """The length of the longest text with the same keys as a text of this length; None: texts of any length."""
+        """The maximum length up to which keys are the same as in a text of this length; None if there is no maximum."""
         return None
 
     # --- weights ---

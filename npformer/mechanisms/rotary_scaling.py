@@ -32,7 +32,7 @@ class Scaling(ABC):
         """Raises NpformerError if it does not fit the `Config` of a model that rotates d_head columns of each head."""
 
     def same_until(self, length: int) -> int | None:
-        """The length of the longest text with the frequencies of a text of this length; None: texts of any length."""
+        """The maximum length up to which frequencies are the same as at this length; None if there is no maximum."""
         return None
 
     @abstractmethod

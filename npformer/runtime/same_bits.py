@@ -157,7 +157,8 @@ class Kernel:
         return low * b.size if low > 1 else 0
 
     def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """a @ b for several rows and a multiple of VECTOR columns. Small products sum in the blocks of large ones."""
+        """a @ b for several rows and a multiple of VECTOR columns. Small products are summed in the same blocks as
+        large ones."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
         if size > 2 * self.small:  # twice the limit, to be safe: summing in blocks does not change a large product
             return np.matmul(a, b, out=out)

@@ -212,7 +212,7 @@ class Supervisor:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
             settings = shared(self.settings, home)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # workers show the sums over all
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # so that each worker shows the sums over all workers
             for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)

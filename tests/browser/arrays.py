@@ -78,7 +78,7 @@ def head_effects_on(words: Sequence[str], layers: int = 2, heads: int = 3) -> He
 def encoder_decoder(
     source: Sequence[str], target: Sequence[str], layers: int = 2, heads: int = 4
 ) -> dict[str, np.ndarray]:
-    """The three kinds of attention of an encoder-decoder, the decoder's own causal."""
+    """The three kinds of attention of an encoder-decoder; the decoder's self-attention is causal."""
     found = {}
     for layer in range(layers):
         causal = np.tril(np.ones((len(target), len(target)), np.float32))

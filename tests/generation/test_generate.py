@@ -292,7 +292,7 @@ def first_logits() -> np.ndarray:
 def test_tokens_are_drawn_by_their_probability(settings: dict[str, Any]) -> None:
     """The share of each token in 1000 draws is its probability after temperature, top_k and top_p.
 
-    To 5 deviations, and 3 draws more for tokens too rare to have a deviation.
+    It may differ by 5 standard deviations plus 3 draws, for tokens that are too rare to have a deviation.
     """
     scores = first_logits().astype(np.float64)[None] / settings.get("temperature", 1)
     order = np.argsort(-scores[0])
