@@ -37,7 +37,7 @@ def model(scaling: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize(("scaling", "length"), FREQUENCIES)
 def test_frequencies_are_those_of_transformers(scaling: Scaling, length: int) -> None:
-    """A rounding of float32 apart: torch's power is not always the nearest number."""
+    """They differ by at most one float32 rounding, because torch's power is not always the nearest number."""
     found = scaling.scaled(np.zeros(4, np.float32), THETA, length)
     np.testing.assert_allclose(found, FREQUENCIES[scaling, length], rtol=2**-22)
     assert scaling.magnitude == pytest.approx(1.0 if scaling == DYNAMIC else MAGNITUDE, rel=1e-15)
@@ -167,7 +167,7 @@ def test_keys_of_an_earlier_text_are_kept_only_if_they_are_rotated_alike() -> No
 
 @pytest.mark.parametrize("planted", ["short factors", "no attention factor"])
 def test_a_mistake_of_a_port_is_named(planted: str) -> None:
-    """Of two texts, 9 tokens and 6, one is longer than the original length."""
+    """Of two texts, with 9 and 6 tokens, one is longer than the original length."""
     rotary = PartialRotary(THETA, scaling=LongRope((1.0, 1.5), (3.0, 12.5), 7, 4.0), columns=4)
     found = diagnosis(tiny.model("phi3", "causal-lm", mechanisms=(rotary,)), planted, full=True)
     assert "rotation scaled otherwise" in found, found

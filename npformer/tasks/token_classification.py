@@ -53,8 +53,8 @@ class TokenClassification(Task):
     """Returns a list for each text: a dict for each token, or with a strategy a dict for each entity.
 
     A token has "entity", "score", "index", "word", "start", "end"; an entity has "entity_group", "score", "word",
-    "start", "end". "start" and "end" are character positions. Of entities that overlap in neighbouring windows, the
-    longest is kept, and of equally long ones the best score.
+    "start", "end". "start" and "end" are character positions. If entities overlap in neighbouring windows, the longest
+    is kept, or if several are equally long, the one with the best score.
 
     Parameters
     ----------

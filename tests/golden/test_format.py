@@ -53,7 +53,8 @@ def test_the_manifest_on_the_page_is_the_file_s(folder):
 
 @pytest.mark.parametrize("compiler", ["node", "rustc", "cc"])
 def test_the_page_s_reader_prints_the_page_s_output(compiler, folder):
-    """Compiled and run by the page's own command, it prints the page's line, which is also what the file holds."""
+    """The reader is compiled and run with the page's command. It prints the line on the page, which also matches the
+    file."""
     if shutil.which(compiler) is None:
         pytest.skip(f"the reader was NOT run: there is no {compiler} on this machine")
     command, printed = re.search(rf"^\$ ({compiler} .*)\n(.*)$", PAGE, re.M).groups()

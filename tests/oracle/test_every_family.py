@@ -1,7 +1,7 @@
 """Every encoder's family and head compared with transformers: answers of ragged batches in each stored dtype, and
 gradients.
 
-Both run in float64, so that what differs is the formula or a weight. The checkpoints are random, in the form that
+Both run in float64, so a difference comes from the formula or a weight. The checkpoints are random, in the form that
 transformers reads and writes.
 """
 

@@ -1,4 +1,4 @@
-"""Rotations that depend on the length of a text, beside Transformers: single texts, batches and generation."""
+"""Rotations that depend on the length of a text, compared with Transformers: single texts, batches and generation."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def logits(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Of single texts, and of a batch with padding on the left, where each text has the largest position of the batch.
+    """Compares single texts, and a batch padded on the left, in which all texts are scaled by its largest position.
 
-    Single texts have the same bits in any batch. 1e-12 is some hundred roundings.
+    Single texts have the same bits in any batch. The tolerance of 1e-12 is some hundred roundings.
     """
     ours, theirs = both(name, tmp_path / "model")
     random = np.random.default_rng(0)

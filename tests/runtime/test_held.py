@@ -72,7 +72,7 @@ def in_threads(work: Any) -> list[Any]:
 
 
 def test_many_threads_on_one_pipeline(classify: Task, expected: list[Any]) -> None:
-    """Single texts, lists and streams, all at once."""
+    """Single texts, lists and streams run at the same time."""
 
     def work(number: int) -> list[Any]:
         if number % 3 == 0:
@@ -140,7 +140,8 @@ def test_in_a_loop_of_events(classify: Task, expected: list[Any]) -> None:
 
 
 def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
-    """Generators that are left after one answer, closed, or never begun keep nothing alive and disturb no one."""
+    """Generators that are abandoned after one answer, closed, or never begun keep nothing alive and affect no other
+    call."""
     before = threading.active_count()
     for number in range(12):
         answers = classify(itertools.cycle(TEXTS))
@@ -164,7 +165,7 @@ def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
-    """Ctrl-C comes at a hundred moments of a call; each call is interrupted or answers, and so does the next."""
+    """Ctrl-C comes at a hundred moments of a call. The call is interrupted or answers, and the next call answers."""
     seconds, caught = 0.0003, 0
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
@@ -234,7 +235,7 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
 def test_calls_in_constant_memory() -> None:
-    """After some calls to warm up, the process does not grow by more than a few hundred kilobytes, whatever the count."""
+    """After some calls to warm up, any number of calls lets the process grow by at most a few hundred kilobytes."""
     calls = int(os.environ.get("NPFORMER_TEST_CALLS", "500"))
     root = Path(__file__).parents[2]
     code = (

@@ -64,7 +64,7 @@ def test_the_quickest_way_is_found(clock: Clock, quickest: int, first: int) -> N
 
 @pytest.mark.parametrize("interrupted", [1, 2])
 def test_interruptions_of_a_trial_change_nothing(clock: Clock, interrupted: int) -> None:
-    """Two of the five runs of either way take a hundred times as long."""
+    """For each way, two of the five runs take a hundred times as long."""
     trial, runs = Trial((1, 2), first=1), {1: 0, 2: 0}
     while trial._times is None:
         trial.run(clock.work(lambda way: 0.001))
@@ -86,7 +86,7 @@ def test_a_small_gain_does_not_change_the_way(clock: Clock) -> None:
 
 
 def test_a_core_that_was_busy_in_one_trial_may_be_free_in_the_next(clock: Clock) -> None:
-    """While the second core is busy two threads take 5 ms, later half of one thread's millisecond."""
+    """While the second core is busy, two threads take 5 ms; later they take half of one thread's millisecond."""
     trial = Trial((1, 2), first=2)
     for _ in range(1000):
         trial.run(clock.work(lambda way: 0.001 if way == 1 else 0.005))

@@ -204,7 +204,7 @@ def test_truncation_cuts_a_source_that_is_refused_without():
 
 @pytest.mark.parametrize("name", [each for each in TASKS if each != "sentence-embedding"])
 def test_a_pipeline_infers_its_task_from_the_model(name, tmp_path):
-    """Its task is that of the architecture in config.json, of a folder and of a loaded model."""
+    """The task follows from the architecture in config.json, for a folder and for a loaded model."""
     model = TASKS[name]
     folder = tiny.folder(tmp_path / "model", model.config.model_type, model.config.head)
     assert pipeline(model=folder).name == pipeline(model=load(folder)).name == name

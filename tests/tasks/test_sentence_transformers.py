@@ -1,7 +1,7 @@
 """The methods of sentence-transformers' classes give its answers and accept its keywords.
 
-`golden/make_sentence_transformers.py` made the golden answers. Both sides compute in float32, so that numbers are
-compared to 1e-5 of their size.
+`golden/make_sentence_transformers.py` made the golden answers. Both sides compute in float32, so numbers may differ by
+1e-5 of their size.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def in_json(tmp_path: Path) -> Path:
 
 @needs_sentencepiece
 def test_ids_and_translations_match_transformers() -> None:
-    """With language codes, unknown letters, spaces and special tokens in the text; settings from generation_config.json."""
+    """Texts have language codes, unknown letters, spaces and special tokens; generation_config.json has settings."""
     task = npformer.pipeline("translation", FILES)
     assert isinstance(task, Translation)
     assert [task.model.tokenizer.encode(each["text"]) for each in EXPECTED] == [each["ids"] for each in EXPECTED]

@@ -178,7 +178,7 @@ def test_finetune_that_makes_no_sense(
 
 @pytest.mark.filterwarnings("default")
 def test_texts_that_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their number is reported, and the saved model truncates them at the same length."""
+    """The number of truncated texts is reported, and the saved model truncates at the same length."""
     tiny.folder(tmp_path / "model", head="base")
     (tmp_path / "a.tsv").write_text("label\ttext\nyes\t" + "hot " * 30 + "\nno\tcold\n", encoding="utf-8")
     files = ["--train", str(tmp_path / "a.tsv"), "--dev", str(tmp_path / "a.tsv"), "-o", str(tmp_path / "out")]
