@@ -108,8 +108,8 @@ def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe)
         family = family_of(described)
         writer = next((name for name, head in family.architectures.items() if head == "causal-lm"), "")
         raise NpformerError(
-            f"{source}: .txt files train a model that writes texts, which a {family.architecture(described)} does not"
-            f"{f' and a {writer} does' if writer else ''}; give a .tsv, .csv or .jsonl file of labels"
+            f"{source}: .txt files train a model that writes texts; a {family.architecture(described)} does not"
+            f"{f', but a {writer} does' if writer else ''}; give a .tsv, .csv or .jsonl file of labels"
         )
     config, tree = read_tree(stored, np.dtype(np.float32), "causal-lm")
     weights = Trainable(tree, config)

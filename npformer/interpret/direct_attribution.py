@@ -220,7 +220,9 @@ def logit_attribution(
         position, label = least_probable(recorded)
     wanted = logits_asked(model, label, position, answers, **asked)
     if len(wanted) != 1:  # a head with a row for each token
-        raise NpformerError(f"logit_attribution: position: expected the token to explain, one of {len(wanted)}")
+        raise NpformerError(
+            f"logit_attribution: position: expected the number of the token to explain, one of {len(wanted)} tokens"
+        )
     (logit,) = wanted
     subtracted = logits_asked(model, against, position, answers, **asked) if against is not None else []
     if logit in subtracted:

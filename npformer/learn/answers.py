@@ -1,9 +1,9 @@
 """Compares an answer with the right one, value by value, within an error budget.
 
 A right solution may add in another order or work in float64 inside, so its last bits differ, by an amount that depends
-on the function. The right answer is therefore computed in float64, again in float32, and again with each number of the
-arguments moved by one float32 rounding. The budget is FACTOR times the largest resulting change, plus FACTOR roundings
-of the answer's largest number. tests/learn/test_exercises.py measures right solutions against it.
+on the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in float32 with the
+numbers in the arguments moved at random by up to one rounding. The budget is FACTOR times the largest resulting change,
+plus FACTOR roundings of the answer's largest number. tests/learn/test_exercises.py measures right solutions against it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts texts to token ids that fit a model, for tasks, traces, golden files, training and views.
 
 `Encoder` converts a text or a `Pair` (`inputs.py`) to an `Encoded`. A text that is too long is truncated, split into
-windows, or refused. `was_cut` has the wording of every warning about it. Truncation gives the same ids as Transformers.
+windows, or refused. `was_cut` words every warning about truncation. Truncation gives the same ids as Transformers.
 `SourceEncoder` encodes the source of an encoder-decoder.
 """
 

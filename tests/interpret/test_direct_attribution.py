@@ -286,7 +286,7 @@ def test_an_edited_forward_is_the_one_that_is_explained() -> None:
         ("sequence-classification", {"label": 2}, "label=2: expected one of NEGATIVE, POSITIVE"),
         ("sequence-classification", {"position": 1}, "position: omit it; a sequence-classification model gives one answer for the whole text"),
         ("sequence-classification", {"label": 0, "against": "NEGATIVE"}, "expected a label other than the one"),
-        ("token-classification", {}, "expected the token to explain, one of 7"),
+        ("token-classification", {}, "expected the number of the token to explain, one of 7 tokens"),
         ("token-classification", {"label": "O"}, "'O': expected position="),
         ("token-classification", {"label": "O", "position": 7}, "position: expected a token's number, 0 to 6, got 7"),
         ("masked-lm", {}, "the text has no masked word"),
@@ -304,7 +304,7 @@ def test_a_replaced_token_has_one_logit_and_no_label() -> None:
     assert logit_attribution(model, TEXT, position=-2).what == "the replaced-token logit of token 5"
     with pytest.raises(NpformerError, match="1: omit it; a replaced-token model has one logit per token"):
         logit_attribution(model, TEXT, 1, position=2)
-    with pytest.raises(NpformerError, match="position: expected the token to explain, one of 7"):
+    with pytest.raises(NpformerError, match="position: expected the number of the token to explain, one of 7 tokens"):
         logit_attribution(model, TEXT)
 
 

@@ -1,7 +1,8 @@
 """A service's use of a model: many threads, pipelines and processes at once, cancelled and interrupted tasks. Each
 caller gets its own answers, to the bit, and nothing is left behind.
 
-NPFORMER_TEST_INTERRUPTS=1000 and NPFORMER_TEST_CALLS=20000 give the figures that were once run; the suite takes fewer.
+The suite makes few interrupts and calls. It was also run once with NPFORMER_TEST_INTERRUPTS=1000 and
+NPFORMER_TEST_CALLS=20000.
 """
 
 from __future__ import annotations

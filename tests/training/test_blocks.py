@@ -114,12 +114,12 @@ def test_contradictory_options_are_refused(
     assert finetune(files, tmp_path / "out", "--labels", "A,B") == 1
     assert "--labels, --text-columns, --as-distilbert: expected files of labels" in capsys.readouterr().err
     for family, told in (
-        ("bert", "a BertForMaskedLM does not and a BertLMHeadModel does"),
+        ("bert", "a BertForMaskedLM does not, but a BertLMHeadModel does"),
         ("mpnet", "a MPNetForMaskedLM does not; give"),
     ):
         folder = str(tiny.folder(tmp_path / family, family, "masked-lm"))
         assert finetune([folder, *files[1:]], tmp_path / "out") == 1
-        assert f".txt files train a model that writes texts, which {told}" in capsys.readouterr().err
+        assert f".txt files train a model that writes texts; {told}" in capsys.readouterr().err
 
 
 def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
