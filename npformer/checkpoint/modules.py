@@ -20,6 +20,8 @@ from npformer.common.limits import LIMITS, Limits
 MODULES = "modules.json"
 ENCODERS = ("Transformer", "MLMTransformer")  # kinds of modules that are encoders
 WITH_WEIGHTS = ("Dense", "LayerNorm")
+#: Linear layers on tokens next to the encoder of BGE-M3: token weights, and token vectors as in ColBERT.
+TOKEN_WEIGHTS, TOKEN_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precedence
 
 
@@ -71,14 +73,14 @@ def flattened(folder: Path) -> str:
 
 
 def module_files(folder: Path) -> list[tuple[str, ...]]:
-    """The files of the modules after the encoder, relative to the folder. One file of each tuple exists."""
+    """The files of the modules after the encoder, relative to the folder. At most one file of each tuple is needed."""
     found: list[tuple[str, ...]] = []
     for kind, path in read_modules(folder)[1:]:
         if path:
             found.append((f"{path}/{CONFIG}",))
         if path and kind in WITH_WEIGHTS:
             found.append(tuple(f"{path}/{name}" for name in WEIGHT_FILES))
-    return found
+    return [*found, (TOKEN_WEIGHTS,), (TOKEN_VECTORS,)] if (folder / MODULES).exists() else found
 
 
 def module_weights(
@@ -91,6 +93,19 @@ def module_weights(
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
     if path is None:
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHT_FILES)}")
+    return _checked(path, shapes, dtype, limits)
+
+
+def linear_weights(path: Path, width: int, out: int, dtype: Any, limits: Limits = LIMITS) -> dict[str, Array]:
+    """Reads torch's nn.Linear(width, out) from a file: weight (width, out) and bias (out,).
+
+    Raises NpformerError as `module_weights` does.
+    """
+    arrays = _checked(path, {"weight": (out, width), "bias": (out,)}, dtype, limits)
+    return {"weight": arrays["weight"].T.copy(), "bias": arrays["bias"]}
+
+
+def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any, limits: Limits) -> dict[str, Array]:
     tensors, _ = read_file(path, limits, mapped=False)
     if tensors.keys() != shapes.keys():
         raise NpformerError(f"{path}: expected {', '.join(shapes)}, got {', '.join(tensors):.300}")

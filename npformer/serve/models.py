@@ -121,6 +121,8 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
         yield task.name, task
         return
     fitting = [name for name in tasks_of(task.model.config) if TASKS[name].route]
+    if SparseEmbedding.name not in fitting and SparseEmbedding.accepts(task.model):
+        fitting.append(SparseEmbedding.name)
     names = sorted(fitting, key=lambda name: list(SERVED).index(name) if name in SERVED else len(SERVED))
     if isinstance(task, TextRanking) and task.template is not None:  # the model reads texts only in its template
         yield task.name, task

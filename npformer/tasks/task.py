@@ -78,8 +78,8 @@ class Task(Answering):
     form: ClassVar[Form] = Form()  # form of the answers
 
     def __init__(self, model: Model, **options: Any) -> None:
-        head = TASKS[self.name].head
-        if model.config.head != head:
+        if not self.accepts(model):
+            head = TASKS[self.name].head
             raise NpformerError(f"{self.name}: expected a {head} model, got a {model.config.head} model")
         self.model = model
         self.encoder = Encoder(model)
@@ -105,6 +105,11 @@ class Task(Answering):
             except InputError as error:
                 raise NpformerError(error.reason) from None
         return self.collect(list(self._watched(inputs, settled)))
+
+    @classmethod
+    def accepts(cls, model: Model) -> bool:
+        """Returns whether the model has the head that the task needs."""
+        return bool(model.config.head == TASKS[cls.name].head)
 
     def is_one(self, inputs: Any) -> bool:
         """Returns whether this is one input rather than several."""

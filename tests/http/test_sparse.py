@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 
+import numpy as np
 import openai
 import pytest
 
 from npformer import pipeline
 from tests.support import tiny
-from tests.support.sentence_folders import write_modules, write_splade
+from tests.support.sentence_folders import write_modules, write_splade, write_token_heads
 from tests.support.service import Server
 
 TEXTS = ["I love ice cream", "not my music", "the news"]
@@ -22,6 +23,7 @@ def folders(tmp_path_factory):
     return {
         "splade": write_splade(tiny.folder(home / "splade", "bert", "masked-lm"), {"pooling_strategy": "sum"}),
         "words": tiny.folder(home / "words", "distilbert", "masked-lm"),
+        "heads": write_token_heads(tiny.folder(home / "heads", "bert", "base"), np.linspace(-1, 1, 33)[None]),
         "encoder": write_modules(
             tiny.folder(home / "encoder", "bert", "base"), [("a.Pooling", {}, {})], prompts={"news": "news: "}
         ),
@@ -44,7 +46,7 @@ def expected(folder):
 
 def test_a_client_gets_the_bits_of_the_pipeline_alone_and_in_a_batch(server, folders):
     with openai.OpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
-        for name in ("splade", "words"):
+        for name in ("splade", "words", "heads"):
             found = client.post("/embed_sparse", body={"inputs": TEXTS, "model": name}, cast_to=object)
             assert found == expected(folders[name])
             one = client.post("/embed_sparse", body={"inputs": TEXTS[1], "model": name}, cast_to=object)
@@ -91,6 +93,7 @@ def test_the_service_describes_each_model(server):
     assert info["models"][0]["model_type"] == {"embedding": {"pooling": "splade"}}
     assert [each["tasks"] for each in info["models"]] == [
         ["sparse-embedding", "feature-extraction"],
+        ["sentence-embedding", "feature-extraction", "sparse-embedding"],
         ["sentence-embedding", "feature-extraction", "sparse-embedding"],
         ["sentence-embedding", "feature-extraction"],
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.safetensors import write_tensors
-from tests.support import byte_level, tiny
+from tests.support import byte_level, tiny, torch_writer
 
 #: Files that transformers' tokenizer needs in addition to the tokenizer.json of the tiny models.
 TOKENIZER = {
@@ -66,3 +66,13 @@ def write_splade(folder: Path, config: Mapping[str, Any], **described: Any) -> P
     pooling = "sentence_transformers.sparse_encoder.models.SpladePooling"
     encoder = "sentence_transformers.sparse_encoder.models.MLMTransformer"
     return write_modules(folder, [(pooling, config, {})], encoder, **described)
+
+
+def write_token_heads(folder: Path, sparse: np.ndarray | None = None, colbert: np.ndarray | None = None) -> Path:
+    """A folder of BGE-M3's form: CLS pooling, Normalize, and linear layers on tokens, (out, D + 1) with the bias last."""
+    pooling = ("sentence_transformers.models.Pooling", {"pooling_mode_cls_token": True}, {})
+    write_modules(folder, [pooling, ("sentence_transformers.models.Normalize", {}, {})])
+    for name, layer in (("sparse_linear.pt", sparse), ("colbert_linear.pt", colbert)):
+        if layer is not None:
+            torch_writer.save(folder / name, {"weight": layer[:, :-1].copy(), "bias": layer[:, -1].copy()})
+    return folder

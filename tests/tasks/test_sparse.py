@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from npformer import NpformerError, load, pipeline
+from npformer.checkpoint import convert
 from npformer.tasks.pooling import splade
-from npformer.tasks.sparse_embedding import ROWS
+from npformer.tasks.word_weights import ROWS
 from tests.support import tiny
-from tests.support.sentence_folders import write_splade
+from tests.support.sentence_folders import write_splade, write_token_heads
 
 pytestmark = pytest.mark.numbers
 
@@ -105,3 +106,69 @@ def test_dense_vectors_of_such_a_folder_are_refused(tmp_path):
         pipeline("sentence-embedding", folder(tmp_path / "m"))
     with pytest.raises(NpformerError, match="sparse-embedding: expected a masked-lm model, got a base model"):
         pipeline("sparse-embedding", tiny.model("bert", "base"))
+
+
+# --- a head on tokens ------------------------------------------------------------------------------------------------
+
+LAYER = np.random.default_rng(3).standard_normal((1, 33)).astype(np.float32)
+LAYER[0, -1] = 11.0  # so that about half of the weights are positive
+
+
+def token_heads(path, family="bert", **layers):
+    return write_token_heads(tiny.folder(path, family, "base"), **{"sparse": LAYER, **layers})
+
+
+def test_each_word_has_the_largest_weight_of_its_tokens(tmp_path):
+    """FlagEmbedding's `lexical_weights`, written again for each token. Texts repeat words and have an unknown one."""
+    embed = pipeline("sparse-embedding", token_heads(tmp_path / "m"), dtype=np.float64)
+    encoder, weight, bias = load(embed.model.folder, dtype=np.float64), LAYER[0, :-1], LAYER[0, -1]
+    texts = ["I love ice cream", "", "the news the music ა the news"]
+    special = [encoder.tokenizer.token_to_id(f"[{name}]") for name in ("CLS", "SEP", "PAD", "UNK")]
+    assert special[3] in encoder.tokenizer.encode(texts[2]).ids
+    for text, answer in zip(texts, embed(texts), strict=True):
+        ids = encoder.tokenizer.encode(text).ids
+        expected = {}
+        for each, row in zip(ids, encoder(ids).last_hidden_state[0], strict=True):
+            value = row @ weight + bias
+            if value > 0 and each not in special:
+                expected[each] = max(value, expected.get(each, 0.0))
+        assert answer["indices"].tolist() == sorted(expected)
+        np.testing.assert_allclose(answer["values"], [expected[each] for each in sorted(expected)], rtol=1e-12)
+        assert answer["tokens"] == [encoder.tokenizer.id_to_token(each) for each in sorted(expected)]
+    counts = [len(each["indices"]) for each in embed(texts)]
+    assert counts[0] > 1
+    assert 0 < counts[2] < len(encoder.tokenizer.encode(texts[2]).ids) - 3
+
+
+def test_a_head_on_tokens_gives_the_same_bits_in_any_batch(tmp_path):
+    embed = pipeline("sparse-embedding", token_heads(tmp_path / "m"))
+    for options in ({}, {"long": "window", "max_length": 16, "max_active_dims": 3}):
+        for text, answer in zip(TEXTS, embed(TEXTS, **options), strict=True):
+            assert np.array_equal(dense(embed, embed(text, **options)), dense(embed, answer))
+
+
+def test_such_a_folder_also_has_dense_vectors_of_the_first_token(tmp_path):
+    made = token_heads(tmp_path / "m")
+    rows = load(made)(load(made).tokenizer.encode(TEXTS[0]).ids).last_hidden_state[0]
+    np.testing.assert_allclose(pipeline(None, made)(TEXTS[0]), rows[0] / np.sqrt((rows[0] ** 2).sum()), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (LAYER[:, 1:], r"sparse_linear.pt: weight: expected floating point \(1, 32\), got \(1, 31\)"),
+        (np.full_like(LAYER, np.nan), "sparse_linear.pt: weight: contains a number that is not finite"),
+        (LAYER.astype(np.int64), "sparse_linear.pt: weight: expected floating point"),
+    ],
+)
+def test_a_head_on_tokens_that_does_not_fit_is_refused(layer, message, tmp_path):
+    with pytest.raises(NpformerError, match=message):
+        pipeline("sparse-embedding", token_heads(tmp_path / "m", sparse=layer))
+
+
+def test_a_converted_folder_keeps_its_heads_on_tokens(tmp_path):
+    made = token_heads(tmp_path / "m", colbert=np.ones((4, 33), np.float32))
+    there = convert(made, tmp_path / "there", to="npformer")
+    first, second = (pipeline("sparse-embedding", each)(TEXTS[0]) for each in (made, there))
+    assert np.array_equal(first["values"], second["values"])
+    assert (there / "colbert_linear.pt").exists()
