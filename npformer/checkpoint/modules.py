@@ -96,11 +96,14 @@ def module_weights(
     return _checked(path, shapes, dtype, limits)
 
 
-def linear_weights(path: Path, width: int, out: int, dtype: Any, limits: Limits = LIMITS) -> dict[str, Array]:
-    """Reads torch's nn.Linear(width, out) from a file: weight (width, out) and bias (out,).
+def linear_weights(path: Path, width: int, out: int | None, dtype: Any, limits: Limits = LIMITS) -> dict[str, Array]:
+    """Reads torch's nn.Linear(width, out) from a file: weight (width, out) and bias (out,). out: None for any width.
 
     Raises NpformerError as `module_weights` does.
     """
+    if out is None:
+        bias = read_file(path, limits, mapped=False)[0].get("bias", np.zeros(0))
+        out = bias.size
     arrays = _checked(path, {"weight": (out, width), "bias": (out,)}, dtype, limits)
     return {"weight": arrays["weight"].T.copy(), "bias": arrays["bias"]}
 

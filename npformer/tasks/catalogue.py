@@ -199,6 +199,13 @@ Row i of the array is the vector of text i; NaN if text i cannot be read.""",
             ),
         ),
     ),
+    "multi-vector-embedding": Declaration(
+        "multi_vector_embedding.MultiVectorEmbedding",
+        "base",
+        "an encoder with a head for token vectors, such as BGE-M3",
+        "BAAI/bge-m3",
+        by_folder=True,
+    ),
     "text-ranking": Declaration(
         "text_ranking.TextRanking",
         "sequence-classification",

@@ -110,6 +110,7 @@ class Declaration(NamedTuple):
     default: str = ""  # the bundled model
     n_labels: int = 0  # required number of labels; 0: any
     label: str = ""  # required prefix of one of the labels
+    by_folder: bool = False  # its models have a head in a file of their folder, which their config does not name
     command: Command | None = None
     route: str = ""  # of the HTTP service
 
@@ -124,7 +125,8 @@ class Declaration(NamedTuple):
         return self.command.summary.capitalize() if self.command else ""
 
     def fits(self, config: Config) -> bool:
-        """Returns whether a model with this config supports the task."""
+        """Returns whether every model with this config supports the task."""
         has_head = not config.decoder if self.head == "base" else config.head == self.head
         labels = [label for label in config.labels if label.lower().startswith(self.label)]
-        return has_head and (bool(labels) or not self.label) and self.n_labels in (0, len(labels))
+        has_labels = (bool(labels) or not self.label) and self.n_labels in (0, len(labels))
+        return has_head and has_labels and not self.by_folder

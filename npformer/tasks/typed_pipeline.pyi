@@ -12,6 +12,7 @@ from npformer.common.limits import Limits
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.feature_extraction import FeatureExtraction
 from npformer.tasks.fill_mask import FillMask
+from npformer.tasks.multi_vector_embedding import MultiVectorEmbedding
 from npformer.tasks.question_answering import QuestionAnswering
 from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.sparse_embedding import SparseEmbedding
@@ -161,6 +162,16 @@ class SparseKeywords(Loading, total=False):
     prompt: str | None
     prompt_name: str | None
     max_active_dims: int | None
+
+class PromptKeywords(Loading, total=False):
+    """Keywords of `PromptOptions`."""
+
+    long: str
+    stride: int | None
+    max_length: int | None
+    progress: bool
+    prompt: str | None
+    prompt_name: str | None
 
 class RankingKeywords(Loading, total=False):
     """Keywords of `RankingOptions`."""
@@ -386,6 +397,13 @@ def pipeline(
     threads: int | None = None,
     **options: Unpack[SparseKeywords],
 ) -> SparseEmbedding: ...
+@overload
+def pipeline(
+    task: Literal["multi-vector-embedding"],
+    model: str | Path | Model | Seq2Seq | None = None,
+    threads: int | None = None,
+    **options: Unpack[PromptKeywords],
+) -> MultiVectorEmbedding: ...
 @overload
 def pipeline(
     task: Literal["text-ranking", "rerank"],

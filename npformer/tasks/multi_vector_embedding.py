@@ -1,0 +1,112 @@
+"""multi-vector-embedding: a vector for each token of a text, compared token by token (ColBERT, BGE-M3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npformer.checkpoint.modules import TOKEN_VECTORS, home, linear_weights
+from npformer.common.errors import NpformerError
+from npformer.functions import linear
+from npformer.model import Model
+from npformer.tasks.feature_extraction import vectors
+from npformer.tasks.pooling import normalize
+from npformer.tasks.prompted import PromptOptions
+from npformer.tasks.sentence_folder import recipe_of
+from npformer.tasks.sentence_transformers import Encoding
+from npformer.tasks.task import Request, without_head
+from npformer.text.encoding import Encoder
+
+
+class MultiVectorEmbedding(Encoding):
+    """Returns the vectors (L - 1, E) of a text: of each token after the first, by a linear layer, with length 1.
+
+    For a text read in windows, each token's vector comes from the window with more context around it.
+
+    Parameters
+    ----------
+    model : Model with colbert_linear.pt in its folder, as in BGE-M3's
+    prompt, prompt_name : str, optional
+        The text to put before each input, or the name of a prompt of the folder.
+    **options : the options of every task, see `Options`
+
+    References
+    ----------
+    Khattab and Zaharia, 2020, "ColBERT: Efficient and Effective Passage Search via Contextualized Late Interaction over
+    BERT", section 3.2. Chen et al., 2024, "M3-Embedding", section 3.2, multi-vector retrieval.
+
+    Examples
+    --------
+    With a model from the hub::
+
+        embed = npformer.pipeline("multi-vector-embedding", "BAAI/bge-m3")
+        queries, texts = embed(["what is ice cream?"]), embed(["I love ice cream", "not my music"])
+        embed.similarity(queries, texts)
+    """
+
+    name = "multi-vector-embedding"
+    options_type = PromptOptions
+
+    def __init__(self, model: Model, **options: Any) -> None:
+        self.recipe = recipe_of(model)
+        path = None if model.folder is None else home(model.folder) / TOKEN_VECTORS
+        if path is None or not path.exists():
+            raise NpformerError(
+                f"{self.name}: expected {TOKEN_VECTORS} in the model's folder, a linear layer for token vectors"
+            )
+        super().__init__(without_head(model), **options)
+        self.encoder = Encoder(self.model, self.recipe.max_length)
+        self.linear = linear_weights(path, model.config.d_model, None, self.model.dtype, model.limits)
+        self.width = self.linear["weight"].shape[1]
+
+    def answer(self, requests: list[Request], options: Any) -> list[Any]:
+        with self.model.cores():
+            return [normalize(linear(vectors(request)[1:], **self.linear)) for request in requests]
+
+    def columns(self) -> Mapping[str, Any]:
+        return {"vectors": [(np.floating, self.width)]}
+
+    def values(self, answer: Any) -> dict[str, Any]:
+        return {"vectors": list(answer)}
+
+    def findings(self, text: str, answer: Any) -> list[str]:
+        return [f"{len(answer)} vectors of {self.width} numbers"]
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """The function used by `similarity`."""
+        return "meanmaxsim"
+
+    def similarity(self, a: Any, b: Any) -> np.ndarray:
+        """The similarity of each text of a to each of b: the mean over tokens of a of the maximum over tokens of b.
+
+        Parameters
+        ----------
+        a, b : lists of N and M arrays of vectors, or the array of one text
+
+        Returns
+        -------
+        (N, M) array
+
+        Raises
+        ------
+        NpformerError
+            The vectors have different lengths, or a text has no vector.
+        """
+        a, b = _texts(a, self.width), _texts(b, self.width)
+        found = np.empty((len(a), len(b)), self.model.dtype)
+        for i, j in np.ndindex(found.shape):
+            found[i, j] = (a[i] @ b[j].T).max(axis=1).mean()
+        return found
+
+
+def _texts(given: Any, width: int) -> list[np.ndarray]:
+    """Returns the vectors of each text, given those of one text or a list."""
+    several: Sequence[Any] = [given] if isinstance(given, np.ndarray) and given.ndim == 2 else given
+    found = list(map(np.asarray, several))
+    for each in found:
+        if each.ndim != 2 or not len(each) or each.shape[1] != width:
+            raise NpformerError(f"similarity: expected vectors (L, {width}) of each text, got shape {each.shape}")
+    return found
