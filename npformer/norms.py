@@ -187,6 +187,23 @@ def _norm_twice(port: Any) -> Ways:
             yield name.removeprefix("*norm"), again
 
 
+def in_groups(formula: Callable[[np.ndarray, float], np.ndarray]) -> Callable[[Any], Ways]:
+    """Ways to normalize groups of a row's columns, such as those of each head, with a formula of x and eps."""
+
+    def ways(port: Any) -> Ways:
+        for count in dict.fromkeys((port.n_heads, 2, 4, 8, 16)):
+
+            def rule(y: np.ndarray, at: Any, count: int = count) -> Any:
+                groups = at.source.reshape(*at.source.shape[:-1], count, -1)
+                return at.affine(formula(groups, at.config.eps).reshape(y.shape))
+
+            if count > 1 and port.config.d_model % count == 0:
+                yield f"{count} groups{', one a head' if count == port.n_heads else ''}", {"*norm": rule}
+
+    return ways
+
+
+IN_GROUPS = "a row is normalized over all its columns at once"
 LEFT_OUT = {
     "the embeddings'": "embeddings.norm",
     "after attention": "*.attention_norm",
@@ -233,6 +250,7 @@ LayerNorm.mistakes = (
             "over all of a text": normed(lambda x, eps: standard(x.ravel(), eps).reshape(x.shape)),
         },
     ),
+    Mistake("norm over groups of columns", IN_GROUPS, in_groups(standard)),
     Mistake(
         "norm without weight or bias",
         "the normalized row is multiplied by a weight, and a bias is added",

@@ -15,7 +15,7 @@ from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Ways
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.norms import EPS, Norm, centred, everywhere, normed, of_norms, standard
+from npformer.norms import EPS, IN_GROUPS, Norm, centred, everywhere, in_groups, normed, of_norms, standard
 from npformer.weight_group import Group
 
 
@@ -134,6 +134,7 @@ RMSNorm.mistakes = (
         "x is divided by the root of the mean square",
         everywhere({"": normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))}),
     ),
+    Mistake("norm over groups of columns", IN_GROUPS, in_groups(over_root_mean_square)),
     Mistake(
         "weight of RMSNorm misused",
         "the normalized row is multiplied by the weight; only Gemma adds 1 to it",

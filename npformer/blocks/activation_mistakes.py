@@ -105,6 +105,16 @@ def _again(y: np.ndarray, at: Any) -> np.ndarray:
     return ACTIVATIONS[at.config.activation](y.copy())
 
 
+def _bias_after(port: Any) -> Ways:
+    """act(x W) + b for act(x W + b)."""
+
+    def late(y: np.ndarray, at: Any) -> Any:
+        return ACTIVATIONS[at.config.activation](at("ffn.hidden").copy()) + at.weight("ffn.hidden", "bias")
+
+    if any(name.endswith("ffn.hidden.bias") for name in port.weights):
+        yield "", {"*.ffn.hidden": lambda y, at: y - at.weight("ffn.hidden", "bias"), "*.ffn.activation": late}
+
+
 LEFT_OUT: Rules = {"*.activation": lambda y, at: at.source}
 MISTAKES = (
     Mistake(
@@ -125,6 +135,7 @@ MISTAKES = (
         "the FFN is act(x W_1 + b_1) W_2 + b_2; without act it is a single linear map",
         {"": LEFT_OUT},
     ),
+    Mistake("bias after the activation", "the activation applies to x W_1 + b_1, bias included", _bias_after),
     Mistake(
         "activation in the wrong place",
         "the activation is applied once, between the linear layers of the FFN",

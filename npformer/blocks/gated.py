@@ -16,7 +16,7 @@ from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Backward, Block, Linear
 from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Ways
+from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward, linears
 from npformer.stage import INPUT, Stage
@@ -138,6 +138,7 @@ def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
     return made
 
 
+_OF_BOTH: Rules = {"*.ffn.activation": _of_product, "*.ffn.gated": lambda y, at: at("ffn.activation")}
 Gated.mistakes = (
     *activation_mistakes.MISTAKES,
     Mistake(
@@ -157,6 +158,6 @@ Gated.mistakes = (
     Mistake(
         "activation of the product with the gate",
         "the activation applies to one factor, act(x W_1) * (x V), not to the product",
-        {"": {"*.ffn.gated": _of_product}},
+        {"": {"*.ffn.gated": _of_product}, "exported as both": _OF_BOTH},
     ),
 )

@@ -144,11 +144,12 @@ class At:
     @property
     def n_real(self) -> int:
         """The number of tokens of the stage's text, without the port's padding."""
-        return self._lengths(self.stack == "encoder.")
+        return self._length(self.stack == "encoder.")
 
-    def _lengths(self, of_source: bool) -> int:
+    def _length(self, of_source: bool, text: int | None = None) -> int:
         port = self._run.port
-        return (port.source_lengths if port.sources and of_source else port.lengths)[self.text]
+        lengths = port.source_lengths if port.sources and of_source else port.lengths
+        return lengths[self.text if text is None else text]
 
     # --- attention ---------------------------------------------------------------------------------------------------
 
@@ -224,9 +225,9 @@ class At:
         seen = np.tri(scores.shape[-1], dtype=bool) if self.is_causal else True
         return np.where(seen, scores, -1e9)
 
-    def is_token(self, scores: np.ndarray, left: bool = False) -> np.ndarray:
-        """True for keys that are tokens of the text, False for padding, (T,)."""
-        place, length = np.arange(scores.shape[-1]), self._lengths(self.stack == "encoder." or self.crosses)
+    def is_token(self, scores: np.ndarray, left: bool = False, text: int | None = None) -> np.ndarray:
+        """True for keys that are tokens of the text, or of another one, False for padding, (T,)."""
+        place, length = np.arange(scores.shape[-1]), self._length(self.stack == "encoder." or self.crosses, text)
         return place >= scores.shape[-1] - length if left else place < length
 
     @property
@@ -241,6 +242,12 @@ class At:
         group = "convolution" if group == "convolution.hidden" else group
         names = (f"{each}.{part}" for each in (self._here + self._led_to(group), self.stack + group, group))
         return next((self._run.weight(name) for name in names if name in self._run.port.weights), None)
+
+    def own(self, part: str = "weight") -> np.ndarray:
+        """Returns the stage's own weight or bias; KeyError if it has none."""
+        if (found := self.weight(self.name, part)) is None:
+            raise KeyError(f"{self.name}.{part}")
+        return found
 
     def linear(self, x: np.ndarray, group: str) -> np.ndarray:
         """x W + b with the weights of a group."""

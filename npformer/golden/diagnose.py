@@ -24,7 +24,7 @@ from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward, corner_of
-from npformer.golden.graph import block_of, parents, parted, span
+from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
 from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
@@ -129,12 +129,9 @@ class _Case:
         if dtype in HALVES:
             weights = {name: half(dtype, array) for name, array in weights.items()}
         self.texts = list(range(len(golden.texts)))  # texts with stages to explain
-        self.promising: set[str] | None = (
-            None  # mistakes that could explain the unpadded texts; None if these texts are correct
-        )
-        self.runs: dict[
-            tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]
-        ] = {}  # results of `everywhere`
+        #: Mistakes that could explain the unpadded texts; None if these texts are correct.
+        self.promising: set[str] | None = None
+        self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
         self.mistakes = of_model(model.config)
         self.again: tuple[Mistake, ...] = ()  # the causes found so far, and the same causes made in fewer places
         self.forward = Forward(self.given, weights)
@@ -269,23 +266,37 @@ class _Case:
         return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
 
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
-        """Returns whether a cause would change a correct stage of the same layer and attention block.
+        """Returns whether a cause would change a correct stage, or only undoes an earlier cause.
 
-        Precision and rules for this stage alone are never refuted: a port may make the mistake in one place only. A
-        cause that only undoes an earlier one is refuted too.
+        Precision is never refuted, and rules for this stage only by its children: a port may make the mistake in one
+        place only.
         """
-        block, before = block_of(base.stage), self.texts
         if self.takes_back(wrong, base):
             return True
-        if not block or fit.mistake.name in ROUNDING or wrong.is_rule_for(base):
+        if fit.mistake.name in ROUNDING:
             return False
-        self.texts = texts
+        before, self.texts = self.texts, texts
         try:
-            made = self.everywhere(wrong)
-            near = [name for name in self.given if name != base.stage and block_of(name) == block and name in made]
+            near = self.changed_with(wrong, base)
             return any(self.explained(name, [base]) and not self.explained(name, [wrong]) for name in near)
         finally:
             self.texts = before
+
+    def changed_with(self, wrong: Port, base: Port) -> list[str]:
+        """Returns the stages that a cause must explain, too: of the same block, or of all layers below a head.
+
+        A cause with a rule for the stage and others for its children must explain these children.
+        """
+        block, near = block_of(base.stage), list[str]()
+        if wrong.is_rule_for(base):
+            others = [each for each, _ in wrong.rules[len(base.rules) :] if not matches(base.stage, each)]
+            of = parents(base.config, base.weights) if others else {}
+            near = [name for name in of if base.stage in of[name] and any(matches(name, each) for each in others)]
+        elif block:
+            near = [name for name in self.given if name != base.stage and block_of(name) == block]
+        elif base.stage.startswith(HEAD):
+            near = [name for name in self.given if block_of(name)]
+        return [name for name in near if name in self.given and name in self.everywhere(wrong)]
 
     def takes_back(self, wrong: Port, base: Port) -> bool:
         """Returns whether rules fit only by undoing those of an earlier cause: on their own, they change nothing."""
@@ -376,7 +387,7 @@ class _Case:
             for way, wrong in _solvable(mistake.ways(port)):
                 if not wrong.matters:
                     continue
-                if most > 1 and _by_rules(wrong, port):
+                if most > 1 and wrong.runs_with(port):
                     waiting.append((mistake, way, wrong))
                     if len(waiting) == most:
                         yield from self.together(waiting)
@@ -428,12 +439,6 @@ def _solvable(ways: Ways) -> Ways:
         yield from ways
 
 
-def _by_rules(port: Port, other: Port) -> bool:
-    """Whether two ports differ only in rules, and so can run together."""
-    alike = (getattr(port, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources", "span"))
-    return (port.hides, port.at_end) == (other.hides, other.at_end) and all(alike)
-
-
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
     """Returns the share of the error on these texts that `made` explains; 0 if there is no error or no change."""
     theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
@@ -441,8 +446,4 @@ def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: flo
         return 0.0
     if largest_error(own, rightly) <= budget or largest_error(theirs, rightly) <= budget:
         return 0.0
-    return 1 - _rms(flat(theirs) - flat(own)) / _rms(flat(theirs) - flat(rightly))
-
-
-def _rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
+    return 1 - float(np.linalg.norm(flat(theirs) - flat(own)) / np.linalg.norm(flat(theirs) - flat(rightly)))

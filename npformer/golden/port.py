@@ -233,6 +233,13 @@ class Port:
         same = self.config == base.config and self.weights is base.weights and self.reads == base.reads
         return same and any(matches(base.stage, pattern) for pattern in self.touched)
 
+    def runs_with(self, other: Port) -> bool:
+        """Returns whether the port differs from another only in rules, so that both can run together."""
+        alike = (
+            getattr(self, name) is getattr(other, name) for name in ("config", "weights", "texts", "sources", "span")
+        )
+        return (self.hides, self.at_end) == (other.hides, other.at_end) and all(alike)
+
     @property
     def groups(self) -> list[str]:
         """The groups of weights that compute the stage to explain."""

@@ -18,6 +18,9 @@ from npformer.checkpoint import tree as layout
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
+from npformer.golden.graph import head_width, parted
+from npformer.golden.mistakes.embeddings import SINUSOIDS, other_tables
+from npformer.golden.mistakes.maps import map_of_numbers, numbers_said, said_of_map
 from npformer.golden.mistakes.precision import SCHEMES, rounded
 from npformer.model import Model, Seq2Seq
 
@@ -71,7 +74,9 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
         elif linear and array.shape == ours[name].T.shape and np.array_equal(array, ours[name].T):
             stored_out_in[name] = True
         else:
-            findings.append(_difference(name, array, ours, linear))
+            width = head_width(model.config, parted(name)[0]) if "attention." in name else 0
+            tables = other_tables(model.config) if name.endswith("embeddings.position.weight") else {}
+            findings.append(_of_table(name, array, tables) or _difference(name, array, ours, linear, width))
     findings = [each for each in findings if not _is_meant(each, dtype)]
     places = layout.sources(model.config)
     for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
@@ -114,7 +119,15 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
     return {name: np.ascontiguousarray(array, np.float32) for name, array in converted.items()}
 
 
-def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], linear: bool) -> Finding:
+def _of_table(name: str, theirs: np.ndarray, tables: Mapping[str, np.ndarray]) -> Finding | None:
+    """Returns the finding for sinusoidal positions of another formula; None for others."""
+    for way, table in tables.items():
+        if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
+            return Finding(name, way or "sines and cosines in another order", SINUSOIDS)
+    return None
+
+
+def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], linear: bool, width: int = 0) -> Finding:
     own = ours[name]
     expected = f"{own.shape} or {own.T.shape}" if linear else f"{own.shape}"
     if theirs.shape not in ({own.shape, own.T.shape} if linear else {own.shape}):
@@ -143,10 +156,41 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
         return Finding(name, how, "quantised weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
         return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
+    if theirs.ndim == 1 and (order := map_of_numbers(theirs, own)) is not None:
+        return Finding(name, f"numbers {said_of_map(order, width)}", _moved_or_copied(order))
+    if theirs.ndim == 2 and (found := _moved(name, theirs, own, linear, width)):
+        return found
     if any(_is_permuted(theirs, each) for each in either):
         return Finding(name, "correct values in another order", "in another order")
     apart = min(float(np.abs(theirs - each).max()) for each in either)
     return Finding(name, f"{APART}{apart:.3g}", OTHER)
+
+
+def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: int) -> Finding | None:
+    """Returns the finding for rows or columns that are moved, copies of others, 0 or other ones; None if all differ."""
+    for given in (theirs.T, theirs) if linear else (theirs,):
+        if given.shape != own.shape:
+            continue
+        for axis, kind in enumerate(("rows", "columns")):
+            a, b = (np.moveaxis(each, axis, 0) for each in (given, own))
+            places = {line.tobytes(): i for i, line in enumerate(b)}
+            order = np.array([places.get(line.tobytes(), -1) for line in a])
+            order = np.where((a == b).all(1), np.arange(len(b)), order)
+            other = np.flatnonzero(order < 0)
+            of_heads = width if (axis == 0) == name.endswith("output.weight") else 0
+            if not len(other):
+                return Finding(name, f"{kind} {said_of_map(order, of_heads)}", _moved_or_copied(order))
+            if 2 * len(other) <= len(a):
+                if not a[other].any():
+                    return Finding(name, f"{kind} {numbers_said(other)} are 0", "heads or columns missing")
+                apart = float(np.abs(a - b)[other].max())
+                return Finding(name, f"{APART}{apart:.3g} in {kind} {numbers_said(other)}", OTHER)
+    return None
+
+
+def _moved_or_copied(order: np.ndarray) -> str:
+    """Returns the cause of a map of rows, columns or numbers: some are copies of others, or all are moved."""
+    return "heads or columns missing" if len(set(order.tolist())) < len(order) else "in another order"
 
 
 def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
@@ -189,7 +233,7 @@ def _together(findings: list[Finding], count: int) -> list[Finding]:
     together = []
     if len(unlike) > 3:
         findings = [each for each in findings if each.cause != OTHER]
-        most = max(float(each.what.removeprefix(APART)) for each in unlike)
+        most = max(float(each.what.removeprefix(APART).split()[0]) for each in unlike)
         if len(unlike) >= MANY * count:
             said = f"{len(unlike)} of {count} weights have other values; they differ by up to {most:.3g}"
             together.append(Finding("another checkpoint", said, CHECKPOINT))

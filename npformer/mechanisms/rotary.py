@@ -225,6 +225,7 @@ def _turned(port: Any) -> Ways:
     yield "the other way", _rotated(rotate_backward)
     yield "with d_model for d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
     yield "without the 2 in the frequencies' exponents, theta^(-i / d_head)", _with_power(lambda at: 0.5)
+    yield "of the whole row, not of each head", dict.fromkeys(ROTATED, _whole_row)
     yield "of the first half of each head alone, with whole heads' frequencies", _rotated(_half_of(slice(None)))
     yield "of the first half of each head alone, with the half's frequencies", _rotated(_half_of(slice(None, None, 2)))
     values: Rules = {"*.attention.value": rotated_in}
@@ -232,6 +233,11 @@ def _turned(port: Any) -> Ways:
     yield "of the values too", values
     yield "the sines added in both halves", _rotated(_added)
     yield "cosines and sines exchanged", _rotated(lambda x, cos, sin: rotate(x, sin, cos))
+
+
+def _whole_row(y: np.ndarray, at: Any) -> np.ndarray:
+    width = at.source.shape[-1]
+    return rotated_in(at.source, at, rotate, change=lambda rotary: replace(rotary, d_head=width))
 
 
 def _half_of(columns: slice) -> Formula:

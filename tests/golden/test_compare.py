@@ -22,6 +22,7 @@ from npformer.interpret.stages import modules
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.support import tiny
+from tests.support.seq2seq_models import random_model
 
 pytestmark = pytest.mark.numbers
 
@@ -312,6 +313,11 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
         (lambda w: w * 0, "all zeros"),
         (lambda w: w[:16], r"expected \(32, 32\) or \(32, 32\), got \(16, 32\)"),
         (lambda w: w.astype(np.float16), "rounded to float16"),
+        (lambda w: w[[*range(8, 16), *range(8), *range(16, 32)]], "columns of heads 0 and 1 exchanged"),
+        (lambda w: w[[*range(24), *range(16, 24)]], "columns of head 3 are those of head 2"),
+        (lambda w: w[:, [0, *range(31)]], "rows 1 to 31 are 0 to 30"),
+        (lambda w: w * (np.arange(32) < 20), "rows 20 to 31 are 0"),
+        (lambda w: w + 0.5 * (np.arange(32) == 3), "differs by up to 0.5 in rows 3"),
     ],
 )
 def test_errors_in_weights_are_described(change: Callable, finding: str) -> None:
@@ -325,6 +331,22 @@ def test_errors_in_weights_are_described(change: Callable, finding: str) -> None
     import re
 
     assert re.search(f"layers.1.attention.key.weight: {finding}", str(found[0])), found
+
+
+def test_a_moved_bias_and_sinusoids_of_another_formula_are_described() -> None:
+    model = random_model()
+    table, bias = model.weights["encoder"]["embeddings"]["position"]["weight"], "decoder.layers.1.ffn.hidden.bias"
+    exponents = np.arange(table.shape[1] // 2) / (table.shape[1] // 2 - 1)
+    angles = np.arange(len(table))[:, None] / 1e4**exponents
+    wrong = {
+        "encoder.embeddings.position.weight": np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(table.shape),
+        bias: np.roll(model.weights["decoder"]["layers"][1]["ffn"]["hidden"]["bias"], 1),
+    }
+    half = table.shape[1] // 2
+    assert {str(each) for each in check_weights(model, wrong)} == {
+        f"encoder.embeddings.position.weight: exponents i / {half - 1}, not i / {half}",
+        f"{bias}: numbers moved by 1",
+    }
 
 
 def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:

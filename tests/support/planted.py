@@ -381,7 +381,7 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "noise in layer 1": ((), weights(noisy)),
     "rows of W_1 reversed": ((WEIGHT_ORDER,), weights(lambda p: {n: w[::-1] for n, w in p.w.items() if "hidden.weight" in n})),
     "columns of W_V reversed": ((ORDER, WEIGHT_ORDER), weights(lambda p: {n: w[:, ::-1] for n, w in p.w.items() if "value.weight" in n})),
-    "biases halved": ((), weights(lambda port: times(port, ".ffn.hidden.bias", 0.5))),
+    "biases halved": (("another bias",), weights(lambda port: times(port, ".ffn.hidden.bias", 0.5))),
     "int6": ((), weights(lambda p: {n: (np.rint(w * 40) / 40) for n, w in p.w.items() if "ffn" in n and w.ndim == 2})),
     "mean and first": ((), put("first", lambda port, x: (x[:, 0] + x.mean(1)) / 2)),
     "pooler cubed": ((), instead("pool", lambda x: x**3)),

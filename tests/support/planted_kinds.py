@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from npformer.common.halves import half
 from tests.support.plain_port import PlainPort
 from tests.support.planted import Plant, attr, layer_with, only_head, put, softmax, weights
 
@@ -38,6 +39,62 @@ def in_float16(port: PlainPort, scores: np.ndarray) -> np.ndarray:
 def late_mask(port: PlainPort, scores: np.ndarray) -> np.ndarray:
     mask = np.concatenate([port.mask[:, :1], port.mask[:, :-1]], axis=1)
     return np.where(mask[:, None, None] == 1, scores, np.float32(-1e9))
+
+
+def with_first_mask(port: PlainPort, scores: np.ndarray) -> np.ndarray:
+    mask = port.mask.min(axis=0, keepdims=True)  # of the shortest text
+    return np.where(mask[:, None, None] == 1, scores, np.float32(-1e9))
+
+
+def copied_head(port: PlainPort) -> dict[str, np.ndarray]:
+    names = [f"layers.1.attention.key.{part}" for part in ("weight", "bias")]
+    heads = {name: port.w[name].reshape(*port.w[name].shape[:-1], port.heads, -1).copy() for name in names}
+    for array in heads.values():
+        array[..., 2, :] = array[..., 1, :]
+    return {name: array.reshape(port.w[name].shape) for name, array in heads.items()}
+
+
+def rows_by_column(port: PlainPort) -> dict[str, np.ndarray]:
+    names = [name for name in port.w if name.endswith("attention.output.weight")]
+    return {
+        name: port.w[name].reshape(port.heads, -1, len(port.w[name])).swapaxes(0, 1).reshape(port.w[name].shape)
+        for name in names
+    }
+
+
+def larger_query_bias(port: PlainPort) -> dict[str, np.ndarray]:
+    return {name: w / np.float32(port.scale) for name, w in port.w.items() if name.endswith("query.bias")}
+
+
+def norm_of_each_head(port: PlainPort, x: np.ndarray) -> np.ndarray:
+    heads = x.reshape(*x.shape[:-1], port.heads, -1)
+    return PlainPort.normalize(port, heads).reshape(x.shape)
+
+
+def bias_last(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    h = port.note(f"{at}.hidden", x @ port.w[f"{at}.hidden.weight"])
+    a = port.note(f"{at}.activation", port.gelu(h) + port.w[f"{at}.hidden.bias"])
+    return port.note(f"{at}.output", port.linear(a, f"{at}.output"))
+
+
+def positions_last(port: PlainPort) -> np.ndarray:
+    x = port.note("embeddings.token", port.token()) + port.note("embeddings.segment", port.segment())
+    x = port.norm(port.note("embeddings.sum", x), "embeddings.norm")
+    return port.note("embeddings.norm", x + port.note("embeddings.position", port.position()))
+
+
+def scores_in_float16(port: PlainPort, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    q, k = (half("float16", x) for x in (q, k))
+    return half("float16", half("float16", q @ k.swapaxes(-1, -2)) * np.float32(port.scale))
+
+
+def rounded_residual(port: PlainPort, x: np.ndarray, a: np.ndarray, at: str) -> np.ndarray:
+    return half("bfloat16", x + a) if at.endswith("1") else x + a
+
+
+def last_columns(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
+    y = PlainPort.ffn(port, x, at) * (np.arange(x.shape[-1]) < 28 if at.startswith("layers.1") else np.float32(1))
+    return port.note(f"{at}.output", y.astype(np.float32))
 
 
 def first_weight(port: PlainPort, x: np.ndarray, name: str) -> np.ndarray:
@@ -162,5 +219,21 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "1 / int(sqrt(K))": (
         "scores scaled otherwise", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))
     ),
+    "first text's mask": ("mask misused", "text 2's for all texts", put("masked", with_first_mask)),
+    "a head copied": (MISSING, "columns of head 2 are those of head 1", weights(copied_head)),
+    "rows in (K, H)": ("weight in another order", "in the order (K, H)", weights(rows_by_column)),
+    "query scaled before its bias": ("wrong bias", "sqrt(K) times, query.bias", weights(larger_query_bias)),
+    "bias moved": (
+        "another bias", "moved by 1",
+        weights(lambda p: {n: np.roll(w, 1) for n, w in p.w.items() if n.endswith("ffn.hidden.bias")}),
+    ),
+    "norm of each head": ("norm over groups of columns", "one a head", put("normalize", norm_of_each_head)),
+    "bias after the activation": ("bias after the activation", "", put("ffn", bias_last)),
+    "positions after the norm": ("embeddings added after the norm", "position", put("embed", positions_last)),
+    "scores in float16": ("half precision", "float16, the whole stage", put("scores", scores_in_float16)),
+    "a residual in bfloat16": (
+        "half precision", "bfloat16, the whole stage", layer_with(attention=rounded_residual)
+    ),
+    "last columns missing": (MISSING, "columns 28 to 31 are 0", put("ffn", last_columns)),
     "off by one": (NAMES, "off by 1: layers.0.ffn_norm is embeddings.norm", exported(off_by_one)),
 }  # fmt: skip

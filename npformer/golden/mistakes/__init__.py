@@ -24,6 +24,7 @@ from npformer.golden.mistakes import (
     precision,
     rows,
     sought,
+    weight_kinds,
     weights,
 )
 
@@ -37,7 +38,14 @@ ANYWHERE = (
     *precision.MISTAKES,
 )
 #: Tried when no other mistake fits.
-GENERAL = (*sought.MISTAKES, *rows.MISTAKES, *kinds.MISTAKES, *clipped.MISTAKES, *general.MISTAKES)
+GENERAL = (
+    *sought.MISTAKES,
+    *rows.MISTAKES,
+    *kinds.MISTAKES,
+    *weight_kinds.MISTAKES,
+    *clipped.MISTAKES,
+    *general.MISTAKES,
+)
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Ways
-from npformer.config import ROUNDED
-from npformer.embeddings import sinusoidal_positions
+from npformer.common.mistake import Mistake, Rule, Ways
+from npformer.config import ROUNDED, Config
 from npformer.golden.at import At
 from npformer.golden.graph import parted
 from npformer.golden.mistakes.nearest import nearest, nearest_normalized, put_first
@@ -19,6 +18,7 @@ from npformer.runtime.packing import Text, positions
 
 Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> other positions
 
+SINUSOIDS = "sines and cosines in another order"
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
 
@@ -144,26 +144,35 @@ def sinusoids(port: Port) -> Ways:
     if port.config.positions.table == "learned":
         for halves in (False, True):
             way = "sines first, then cosines" if halves else "sines and cosines in turn"
-            yield way, {POSITION: lambda y, at, halves=halves: _sinusoids(port, at, halves)}
+            yield way, {POSITION: _rows_of(port, _sinusoids(port.config, halves))}
 
 
 def other_sinusoids(port: Port) -> Ways:
-    if port.config.positions.table.startswith("sinusoidal"):
-        halves = port.config.positions.table == "sinusoidal"  # the order that the model does not use
-        yield "", {POSITION: lambda y, at: _sinusoids(port, at, halves)}
-        yield "cosines before sines", {POSITION: lambda y, at: _sinusoids(port, at, not halves, cosines_first=True)}
-        for base in (1e3, 1e5, 1e6):
-            said = f"{base:.0f} for 10000"
-            yield said, {POSITION: lambda y, at, base=base: _sinusoids(port, at, not halves, base)}
+    for said, table in other_tables(port.config).items():
+        yield said, {POSITION: _rows_of(port, table)}
 
 
-def _sinusoids(port: Port, at: At, halves: bool, base: float = 1e4, cosines_first: bool = False) -> np.ndarray:
-    places, width = positions_of(port, at.read_text) + port.config.positions.first, port.config.table_width
-    if base == 1e4 and not cosines_first:
-        return sinusoidal_positions(port.config.n_positions, width, np.float64, halves)[places]
-    angle = places[:, None] / base ** (np.arange(0, width, 2) / width)
-    pair = (np.cos(angle), np.sin(angle)) if cosines_first else (np.sin(angle), np.cos(angle))
-    return np.concatenate(pair, axis=-1) if halves else np.stack(pair, axis=-1).reshape(len(places), width)
+def _rows_of(port: Port, table: np.ndarray) -> Rule:
+    return lambda y, at: table[positions_of(port, at.read_text) + port.config.positions.first]
+
+
+def other_tables(config: Config) -> dict[str, np.ndarray]:
+    """Returns the sinusoidal tables that a port may have by mistake, of a model with another one: way -> (P, D)."""
+    if not config.positions.table.startswith("sinusoidal"):
+        return {}
+    halves, half = config.positions.table != "sinusoidal", config.table_width // 2
+    ways = {"": _sinusoids(config, not halves), "cosines before sines": _sinusoids(config, halves, swapped=True)}
+    ways |= {f"exponents i / {n}, not i / {half}": _sinusoids(config, halves, n=n) for n in (half - 1, 2 * half) if n}
+    return ways | {f"{base:.0f} for 10000": _sinusoids(config, halves, base) for base in (1e3, 1e5, 1e6)}
+
+
+def _sinusoids(config: Config, halves: bool, base: float = 1e4, n: int = 0, swapped: bool = False) -> np.ndarray:
+    """sin and cos of p / base^(i / n), by default for n = D / 2, as halves of the columns or in turn."""
+    width = config.table_width
+    angle = np.arange(config.n_positions)[:, None] / base ** (np.arange(0, width, 2) / (2 * n or width))
+    pair = (np.cos(angle), np.sin(angle)) if swapped else (np.sin(angle), np.cos(angle))
+    table = np.concatenate(pair, axis=-1) if halves else np.stack(pair, axis=-1).reshape(len(angle), -1)
+    return table[:, :width]
 
 
 def twice(port: Port) -> Ways:
@@ -178,6 +187,7 @@ def scaled(port: Port) -> Ways:
     if port.config.scale_embedding:
         own = port.config.token_scale
         yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
+        yield "the positions too", {POSITION: lambda y, at: y * own}
         for dtype in ROUNDED:  # rounding to float32 would not show
             number = replace(port.config, scale_dtype=dtype).token_scale
             if abs(number / own - 1) > 1e-5:
@@ -197,6 +207,13 @@ def summed_after_norm(port: Port) -> Ways:
             kinds["token type embeddings"] = (SEGMENT,)
         for way, late in {**kinds, "position and token type embeddings": (POSITION, SEGMENT)}.items():
             yield way, {"embeddings.norm": lambda y, at, late=late: _late(at, late)}
+            yield (  # exported without them
+                way,
+                {
+                    "embeddings.sum": lambda y, at, late=late: y - sum(map(at, late)),
+                    "embeddings.norm": lambda y, at, late=late: y + sum(map(at, late)),
+                },
+            )
 
 
 def _late(at: At, stages: tuple[str, ...]) -> np.ndarray:
@@ -245,7 +262,7 @@ MISTAKES = (
     Mistake("positions by another rule", "a token's position is its place in its text", found_positions),
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
     Mistake(
-        "sines and cosines in another order",
+        SINUSOIDS,
         "the paper's table alternates sines and cosines, Marian's has all sines first",
         other_sinusoids,
     ),

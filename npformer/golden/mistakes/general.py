@@ -16,7 +16,8 @@ from npformer.common.mistake import Mistake, Ways
 from npformer.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error
-from npformer.golden.graph import parted
+from npformer.golden.graph import QKV, parents, parted
+from npformer.golden.mistakes.maps import said_of_map
 from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port
 
@@ -49,7 +50,11 @@ def other_stage(port: Port) -> Ways:
     stack, layer, _ = parted(port.stage)
     prefix = f"{stack}layers.{layer}." if layer >= 0 else ""
     near = (prefix, f"{stack}embeddings.")
-    names = [name for name in port.known if name != port.stage and (name.startswith(near) or not prefix)]
+    after = {port.stage}  # stages that are computed from this one
+    for name, made_from in parents(port.config, port.weights).items():
+        if after.intersection(made_from):
+            after.add(name)
+    names = [name for name in port.known if name not in after and (name.startswith(near) or not prefix)]
     for name in names:
         yield f"it is {name}", {port.stage: lambda y, at, name=name: at(name)}
     for name in names_of(port):
@@ -105,11 +110,15 @@ def permuted(port: Port) -> Ways:
         if said != "rows" or len(port.theirs) == 1:
             order = _order(port, axis)
             if order is not None:
-                shown = f"{order.tolist()!s:.40}"
                 yield (
-                    f"{said} {shown}",
+                    f"{said} {said_of_map(order, head_width_in(port))}",
                     {port.stage: lambda y, at, o=order, axis=axis: np.take(y, o, axis)},
                 )
+
+
+def head_width_in(port: Port) -> int:
+    """The width of a head's columns in the stage; 0 if its columns are not those of heads."""
+    return port.d_head if parted(port.stage)[2].endswith((*QKV, "combined", "_rotated")) else 0
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:

@@ -18,6 +18,9 @@ from npformer.runtime.packing import Text
 
 MOST = 1 << 31  # limit of the search for other ids: size of the token table times number of tokens
 
+WEIGHTS = "*.attention.weights"
+LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
+HIDDEN = -1e8  # the model's mask hides scores below this
 LOWEST = float(np.finfo(np.float32).min)
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights
 
@@ -29,7 +32,7 @@ def masked(formula: Formula, left: bool = False) -> Rules:
         scores = at.causal(at.near)
         return formula(scores, at.is_token(scores, left))
 
-    return {"*.attention.weights": rule}
+    return {WEIGHTS: rule}
 
 
 def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -93,6 +96,45 @@ def mask_misused(port: Port) -> Ways:
     for said, padded in (port.paddings or {"": port}).items():
         for way, formula in ways.items():
             yield f"{way}{said and f', {said}'}", padded.ruling(masked(formula))
+        for i in range(len(port.texts)):
+            yield f"text {i}'s for all texts{said and f', {said}'}", padded.ruling({WEIGHTS: _with_mask_of(i)})
+
+
+def _with_mask_of(text: int) -> Rule:
+    def rule(y: np.ndarray, at: At) -> np.ndarray:
+        scores = at.causal(at.near)
+        return hidden(np.maximum(scores, -1e9), at.is_token(scores, text=text))
+
+    return rule
+
+
+def lowered(port: Port) -> Ways:
+    """The mask adds a number that is not low enough, or sets the scores to one."""
+    if not any(name.endswith("attention.weights") for name in port.span):
+        return
+    for c in (*_solved(port), *LOWERED):
+        yield f"{-c:g} added", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: scores - c)}
+        yield f"{-c:g} for the scores", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: 0 * scores - c)}
+
+
+def _solved(port: Port) -> list[float]:
+    """Solves for the number added to hidden scores: softmax keeps differences of scores."""
+    scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
+    found = list[np.ndarray]()
+    for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
+        hidden = (ours == 0) & (theirs > 0)
+        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a visible key, to compare with
+        with np.errstate(all="ignore"):
+            lost = s - np.log(theirs)
+            found.append((lost - np.take_along_axis(lost, own, axis=-1))[hidden])
+    numbers = np.concatenate(found) if found else np.zeros(0)
+    return [float(f"{np.median(numbers):.6g}")] if numbers.size else []
+
+
+def _hiding(at: At, hide: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Applies `hide` to the scores that the model masks, and returns the softmax of all scores."""
+    scores = at("attention.scores")
+    return softmax(np.where(at.scores < HIDDEN, hide(scores), scores))
 
 
 def left_padding(port: Port) -> Ways:
@@ -219,6 +261,7 @@ MISTAKES = (
     Mistake(
         "mask misused", "the scores of padding must be -inf, or far below all others, before the softmax", mask_misused
     ),
+    Mistake("masked scores not low enough", "hidden keys must have scores of -inf, and so weights of 0", lowered),
     Mistake(
         "left padding",
         "padding before a text shifts the positions of its tokens and makes row 0 padding; pad on the right",

@@ -7,24 +7,21 @@ shape, or with a factor such as sqrt(K). `general.py` has relations that hold fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import combinations, product
+from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
-from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
-from npformer.golden.graph import QKV, parents, parted
-from npformer.golden.mistakes.general import flat
+from npformer.golden.graph import parents
+from npformer.golden.mistakes.general import flat, head_width_in
+from npformer.golden.mistakes.maps import numbers_said, said_of_map
 from npformer.golden.mistakes.nearest import nearest
-from npformer.golden.mistakes.precision import SCHEMES
 from npformer.golden.port import Port, made_by
 
 NEAR = 2e-3  # maximum relative error of a fitted factor; the budget decides afterwards
-MOST = 60  # maximum number of other weights to try for one weight
 MOST_COLUMNS = 4096  # maximum width in the search for missing columns
 
 
@@ -79,6 +76,7 @@ def _ratios(port: Port) -> list[float]:
 def constant(port: Port) -> Ways:
     """All values of the stage have a wrong factor, the same for all texts or one per text, or a wrong summand."""
     right, theirs = flat(port.rightly), flat(port.theirs)
+    yield from _scaled_product(port)
     if right.size < 8 or not right.any():
         return
     ratios = _ratios(port)
@@ -94,6 +92,17 @@ def constant(port: Port) -> Ways:
     yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}
     yield "all zeros", {port.stage: lambda y, at: 0 * y}
     yield from _inner_constant(port)
+
+
+def _scaled_product(port: Port) -> Ways:
+    """The stage is x W with a factor, plus the bias."""
+    bias = port.weights.get(f"{'head.output' if port.stage == 'logits' else port.stage}.bias", np.zeros(0))
+    if bias.size * len(port.theirs) < 4 or any(array.shape[-1:] != bias.shape for array in port.theirs):
+        return
+    right, theirs = (flat([array - bias for array in arrays]) for arrays in (port.rightly, port.theirs))
+    c = float(right @ theirs) / max(float(right @ right), 1e-300)
+    said = f"{named(port, [c] * len(port.theirs))} times the correct value, but not the bias"
+    yield said, {port.stage: lambda y, at: c * (y - bias) + bias}
 
 
 def _inner_constant(port: Port) -> Ways:
@@ -164,14 +173,14 @@ def some_heads(port: Port) -> Ways:
         order = _heads(port)
         if order is not None:
             zero, copied = np.flatnonzero(order < 0), [int(i) for i in np.flatnonzero(order >= 0) if order[i] != i]
-            said = [f"{_numbers(zero)} are 0"] if len(zero) else []
+            said = [f"{numbers_said(zero)} are 0"] if len(zero) else []
             said += [f"{i} is {order[i]}" for i in copied]
             yield f"heads: {', '.join(said)}", {port.stage: lambda y, at: _taken(y, order)}
         return
     context = next((each for each in port.span if each.endswith("attention.context")), "")
     for some in _subsets(port.n_heads) if context else ():
         left = np.array([-1 if i in some else i for i in range(port.n_heads)])
-        yield f"heads: {_numbers(some)} are 0", changing(port, context, lambda y, at, left=left: _taken(y, left))
+        yield f"heads: {numbers_said(some)} are 0", changing(port, context, lambda y, at, left=left: _taken(y, left))
 
 
 def _taken(y: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -203,36 +212,30 @@ def _subsets(count: int) -> Iterator[tuple[int, ...]]:
         yield from (tuple(range(i)), tuple(range(i, count)))
 
 
-def _numbers(some: object) -> str:
-    """Formats numbers as "0, 3 to 5"."""
-    numbers = [int(i) for i in some]  # type: ignore[attr-defined]
-    runs: list[list[int]] = []
-    for i in numbers:
-        if runs and runs[-1][-1] == i - 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:6])
-
-
 def some_columns(port: Port) -> Ways:
     """Some columns of the stage, or of its linear layer's input, are 0."""
     if is_single(port):
         theirs, right = rows(port.theirs), rows(port.rightly)
         zero = np.flatnonzero(~theirs.any(0) & right.any(0))
         if 0 < len(zero) < theirs.shape[1]:
-            yield f"columns {_numbers(zero)} are 0", {port.stage: lambda y, at: _without(y, zero)}
+            yield f"columns {numbers_said(zero)} are 0", {port.stage: lambda y, at: _without(y, zero)}
         if (empty := _without_product(port)) is not None:
             bias = port.weights[f"{port.stage}.bias"].astype(np.float64)
             alone = np.isin(np.arange(len(bias)), empty)
-            yield f"columns {_numbers(empty)} of the weight are 0", {port.stage: lambda y, at: np.where(alone, bias, y)}
+            yield (
+                f"columns {numbers_said(empty)} of the weight are 0",
+                {port.stage: lambda y, at: np.where(alone, bias, y)},
+            )
+        if (order := _copied(theirs, right)) is not None:
+            yield f"columns {said_of_map(order, head_width_in(port))}", {port.stage: lambda y, at: y[..., order]}
         if (unread := _unread(port)) is not None:
             name, columns = unread
             yield f"{_said(port, name, columns)} are 0", changing(port, name, lambda y, at: _without(y, columns))
         return
     graph = parents(port.config, port.weights)
-    wide = [name for group in port.groups for stage in made_by(group) for name in graph.get(stage, ())]
-    for name in dict.fromkeys(each for each in wide if each in port.span and each.endswith(("activation", "gated"))):
+    wide = [name for group in port.groups for stage in made_by(group) for name in (*graph.get(stage, ()), stage)]
+    ends = ("activation", "gated", "attention.output", "ffn.output")
+    for name in dict.fromkeys(each for each in wide if each in port.span and each.endswith(ends)):
         for begin, end in ((0.5, 1), (0, 0.5), (0.75, 1), (0, 0.25), (0.25, 1)):
 
             def rule(y: np.ndarray, at: At, begin: float = begin, end: float = end) -> np.ndarray:
@@ -245,6 +248,14 @@ def some_columns(port: Port) -> Ways:
                 return _without(y, np.arange(max(y.shape[-1] - n, 0), y.shape[-1]))
 
             yield f"the last {n} columns of {name} are 0", changing(port, name, last)
+
+
+def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
+    """Returns for each column the correct one nearest to it; None if no column is the nearest of several."""
+    if theirs.shape != right.shape or not 1 < theirs.shape[1] <= MOST_COLUMNS:
+        return None
+    order = nearest(theirs.T, right.T)
+    return order if len(set(order.tolist())) < len(order) else None
 
 
 def _without_product(port: Port) -> np.ndarray | None:
@@ -289,126 +300,8 @@ def _said(port: Port, name: str, columns: np.ndarray) -> str:
     """Describes columns, by head if they are whole attention heads."""
     heads = sorted(set((columns // port.d_head).tolist()))
     if name.endswith("attention.combined") and len(heads) * port.d_head == len(columns):
-        return f"heads {_numbers(heads)}"
-    return f"columns {_numbers(columns)} of {name}"
-
-
-# --- weights ---------------------------------------------------------------------------------------------------------
-
-
-def other_weights(port: Port) -> Ways:
-    """A weight or bias, or both, come from another place, or two places have them exchanged."""
-    of_shape: dict[tuple[int, ...], list[str]] = {}
-    for name, array in port.weights.items():
-        of_shape.setdefault(array.shape, []).append(name)
-    single = is_single(port)
-    own = [name for group in port.groups for part in ("weight", "bias") if (name := f"{group}.{part}") in port.weights]
-    for name in own:
-        alike = sorted((other for other in of_shape[port.weights[name].shape] if other != name), key=_distance(name))
-        for other in alike if single else (each for each in alike[:MOST] if _related(name, each)):
-            yield f"{name} is {other}", port.weighing({name: port.weights[other]})
-            if single and _related(name, other) and parted(name)[1] == parted(other)[1]:
-                exchanged = {name: port.weights[other], other: port.weights[name]}
-                yield f"{name} and {other} are exchanged", port.weighing(exchanged)
-        for other in of_shape.get(port.weights[name].shape[::-1], ()) if single and name.endswith(".weight") else ():
-            if port.weights[name].ndim == 2 and other != name:
-                yield f"{name} is {other}, transposed", port.weighing({name: port.weights[other].T})
-    for group in port.groups:
-        for name in of_shape.get(port.weights.get(f"{group}.weight", np.zeros(0)).shape, ()) if single else ():
-            other = name.rpartition(".")[0]
-            if name.endswith(".weight") and other != group and f"{other}.bias" in port.weights:
-                yield f"{group} is {other}", port.regrouping({group: other})
-    if not single:
-        for one, two in combinations(own, 2):
-            if port.weights[one].shape == port.weights[two].shape and one[-4:] == two[-4:] and _related(one, two):
-                exchanged = {one: port.weights[two], two: port.weights[one]}
-                yield f"{one} and {two} are exchanged", port.weighing(exchanged)
-        yield from _projections_mixed(port)
-        yield from _of_another_layer(port)
-
-
-def _of_another_layer(port: Port) -> Ways:
-    """Keys and values have the weights of another layer, such as the first's for all."""
-    for key in (group for group in port.groups if group.endswith(".key")):
-        stack, layer, rest = parted(key)
-        for i in range(port.depth):
-            other = f"{stack}layers.{i}.{rest}"
-            if i != layer:
-                pairs = {own: own.replace(key[:-3], other[:-3]) for own in (key, f"{key[:-3]}value")}
-                yield f"{key} and value are those of layers.{i}", port.regrouping(pairs)
-
-
-def _projections_mixed(port: Port) -> Ways:
-    """Query, key and value have one another's weights, with or without the biases."""
-    for block in (group.removesuffix("query") for group in port.groups if group.endswith(".query")):
-        for parts in (("weight", "bias"), ("weight",)) if f"{block}query.bias" in port.weights else (("weight",),):
-            for order in product(QKV, repeat=3):
-                names = {
-                    f"{block}{own}.{part}": f"{block}{other}.{part}"
-                    for own, other in zip(QKV, order, strict=True)
-                    for part in parts
-                }
-                changes = {own: port.weights[other] for own, other in names.items() if own != other}
-                if len(changes) > 1 and all(port.weights[own].shape == new.shape for own, new in changes.items()):
-                    said = f"{' and '.join(parts)} of {', '.join(QKV)} are those of {', '.join(order)}"
-                    yield said, port.weighing(changes)
-
-
-def one_rounded(port: Port) -> Ways:
-    """One weight is rounded, but not its bias."""
-    for group in port.groups:
-        name = f"{group}.weight"
-        if port.weights.get(name, np.zeros(0)).ndim == 2 and not parted(name)[2].startswith("embeddings."):
-            for kind in HALVES:
-                yield f"{name} in {kind}", port.rounding(partial(half, kind), [name])
-            for way, rounding in SCHEMES.items():
-                yield f"{name} in {way}", port.rounding(rounding, [name])
-
-
-def one_stage_rounded(port: Port) -> Ways:
-    """Only one inner stage is rounded to 16 bits, or the whole softmax."""
-    if any(name.endswith("attention.weights") for name in port.span) and not is_single(port):
-        yield "float16, the softmax", {"*.attention.weights": _softmax_in_half}
-    scores = [name for name in port.span if name != port.stage and name.endswith("attention.scores")]
-    for name in (*inside(port), *scores):
-        for kind in HALVES:
-            yield f"{kind}, only {name}", changing(port, name, lambda y, at, kind=kind: half(kind, y))
-
-
-def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
-    x = at.scores.clip(-6e4).astype(np.float16)
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return (e / e.sum(-1, keepdims=True)).astype(y.dtype)
-
-
-def reordered(port: Port) -> Ways:
-    """The rows or columns of a weight are in another order, such as parts joined in the wrong order."""
-    for group in port.groups:
-        name = f"{group}.weight"
-        if port.weights.get(name, np.zeros(0)).ndim != 2 or parted(name)[2].startswith("embeddings."):
-            continue
-        for axis, kind in enumerate(("rows", "columns")):
-            size, width = port.weights[name].shape[axis], port.d_head
-            numbers = np.arange(size)
-            orders = {"halves exchanged": np.roll(numbers, size // 2), "reversed": numbers[::-1]}
-            orders |= {f"moved by {n}": np.roll(numbers, n) for n in (1, -1, width, -width) if abs(n) < size}
-            if size % 2 == 0:
-                orders["even ones before odd ones"] = numbers.reshape(-1, 2).T.ravel()
-                orders["halves interleaved"] = numbers.reshape(2, -1).T.ravel()
-            for said, order in orders.items():
-                yield f"{kind} of {name} {said}", port.weighing({name: port.weights[name].take(order, axis)})
-
-
-def _related(one: str, other: str) -> bool:
-    """Returns whether two weights have the same name in two layers, or the same last name in one layer."""
-    a, b = parted(one), parted(other)
-    alike = a[2].rpartition(".")[2] == b[2].rpartition(".")[2]
-    return a[0] == b[0] and (a[2] == b[2] or (alike and a[1] == b[1]))
-
-
-def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
-    stack, layer, rest = parted(name)
-    return lambda other: (parted(other)[2] != rest, abs(parted(other)[1] - layer) + (parted(other)[0] != stack))
+        return f"heads {numbers_said(heads)}"
+    return f"columns {numbers_said(columns)} of {name}"
 
 
 MISTAKES = (
@@ -416,8 +309,4 @@ MISTAKES = (
     Mistake("sum with other factors", "the stage is the plain sum of other stages", summands),
     Mistake("a part left out", "the stage is computed without a stage that it depends on", left_out),
     Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),
-    Mistake("weights of another place", "a weight or bias has the values of another one", other_weights),
-    Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
-    Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
-    Mistake("one weight rounded", "all weights must have the precision of the checkpoint", one_rounded),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -14,41 +14,7 @@ from npformer.golden.graph import QKV
 from npformer.golden.mistakes.kinds import in_all_layers, parents_of
 from npformer.golden.port import Port
 
-WEIGHTS = "*.attention.weights"
-LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
-HIDDEN = -1e8  # the model's mask hides scores below this
-
-
 # --- masks -----------------------------------------------------------------------------------------------------------
-
-
-def lowered(port: Port) -> Ways:
-    """The mask adds a number that is not low enough, or sets the scores to one."""
-    if not any(name.endswith("attention.weights") for name in port.span):
-        return
-    for c in (*_solved(port), *LOWERED):
-        yield f"{-c:g} added", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: scores - c)}
-        yield f"{-c:g} for the scores", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: 0 * scores - c)}
-
-
-def _solved(port: Port) -> list[float]:
-    """Solves for the number added to hidden scores: softmax keeps differences of scores."""
-    scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
-    found = list[np.ndarray]()
-    for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
-        hidden = (ours == 0) & (theirs > 0)
-        own = np.broadcast_to(np.argmax(ours, axis=-1)[..., None], ours.shape)  # a visible key, to compare with
-        with np.errstate(all="ignore"):
-            lost = s - np.log(theirs)
-            found.append((lost - np.take_along_axis(lost, own, axis=-1))[hidden])
-    numbers = np.concatenate(found) if found else np.zeros(0)
-    return [float(f"{np.median(numbers):.6g}")] if numbers.size else []
-
-
-def _hiding(at: At, hide: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Applies `hide` to the scores that the model masks, and returns the softmax of all scores."""
-    scores = at("attention.scores")
-    return softmax(np.where(at.scores < HIDDEN, hide(scores), scores))
 
 
 def other_mask(port: Port) -> Ways:
@@ -188,7 +154,6 @@ def _complex(port: Port, x: np.ndarray) -> np.ndarray:
 
 MISTAKES = (
     Mistake("columns missing in the scores", "q k^T is the sum over all columns of a head", part_of_columns),
-    Mistake("masked scores not low enough", "hidden keys must have scores of -inf, and so weights of 0", lowered),
     Mistake("another mask", "a query sees only the keys that the model's mask allows", other_mask),
     Mistake(
         "rotation with other frequencies",

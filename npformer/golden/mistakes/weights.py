@@ -8,8 +8,9 @@ import numpy as np
 
 from npformer.checkpoint.parameters import parameters
 from npformer.common.mistake import Mistake, Ways
-from npformer.golden.graph import parted, stacks
-from npformer.golden.port import Port
+from npformer.golden.at import At
+from npformer.golden.graph import QKV, parted, stacks
+from npformer.golden.port import FORMS, Port
 
 MOST = 40  # maximum number of weights to try one by one
 
@@ -48,6 +49,13 @@ def wrong_bias(port: Port) -> Ways:
     for factor, way in {**times, -1: "subtracted"}.items():
         for name, changed in each_and_all(port, {name: factor * port.weights[name] for name in _biases(port)}):
             yield f"{way}, {name}", changed
+    for form in ("sqrt({})", "1 / sqrt({})", "{}") if port.d_head > 1 else ():
+        for name in QKV:  # such as a query that is scaled before its bias is added
+
+            def rule(y: np.ndarray, at: At, c: float = FORMS[form](port.d_head)) -> np.ndarray:
+                return y + (c - 1) * at.own("bias")
+
+            yield f"{form.format('K')} times, {name}.bias", port.ruling({f"*.attention.{name}": rule})
 
 
 def layer_weights(port: Port) -> Ways:

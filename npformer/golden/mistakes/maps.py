@@ -1,0 +1,76 @@
+"""Maps of columns: for each column, the index of the one that it is taken from. Rows and heads have them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+
+PAIRS = 8  # of more heads, only neighbours are exchanged or copied
+
+
+@lru_cache(maxsize=64)
+def maps_of(size: int, width: int = 0) -> dict[str, np.ndarray]:
+    """Returns descriptions of maps -> the maps of `size` columns, with those of heads of a width other than 0."""
+    numbers = np.arange(size)
+    orders = {"halves exchanged": np.roll(numbers, size // 2), "reversed": numbers[::-1]}
+    orders |= {f"moved by {n}": np.roll(numbers, n) for n in (1, -1) if size > 1}
+    if size % 2 == 0:
+        orders["even ones before odd ones"] = numbers.reshape(-1, 2).T.ravel()
+        orders["halves interleaved"] = numbers.reshape(2, -1).T.ravel()
+    if width and size % width == 0 and size > width:
+        heads = numbers.reshape(-1, width)
+        count = len(heads)
+        orders["in the order (K, H), not (H, K)"] = heads.T.ravel()
+        orders["in the order (H, K), not (K, H)"] = numbers.reshape(width, -1).T.ravel()
+        orders |= {f"moved by {n} of {count} heads": np.roll(heads, n, axis=0).ravel() for n in (1, -1)}
+        orders["of the heads reversed"] = heads[::-1].ravel()
+        for i in range(count):
+            for j in range(count):
+                if i == j or (count > PAIRS and abs(i - j) > 1):
+                    continue
+                copied, exchanged = heads.copy(), heads.copy()
+                copied[i], exchanged[[i, j]] = heads[j], heads[[j, i]]
+                orders[f"of head {i} are those of head {j}"] = copied.ravel()
+                if i < j:
+                    orders[f"of heads {i} and {j} exchanged"] = exchanged.ravel()
+    return orders
+
+
+def said_of_map(order: np.ndarray, width: int = 0) -> str:
+    """Describes a map by its name, else by its runs, such as "24 to 35 are 12 to 23"."""
+    for said, known in maps_of(len(order), width).items():
+        if np.array_equal(order, known):
+            return said
+    runs: list[list[int]] = []
+    for i in np.flatnonzero(order != np.arange(len(order))).tolist():
+        if runs and runs[-1][1] == i - 1 and order[i] == order[i - 1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    said = ", ".join(
+        f"{i} is {order[i]}" if i == end else f"{i} to {end} are {order[i]} to {order[end]}" for i, end in runs[:4]
+    )
+    return said + (", ..." if len(runs) > 4 else "")
+
+
+def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
+    """Returns for each number the index of the equal one, itself first; None if one has no equal, or all stay."""
+    near = np.abs(np.subtract.outer(theirs, own)).argmin(1)
+    allowed = 1e-5 * max(float(np.abs(own).max()), 1e-30)
+    near = np.where(np.abs(theirs - own) <= allowed, np.arange(len(own)), near)
+    found = (np.abs(theirs - own[near]) <= allowed).all() and (near != np.arange(len(own))).any()
+    return near if found else None
+
+
+def numbers_said(some: Iterable[int]) -> str:
+    """Formats numbers as "0, 3 to 5"."""
+    numbers = [int(i) for i in some]
+    runs: list[list[int]] = []
+    for i in numbers:
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:6])
