@@ -1,7 +1,7 @@
 """Builds, installs and type-checks the package, and tests its source distribution.
 
-    python tests/check_package.py                       and every test of the source distribution, which takes ten
-    minutes python tests/check_package.py tests/cli/test_commands.py -x  and these of them: arguments for pytest
+    python tests/check_package.py                                 # every test of the source distribution: ten minutes
+    python tests/check_package.py tests/cli/test_commands.py -x   # these tests: all arguments are pytest's
 
 Needs the `package` group. Each environment is new, with Python's bundled pip.
 """

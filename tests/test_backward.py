@@ -37,6 +37,7 @@ from npformer.transformer import backward, forward
 from tests.golden import gradients as given
 from tests.support import tiny, torch_values
 from tests.support.seq2seq_models import golden_model
+from tests.support.slow import slow_after
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
@@ -180,7 +181,7 @@ def numerical(loss: Callable[[float], float], step: float = 1e-4) -> float:
     return sum(w * (loss(k * step) - loss(-k * step)) for k, w in weights.items()) / (60 * step)
 
 
-@pytest.mark.parametrize("head", ["base", "masked-lm", "token-classification", "multiple-choice"])
+@pytest.mark.parametrize("head", slow_after(2, ["base", "masked-lm", "token-classification", "multiple-choice"]))
 def test_finite_differences_of_models(head: str) -> None:
     """Each parameter moved along a random direction, in float64. BERT: DistilBERT's pooler has a kink."""
     model = tiny.model("bert", head, dtype=np.float64)

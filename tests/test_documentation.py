@@ -23,6 +23,7 @@ import pytest
 import npformer
 from npformer.cli.main import COMMANDS, find
 from tests.support import chatters, hub_server, sentence_folders, seq2seq_models, tiny, writers
+from tests.support.slow import slow_after
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -185,14 +186,8 @@ def shape(line: str) -> str:
     return " ".join(re.sub(r"(?<!exit code )-?\d[\d.]*(e[-+]\d+)?", "N", line).split())
 
 
-#: Each takes several seconds; the other pages run with the quick tests.
-LONGER = ("dask", "datasets", "fine-tune", "long-texts", "look-inside", "memory", "port-questions")
-LONG = {f"docs/howto/{name}.md" for name in LONGER}
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param(each, marks=[pytest.mark.slow] * (each in LONG)) for each in PAGES if each != COURSE]
-)
+#: A page takes seconds, so the quick tests run the README alone.
+@pytest.mark.parametrize("page", slow_after(1, sorted({*PAGES} - {COURSE}, key=lambda page: page != "README.md")))
 def test_the_blocks_of_a_page_run(page, environment, tmp_path):
     needed = NEEDS.get(page)
     if needed and importlib.util.find_spec(needed) is None:

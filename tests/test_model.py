@@ -79,6 +79,7 @@ def test_so_it_has_in_models_of_real_widths(size: str, dtype: str, lengths: list
         check_bits(of_threads, inputs(of_threads[0], some, seed), seed)
 
 
+@pytest.mark.slow
 def test_so_it_has_among_a_thousand_texts() -> None:
     of_threads = models("distilbert", "sequence-classification", "8")
     texts = inputs(of_threads[0], np.random.default_rng(0).integers(1, 60, 1000).tolist())

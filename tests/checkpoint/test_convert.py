@@ -221,6 +221,7 @@ def test_a_bad_source_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.slow
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
     """A file whose tensors must be copied (half precision, transposed) is freed piece by piece: the peak over the
     float32 weights stays under a quarter of them."""

@@ -95,6 +95,7 @@ def save(folder, form, flat):
     (folder / form).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+@pytest.mark.slow
 def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     (folder / "tokenizer.json").unlink()
     tiny.vocabulary_folder(folder, do_lower_case=True)
@@ -125,6 +126,7 @@ def test_an_old_tokenizer_and_a_sentence_transformers_folder(hub, env, folder):
     ]
 
 
+@pytest.mark.slow
 def test_an_older_sentence_transformers_folder_has_its_model_in_a_folder_inside(hub, env, folder, tmp_path):
     outer = tmp_path / "outer"
     outer.mkdir()
@@ -156,6 +158,7 @@ def test_an_older_sentence_transformers_folder_has_its_model_in_a_folder_inside(
     assert local["logits"] == answer["logits"]
 
 
+@pytest.mark.slow
 def test_info_fetches_no_weights(hub, env, folder):
     (folder / "tokenizer_config.json").write_text("{}")
     hub.add(NAME, folder)
@@ -172,6 +175,7 @@ def test_info_fetches_no_weights(hub, env, folder):
     assert "model.safetensors" in loaded["files"]
 
 
+@pytest.mark.slow
 def test_info_of_a_model_that_does_not_run(hub, env):
     config = {"model_type": "nystromformer", "auto_map": {"AutoModel": "modeling.Own"}}
     hub.add(NAME, {"config.json": json.dumps(config).encode(), "modeling.py": b"x", "model.safetensors": b"x"})
@@ -193,12 +197,14 @@ def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, 
     assert "generation_config.json" not in hub.asked("HEAD") + hub.asked("GET")
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_texts(hub, env, tmp_path):
     hub.add(NAME, writers.folder(tmp_path / "writer", generation={"max_new_tokens": 9}))
     (answer,) = loads(env, {"name": NAME})
     assert "generation_config.json" in answer["files"]
 
 
+@pytest.mark.slow
 def test_a_translation_model(hub, env):
     names = ["config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json"]
     config = {
@@ -216,6 +222,7 @@ def test_a_translation_model(hub, env):
     assert sorted(path.name for path in Path(done.stdout.strip()).iterdir()) == names
 
 
+@pytest.mark.slow
 def test_revisions_are_branches_tags_and_commits(hub, env, folder, tmp_path):
     first = hub.add(NAME, folder)
     hub.add(NAME, tiny.folder(tmp_path / "other", seed=1), branch="v2")
@@ -228,6 +235,7 @@ def test_revisions_are_branches_tags_and_commits(hub, env, folder, tmp_path):
     assert loads(env, *calls, network=False)[1]["logits"] == by_branch["logits"]
 
 
+@pytest.mark.slow
 def test_a_branch_in_the_cache_is_used_as_it_is(hub, env, folder, tmp_path):
     old = hub.add(NAME, folder)
     loads(env, {"name": NAME})
@@ -239,6 +247,7 @@ def test_a_branch_in_the_cache_is_used_as_it_is(hub, env, folder, tmp_path):
 # --- other programs share the cache ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_client_finds_npformer_s_downloads(hub, env, folder):
     hub.add(NAME, folder)
     loads(env, {"name": NAME})
@@ -246,6 +255,7 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
     assert Path(found.stdout.strip()).read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
     """Other tools do not record which files the hub lacks, so npformer asks for them, and continues if the hub is
     unreachable."""
@@ -261,6 +271,7 @@ def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
     assert Path(online["folder"]).name == commit
 
 
+@pytest.mark.slow
 def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
     _, flat = whole(folder)
     save(folder, "pytorch_model.bin", flat)
@@ -270,6 +281,7 @@ def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
     assert "model.safetensors" not in answer["files"]
 
 
+@pytest.mark.slow
 def test_shards_in_the_store_that_models_share(hub, env, folder):
     """Newer clients store a file that several repositories share once, behind a second link."""
     expected, flat = whole(folder)
@@ -287,6 +299,7 @@ def test_shards_in_the_store_that_models_share(hub, env, folder):
     np.testing.assert_array_equal(again["logits"], expected)
 
 
+@pytest.mark.slow
 def test_every_cached_file_can_be_checked_against_the_hub(hub, env, folder):
     hub.add(NAME, folder, large=5000)
     (answer,) = loads(env, {"name": NAME})
@@ -306,6 +319,7 @@ def test_the_server_speaks_to_the_client_itself(hub, env, folder):
     assert done.stdout.split() == [commit, "4"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_progress_bar_on_a_terminal(hub, env, folder):
     hub.add(NAME, folder)
     ours, theirs = pty.openpty()

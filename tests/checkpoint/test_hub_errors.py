@@ -69,6 +69,7 @@ def test_a_gated_model(hub, env, folder):
     assert "logits" in answer
 
 
+@pytest.mark.slow
 def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder):
     hub.add(NAME, folder, large=5000)
     loads(env | {"HF_TOKEN": hub_server.TOKEN}, {"name": NAME})
@@ -81,6 +82,7 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 # --- failures of downloads --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
     """The client notices at once, or older versions on a retry. They receive pieces of 10 MB, so the file is larger."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
@@ -126,6 +128,7 @@ def test_a_transfer_that_stalls_ends(hub, env, folder):
     assert Path(answer["folder"], "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers(hub, env, folder):
     hub.add(NAME, folder)
     hub.silent = True
@@ -216,6 +219,7 @@ def test_a_cache_that_cannot_be_written(hub, env, folder, tmp_path):
     assert message.startswith(f"{NAME}: cannot write to the cache: Not a directory: {tmp_path / 'file'}")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(hub, env, folder):
     """A limit on file sizes simulates the full disk, because the same writes fail."""
     hub.add(NAME, folder)

@@ -14,6 +14,7 @@ from npformer.checkpoint.loading import bundled, find_folder, load
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = "distilbert-sst2"
@@ -228,7 +229,7 @@ def test_importing_npformer_imports_no_hub_client():
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
-@pytest.mark.parametrize(("layout", "dtype"), [("torch", "F32"), ("torch", "F16"), ("npformer", "F32")])
+@pytest.mark.parametrize(("layout", "dtype"), slow_after(1, [("torch", "F16"), ("torch", "F32"), ("npformer", "F32")]))
 def test_the_peak_of_memory(tmp_path, layout, dtype):
     """The peak is at most 1.5 times the float32 weights plus 80 MB, for 100 MB of weights: one tensor is copied at a
     time.

@@ -139,6 +139,7 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
     assert process.returncode == 128 + signal.SIGINT
 
 
+@pytest.mark.slow
 def test_a_character_that_the_encoding_lacks_is_written_as_its_number(models):
     code, output, _ = run_apart("classify", "-m", models["classify"], "naïve 😀", **ASCII)
     assert code == 0

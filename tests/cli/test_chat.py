@@ -43,6 +43,7 @@ def printed(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
 
 
+@pytest.mark.slow
 def test_messages_have_answers_alone(folder: Path) -> None:
     """Each line of a pipe is a separate message, as with other commands."""
     task = npformer.pipeline("text-generation", folder, chat=True, do_sample=False, max_new_tokens=9)

@@ -29,6 +29,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_0_only_if_all_cases_pass(suite: Path) -> None:
     code, out, _ = run("golden", "run", suite, "--case", "marian-*", "--case", CASE, "--", *RIGHT)
     assert code == 0

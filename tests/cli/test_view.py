@@ -223,6 +223,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     assert "a translation model writes the second text itself" in err
 
 
+@pytest.mark.slow
 def test_view_runs_in_a_subprocess(folder: Path, tmp_path: Path) -> None:
     """Tests any terminal's encoding, a missing model, and a new file in a folder."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)

@@ -271,6 +271,7 @@ for i in range(150):
 """
 
 
+@pytest.mark.slow
 def test_runs_that_write_one_file_at_once_leave_each_other_alone(tmp_path: Path) -> None:
     """Processes remove files of dead processes while others create and remove their own."""
     command = [sys.executable, "-c", MANY, str(tmp_path / "result")]

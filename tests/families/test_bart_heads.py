@@ -163,6 +163,7 @@ def test_a_classifier_is_trained_from_one_and_from_a_model_that_generates(tmp_pa
     assert standard_rates(other, 0.1, head=0.3)["pooled"] == 0.3
 
 
+@pytest.mark.slow
 def test_interpretation_covers_both_stacks() -> None:
     model = Model(config(), tiny.weights(config()))
     ids = [0, 9, 8, 2]

@@ -13,7 +13,10 @@ from tests.support.check_family import CHECKS
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
 #: Checks that take seconds: quick for families without common parts, and slow for the others.
-LONG = ("a_port_of_unusual_sizes_is_diagnosed", "the_commands_take_it")
+LONG = (
+    *("a_port_of_unusual_sizes_is_diagnosed", "the_commands_take_it"),
+    *("a_text_has_the_same_bits_in_any_company", "a_golden_file_fits_its_model_and_no_other"),
+)
 WITH_OWN_PARTS = ("bert", "modernbert", "deberta-v2", "gpt2", "gemma2", "t5")
 
 pytestmark = pytest.mark.numbers

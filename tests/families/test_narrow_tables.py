@@ -25,6 +25,7 @@ from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.training import Example, HeadLoss, Trainable, gradients, initialise
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -92,7 +93,7 @@ def test_the_projection_is_a_linear_of_the_normalized_sum() -> None:
     assert [stage.shape for stage in map(find, ("embeddings.norm", PROJECT)) if stage] == ["(T, E)", "(T, D)"]
 
 
-@pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
+@pytest.mark.parametrize("head", slow_after(1, ["masked-lm", "sequence-classification"]))
 def test_gradients_match_differences(head: str) -> None:
     """Each parameter moved along a random direction, the table tied to the masked-word head among them."""
     config = narrow(head).config

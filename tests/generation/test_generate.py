@@ -25,6 +25,7 @@ from npformer.taps import listen
 from tests.golden import seq2seq_cases as cases
 from tests.support import torch_values
 from tests.support.seq2seq_models import golden_model, random_model
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -104,7 +105,7 @@ RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1, 70, 5)]
 
 
-@pytest.mark.parametrize(("search", "dtype"), [*zip(SEARCHES, cycle(["float32", "float64"]))])
+@pytest.mark.parametrize(("search", "dtype"), slow_after(2, zip(SEARCHES, cycle(["float32", "float64"]))))
 def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
     """Log probabilities from the steps equal those of one pass over each target, beyond all blocks of a BLAS."""
     model = random_model(dtype)
@@ -130,7 +131,7 @@ def score_of(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return log_softmax(logits[None])[0]
 
 
-@pytest.mark.parametrize("search", [*SEARCHES[:2], {"do_sample": True, "seed": 3}])
+@pytest.mark.parametrize("search", slow_after(1, [*SEARCHES[:2], {"do_sample": True, "seed": 3}]))
 def test_alone_and_together_on_one_thread_and_on_two(search: dict[str, Any]) -> None:
     settings = {**LONG, "max_new_tokens": 20, "output_scores": True, **search}
     one, two = random_model(threads=1), random_model(threads=2)

@@ -21,6 +21,7 @@ from npformer.generation.state import Continued
 from npformer.mechanisms import Rotary, SoftCap, Window
 from npformer.taps import listen
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -63,8 +64,12 @@ SEARCHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("search", "family", "dtype"),
-    [(each, "gpt2", DTYPES[i % 2]) for i, each in enumerate(SEARCHES)]
-    + [(each, name, dtype) for name in OF_FAMILY for each, dtype in zip(SEARCHES, DTYPES, strict=False)],
+    slow_after(3, [(each, "gpt2", DTYPES[i % 2]) for i, each in enumerate(SEARCHES)])
+    + [
+        case
+        for name in OF_FAMILY
+        for case in slow_after(1, [(each, name, dtype) for each, dtype in zip(SEARCHES, DTYPES, strict=False)])
+    ],
 )
 def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
     search: dict[str, Any], family: str, dtype: str
@@ -83,7 +88,7 @@ def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
 
 @pytest.mark.parametrize(
     ("family", "search"),
-    [*zip(["gpt2", *OF_FAMILY], cycle([{}, {"num_beams": 3, "num_return_sequences": 2}]))],
+    slow_after(2, zip(["gpt2", *OF_FAMILY], cycle([{}, {"num_beams": 3, "num_return_sequences": 2}]))),
 )
 def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: str) -> None:
     together = generate(model(family=family), PROMPTS, **{**LONG, **search})

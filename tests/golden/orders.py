@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-ROWS = 256  # rows worked on at a time, few enough for the caches
+ROWS = 256  # rows of a product worked on at a time, few enough for the caches
+SUMS = 65536  # entries of small products worked on at a time
 
 Order = Callable[[int], Sequence[Sequence[int]]]  # of K terms: the partial sums, each with its terms in order
 
@@ -96,17 +97,18 @@ class _Adding(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """(..., M, K) @ (..., K, N), computed for as many rows at a time as fit in a core's cache."""
-        if a.ndim > 2:
-            return torch.stack([self._product(*pair) for pair in zip(a, b, strict=True)])
-        b = b.contiguous()
+        """(..., M, K) @ (..., K, N), computed for as many rows or matrices at a time as fit in a core's cache."""
+        if a.ndim == 2:
+            return torch.cat([self._products(rows[None], b[None])[0] for rows in a.split(ROWS)])
+        together = max(1, SUMS // (a.shape[1] * b.shape[2]))
+        return torch.cat([self._products(*pair) for pair in zip(a.split(together), b.split(together), strict=True)])
 
-        def block(rows: torch.Tensor) -> torch.Tensor:
-            columns = rows.T.contiguous()
-            zeros = torch.zeros(len(rows), b.shape[1], dtype=b.dtype)
-            return self._sum(len(b), zeros, lambda part, k: part.addcmul_(columns[k, :, None], b[k]))
-
-        return torch.cat([block(rows) for rows in a.split(ROWS)])
+    def _products(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """(B, M, K) @ (B, K, N)"""
+        columns = a.permute(2, 0, 1).contiguous()[..., None]
+        rows = b.permute(1, 0, 2).contiguous()[:, :, None]
+        zeros = torch.zeros(len(a), a.shape[1], b.shape[2], dtype=b.dtype)
+        return self._sum(a.shape[2], zeros, lambda part, k: part.addcmul_(columns[k], rows[k]))
 
     def _convolution(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: Any, padding: Any, *args: Any

@@ -24,6 +24,7 @@ from tests.support import tiny
 from tests.support.plain_bart import PlainBart
 from tests.support.planted import Plant, attr, put, swapped, weights
 from tests.support.seq2seq_models import golden_model
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -134,7 +135,9 @@ def test_the_port_without_a_mistake_is_right(head: str, scaled: bool) -> None:
     assert not comparison.missing
 
 
-@pytest.mark.parametrize(("head", "key"), [(head, key) for head in IN for key in IN[head]])
+@pytest.mark.parametrize(
+    ("head", "key"), [case for head in IN for case in slow_after(4, [(head, key) for key in IN[head]])]
+)
 def test_a_mistake_is_named_from_every_stage(head: str, key: str) -> None:
     assert missed(head, key, few=False) == ""
 
@@ -227,7 +230,7 @@ UNKNOWN: dict[str, Plant] = {
 }
 
 
-@pytest.mark.parametrize("key", UNKNOWN)
+@pytest.mark.parametrize("key", slow_after(1, UNKNOWN))
 def test_a_mistake_that_is_not_known_gets_no_wrong_cause(key: str) -> None:
     model, recorded = reference(CLASSIFIER)
     diagnosis = golden.diagnose(recorded, stages(CLASSIFIER, UNKNOWN[key]), model)

@@ -38,6 +38,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_manifest_on_the_page_is_the_file_s(folder):
     """All but the versions, and budgets within a factor of 2: they come from samples of rounding, a matter of kernels."""
     with open(folder / "golden.safetensors", "rb") as file:

@@ -109,6 +109,7 @@ def test_a_rotation_of_other_frequencies_is_named(name: str, changes: dict[str, 
     assert diagnosis.mistake == name, str(diagnosis)
 
 
+@pytest.mark.slow
 def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
     """A singular matrix has no solution for the missing heads."""
     arrays = stages("bert", KINDS["units missing"][2])

@@ -27,6 +27,7 @@ from tests.support import tiny
 from tests.support.mechanisms import with_mechanisms
 from tests.support.plain_port import PlainGpt2, PlainModernBert, PlainPort
 from tests.support.planted import HELD_BACK, IN_GPT2, IN_MODERNBERT, KNOWN, Plant
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -58,7 +59,7 @@ def stages(family: str, plant: Plant | None = None) -> dict[str, np.ndarray]:
         return port.run()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "roberta", "gpt2", "modernbert", BUNDLED])
+@pytest.mark.parametrize("family", slow_after(3, [*FAMILIES, "roberta", "gpt2", "modernbert", BUNDLED]))
 def test_the_port_without_a_mistake_is_right(family: str) -> None:
     comparison = golden.compare(reference(family)[1], stages(family))
     assert comparison.ok, str(comparison)

@@ -26,6 +26,7 @@ from npformer.runtime.packing import Text
 from npformer.tasks import Pair
 from tests.support import tiny
 from tests.support.seq2seq_models import folder_of_letters, golden_model, random_model
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -147,7 +148,7 @@ def test_only_a_float32_model_is_recorded(model: Model) -> None:
 # --- tiny models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "bart"])
+@pytest.mark.parametrize("family", slow_after(1, [*FAMILIES, "bart"]))
 def test_a_tiny_model_is_small_and_the_same_each_time(family: str, tmp_path: Path) -> None:
     folders = [golden.tiny(tmp_path / name, family, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
     files = sorted(path.name for path in folders[0].iterdir())
@@ -260,7 +261,7 @@ PRE_NORM = {"norm_first": True, "final_norm": True}
 PAIRS = [([3, 4, 5, 6, 0], [START, 5, 6, 7]), ([8, 0], [START, 9]), ([7, 8, 9, 0], [START, 1, 2, 3, 4, 5])]
 
 
-@pytest.fixture(scope="module", params=["marian", "pre-norm"])
+@pytest.fixture(scope="module", params=slow_after(1, ["marian", "pre-norm"]))
 def translator(request: pytest.FixtureRequest) -> Seq2Seq:
     return golden_model("marian-small") if request.param == "marian" else random_model(**PRE_NORM)
 
@@ -335,7 +336,7 @@ def test_a_translator_s_own_translation_is_recorded(tmp_path: Path) -> None:
 # --- a comparison in Python ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("texts", [["no"], ["no", "I love ice cream"]])
+@pytest.mark.parametrize("texts", slow_after(1, [["no"], ["no", "I love ice cream"]]))
 def test_a_trace_is_compared_without_a_file(texts: list[str]) -> None:
     model = npformer.load("distilbert-sst2")
     recorded = golden.record(model, texts)

@@ -19,14 +19,15 @@ from npformer.interpret.traces import trace
 from npformer.runtime.threads import start_workers
 from tests.support import tiny
 from tests.support.seq2seq_models import random_model
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
 CLEAN, CORRUPTED = "I love [MASK] cream", "you love [MASK] cream"
 FAMILIES = [
-    ("distilbert", "sequence-classification"), ("bert", "masked-lm"), ("albert", "sequence-classification"),
-    ("mpnet", "question-answering"), ("deberta-v2", "sequence-classification"), ("modernbert", "masked-lm"),
-    ("gpt2", "causal-lm"), ("gpt2", "sequence-classification"), ("bart", "sequence-classification"),
+    ("distilbert", "sequence-classification"), ("deberta-v2", "sequence-classification"), ("modernbert", "masked-lm"),
+    ("gpt2", "causal-lm"), ("bert", "masked-lm"), ("albert", "sequence-classification"), ("mpnet", "question-answering"),
+    ("gpt2", "sequence-classification"), ("bart", "sequence-classification"),
 ]  # fmt: skip
 
 
@@ -59,13 +60,14 @@ def changes_of(clean: Any, count: int) -> list[tuple[str, Change]]:
     return [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))]
 
 
-@pytest.mark.parametrize(("family", "head"), FAMILIES)
+@pytest.mark.parametrize(("family", "head"), slow_after(4, FAMILIES))
 def test_bits_are_those_of_one_run_for_each_change(family: str, head: str) -> None:
     model = tiny.model(family, head)
     (given,) = read_inputs(model, CORRUPTED).inputs
     check(model, given, changes_of(trace(model, CLEAN), len(given)))
 
 
+@pytest.mark.slow
 def test_the_copies_of_a_translation_run_whole() -> None:
     model = random_model(n_layers=1)
     pair = ([5, 6, 0], [499, 7, 8])

@@ -37,6 +37,7 @@ from npformer.transformer import backward, forward
 from tests.golden import gradients as given
 from tests.golden import seq2seq_cases as cases
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -96,12 +97,15 @@ def every_stage(run: Callable[[], Gradients], weights: Trainable) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "head"),
-    [
-        ("distilbert", "sequence-classification"),
-        ("distilbert", "masked-lm"),
-        ("bert", "token-classification"),
-        ("bert", "question-answering"),
-    ],
+    slow_after(
+        1,
+        [
+            ("bert", "token-classification"),
+            ("bert", "question-answering"),
+            ("distilbert", "sequence-classification"),
+            ("distilbert", "masked-lm"),
+        ],
+    ),
 )
 def test_a_gradient_passes_an_edit_of_any_stage(kind: str, head: str) -> None:
     model = tiny.model(kind, head, dtype=np.float64)
@@ -118,6 +122,7 @@ def test_a_gradient_passes_an_edit_of_any_stage(kind: str, head: str) -> None:
     every_stage(lambda: gradients(loss, weights, examples), weights)
 
 
+@pytest.mark.slow
 def test_a_gradient_passes_an_edit_of_any_stage_of_a_pre_norm_encoder() -> None:
     config = TORCH_MODULES.config(
         "sequence-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=2, d_ffn=16, max_length=32,
@@ -129,6 +134,7 @@ def test_a_gradient_passes_an_edit_of_any_stage_of_a_pre_norm_encoder() -> None:
     every_stage(lambda: gradients(HeadLoss(config), weights, examples), weights)
 
 
+@pytest.mark.slow
 def test_a_gradient_passes_an_edit_of_any_stage_of_an_encoder_decoder() -> None:
     config = given.TRANSLATOR
     weights = Trainable(initialise(config, scheme="torch", dtype=np.float64), config)

@@ -17,6 +17,7 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.seq2seq_models import random_model
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -43,11 +44,11 @@ METRICS: dict[str, tuple[Any, int | None]] = {
     "multiple-choice": (0, None),
     "replaced-token": (None, 1),
 }
-CASES = [("bert", head) for head in encoders()["bert"].heads] + [("electra", "base")]
-CASES += [
+CASES = [
     (family, "sequence-classification")
-    for family in ("distilbert", "roberta", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart")
+    for family in ("distilbert", "deberta-v2", "modernbert", "gpt2", "bart", "roberta", "mpnet")
 ]
+CASES += [("bert", head) for head in encoders()["bert"].heads] + [("electra", "base")]
 
 
 def metric_value(model: Model | Seq2Seq, texts: Any, metric: Callable[[Any], float]) -> float:
@@ -74,7 +75,7 @@ def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any]
         assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, abs=1e-6 * max(1.0, size)), name
 
 
-@pytest.mark.parametrize(("family", "head"), CASES)
+@pytest.mark.parametrize(("family", "head"), slow_after(4, CASES))
 def test_the_gradient_of_every_stage_is_that_of_differences(family: str, head: str) -> None:
     from npformer.interpret.metric import metric_of
     from npformer.interpret.study_inputs import texts_of
@@ -90,7 +91,7 @@ def test_the_gradient_of_every_stage_is_that_of_differences(family: str, head: s
     agree(model, inputs, recorded, lambda answers: each[next(remaining) % len(each)].of(answers))
 
 
-@pytest.mark.parametrize("options", [{}, {"norm_first": True, "final_norm": True}])
+@pytest.mark.parametrize("options", slow_after(1, [{}, {"norm_first": True, "final_norm": True}]))
 def test_the_gradient_of_every_stage_of_a_translation(options: dict[str, Any]) -> None:
     from npformer.interpret.metric import metric_of
 

@@ -288,6 +288,7 @@ def every_row_of_half(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
     return _gradients(ids, target, n_heads, weights, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_value_that_is_0_in_all_programs_shows_no_cause() -> None:
     """key.bias has the gradient 0: its rounding errors are wrong here, and any mistake gives them."""
     cases = cases_of("loss_and_gradients", every_row_of_half)

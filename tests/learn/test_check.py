@@ -96,6 +96,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert len(found) == 13
 
 
+@pytest.mark.slow
 def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) -> None:
     file = written(
         tmp_path,
@@ -169,6 +170,7 @@ def test_no_cause_is_named_for_numbers_that_no_known_mistake_gives(tmp_path: Pat
     assert "Cause" not in str(report)
 
 
+@pytest.mark.slow
 def test_a_function_is_judged_by_itself_when_one_that_it_calls_is_wrong(tmp_path: Path) -> None:
     """The layer is right, although it calls a wrong layer norm and a linear that is not yet written."""
     wrong = {

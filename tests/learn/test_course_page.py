@@ -14,6 +14,7 @@ from tests.learn.test_check import PLAIN, written
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "weights" / whole.WRITER).exists(), reason="a source distribution has no GPT")
 def test_a_finished_file_answers_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -68,6 +68,7 @@ def test_a_doctor_without_time_names_nothing() -> None:
     assert doctor.cause("layer_norm", arrays) == ("", "")
 
 
+@pytest.mark.slow
 def test_the_check_asks_the_doctor(tmp_path: Path) -> None:
     code = """
 def layer_norm(x, weight, bias, eps=1e-12):

@@ -26,6 +26,7 @@ import pytest
 import npformer
 from npformer.tasks.task import Task
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -140,6 +141,7 @@ def test_in_a_loop_of_events(classify: Task, expected: list[Any]) -> None:
     assert classify(TEXTS) == expected
 
 
+@pytest.mark.slow
 def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
     """Generators that are abandoned after one answer, closed, or never begun keep nothing alive and affect no other
     call."""
@@ -199,7 +201,7 @@ def answers_with(task: Task, texts: list[str]) -> Any:
     return task(texts)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", slow_after(1, ["forkserver", "spawn"]))
 def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> None:
     """They load a model, or are handed a pipeline with its tokenizer."""
     if method not in multiprocessing.get_all_start_methods():
@@ -234,6 +236,7 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
 def test_calls_in_constant_memory() -> None:
     """After some calls to warm up, any number of calls lets the process grow by at most a few hundred kilobytes."""

@@ -56,6 +56,7 @@ def test_a_forked_child_can_run_a_model() -> None:
     assert run_python(code) == (0, "True\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_forked_while_others_work_can_run_a_model() -> None:
     code = """
@@ -134,6 +135,7 @@ fork()
     assert run_beside_a_fork(code) == (0, "left\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_keeps_new_threads_out_of_blas() -> None:
     code = """
@@ -155,6 +157,7 @@ print(*log)
     assert run_beside_a_fork(code) == (0, "kept out\nkept out late\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_lets_the_workers_of_a_thread_in_blas_in() -> None:
     """The thread's call of BLAS waits for its workers, and the fork waits for the thread."""
@@ -172,6 +175,7 @@ fork()
     assert run_beside_a_fork(code) == (0, "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_does_not_wait_for_its_own_thread_or_for_a_finished_one() -> None:
     code = """
@@ -188,6 +192,7 @@ with threads.single_blas_thread():
     assert run_beside_a_fork(code) == (0, "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_two_threads_in_blas_that_fork_do_not_wait_for_each_other() -> None:
     code = """
@@ -202,12 +207,14 @@ thread.join()
     assert run_beside_a_fork(code) == (0, "\n\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_waits_for_a_limited_time() -> None:
     code = "compute(threading.Event().wait)\nfork()\nprint('went on')"
     assert run_beside_a_fork(code, patience=0.1) == (0, "\nwent on\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_forked_by_a_worker_can_run_a_model_and_fork_again() -> None:
     code = """
@@ -227,5 +234,6 @@ with threads.single_blas_thread():
     assert run_beside_a_fork(code, patience=0.1) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_helpers_wait() -> None:
     assert run_python("print(len(threading.enumerate()))") == (0, "2\n")

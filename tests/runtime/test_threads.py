@@ -317,6 +317,7 @@ def test_the_blas_is_described() -> None:
 # --- many callers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
     """A run in several threads and one after it: the same numbers to rounding, and one warning in the whole process."""
     root = Path(__file__).parents[2]

@@ -43,6 +43,7 @@ def text(task: TextGeneration, messages: Any, **options: Any) -> str:
     return str(answer["generated_text"])
 
 
+@pytest.mark.slow
 def test_messages_are_answered_as_transformers_pipeline_does(task: TextGeneration) -> None:
     said = text(task, ASKED)
     answered = [{"generated_text": [*ASKED, {"role": "assistant", "content": said}]}]

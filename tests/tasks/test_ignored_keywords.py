@@ -83,6 +83,7 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
         pipeline("text-classification", TASKS["text-classification"])("ice", **{keyword: value})
 
 
+@pytest.mark.slow
 def test_the_tokenizer_and_the_config_may_name_the_model_again(tmp_path):
     """They may also be those of a loaded model, as in calls of transformers.pipeline; others are refused."""
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
@@ -121,6 +122,7 @@ def test_the_loading_of_a_model_takes_transformers_keywords(tmp_path, monkeypatc
         pipeline(model=folder, revision="main")
 
 
+@pytest.mark.slow
 def test_a_loaded_model_keeps_its_own_dtype():
     models = [load("distilbert-sst2", dtype=dtype) for dtype in ("float32", "float64")]
     for model, name, other in zip(models, ("float32", "float64"), ("torch.float64", np.float32), strict=True):

@@ -56,6 +56,7 @@ def test_mypy_knows_the_task_and_refuses_unknown_options(tmp_path: Path) -> None
     assert sum(each.startswith('error: Unexpected keyword argument "topk"') for each in lines) == 2
 
 
+@pytest.mark.slow
 def test_jedi_completes_the_results_of_a_task() -> None:
     script = jedi.Script("import npformer\nnpformer.pipeline('text-classification').")
     assert {"model", "options", "stream"} <= {each.name for each in script.complete(2, 41)}

@@ -87,6 +87,7 @@ def tasks(folders: dict[str, Path]) -> Iterator[tuple[str, Task]]:
         yield "translation", npformer.pipeline("translation", folders["translation"], max_new_tokens=2)
 
 
+@pytest.mark.slow
 def test_odd_texts(folders: dict[str, Path]) -> None:
     for name, task in tasks(folders):
         for text in ODD_TEXTS:

@@ -143,6 +143,7 @@ def test_memory_does_not_grow_with_a_generator_s_length():
     assert all(each == first[0] for each in first)
 
 
+@pytest.mark.slow
 def test_the_tokens_in_memory_at_once_are_limited(monkeypatch):
     sizes = []
     run = Model.run

@@ -365,6 +365,7 @@ def test_a_call_of_a_tokenizer_is_answered_with_the_line_to_write(family: str, t
         tokenizer("a b", return_tensors="np")
 
 
+@pytest.mark.slow
 def test_the_process_survives_each_file(tmp_path: Path) -> None:
     """A process with 2 GB reads all bad files one after another, and a good one at the end."""
     for number, (fields, _) in enumerate([*REFUSED.values(), ({}, "")]):

@@ -151,6 +151,7 @@ def test_finetune_and_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "already contains a model; give another folder\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_finetune_that_makes_no_sense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], translator_folder: Path
 ) -> None:
@@ -234,6 +235,7 @@ def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_train_translation_learns_a_language(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The result is a model for the command `translate`, which translates nine in ten of the sentences exactly."""
     lines = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
@@ -250,8 +252,10 @@ def test_train_translation_learns_a_language(translator_folder: Path, capsys: py
     assert "already contains a model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @needs_sacrebleu
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, model = translator_folder, str(translator_folder / "out")
     files = [str(folder / "some.en"), str(folder / "some.de")]
@@ -265,6 +269,7 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 
 
 @needs_sacrebleu
+@pytest.mark.slow
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """100 for the model's own words, lower for others; sacrebleu describes its method."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
@@ -314,6 +319,7 @@ def test_pairs_that_cannot_be_learnt(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
     """A resumed run thus needs no copy of the vocabulary."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
@@ -327,6 +333,7 @@ def test_a_vocabulary_on_bytes_has_every_character() -> None:
     assert tokenizer.encode("a").ids[-1] == tokenizer.token_to_id("</s>") == 0
 
 
+@pytest.mark.slow
 def test_pieces_of_bytes_are_shown_as_text(translator_folder: Path) -> None:
     tokenizer = load(translator_folder / "out").tokenizer
     assert tokenizer.tokens(tokenizer.encode("the dog läuft."), True) == ["▁the", "▁dog", "▁läuft", ".", "</s>"]

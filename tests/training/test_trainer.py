@@ -74,6 +74,7 @@ t.train(Path({folder!r}), save_every=1)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """A run that is killed twice, and ends with another number of threads, gives the weights of an uninterrupted
     run."""

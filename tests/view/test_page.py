@@ -221,6 +221,7 @@ def test_a_trace_and_a_base_model_have_no_answer() -> None:
     assert view.page(tiny.model("bert", "base"), TEXT, methods="roll-out").answers == (None,)
 
 
+@pytest.mark.slow
 def test_a_page_translates_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     translations = []
 

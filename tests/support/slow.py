@@ -1,0 +1,16 @@
+"""Cases of one test that take long: a few run with the quick tests, the others with the slow ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def slow_after(quick: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases of a parametrised test, all but the first few marked slow."""
+    return [
+        pytest.param(*case if isinstance(case, tuple) else (case,), marks=() if i < quick else pytest.mark.slow)
+        for i, case in enumerate(cases)
+    ]
