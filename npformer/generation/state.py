@@ -101,7 +101,7 @@ class Read(NamedTuple):
     """The result of reading a prompt: the last row (D,) of the last layer, and the keys and values of each layer."""
 
     row: np.ndarray
-    kept: KeptRows
+    kept: list[tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class PromptState:
         lengths = np.array([len(prompt) for prompt in distinct.values()])
         self.ancestry = BeamAncestry(self.n_beams, lengths)
         self.layers = [SelfAttentionCache(self.ancestry) for _ in range(model.config.n_layers)]
-        for i, layer in enumerate(self.layers):
-            layer.begin([each.kept[i] for each in read], model.config.kv_heads)
+        for layer in reversed(self.layers):  # each frees its rows, so that they are not all in memory twice
+            layer.begin([each.kept.pop() for each in read], model.config.kv_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
         # The number of tokens so far that have a position.
         self.counts = np.repeat(np.array(counted)[:, None], self.n_beams, axis=1)
