@@ -235,7 +235,7 @@ def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(famil
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
     """Rows and caches of all layers together would be twice the cache; 1.5 leaves room for the rows of a few layers."""
-    sizes = {"n_layers": 16, "d_model": 32, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
+    sizes = {"n_layers": 24, "d_model": 64, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
     writer = tiny.model("llama", "causal-lm", threads=1, **sizes)
     ids = np.random.default_rng(0).integers(8, 200, 384)
     list(Stream(writer, Text(ids[:8]), max_new_tokens=1))  # arrays that the first run keeps do not count
