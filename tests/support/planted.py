@@ -353,7 +353,7 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "eps 3e-5": ((), attr("eps", lambda port: 3e-5)),
     "eps 0.1": ((), attr("eps", lambda port: 0.1)),
     "median": ((), instead("normalize", lambda x: (x - np.median(x, -1, keepdims=True)) / x.std(-1, keepdims=True))),
-    "ddof 2": ((), instead("normalize", lambda x: centred(x) / x.std(-1, keepdims=True, ddof=2))),
+    "ddof 2": ((SCALE,), instead("normalize", lambda x: centred(x) / x.std(-1, keepdims=True, ddof=2))),
     "half of the row": ((), instead("normalize", lambda x: centred(x) / x[..., :16].std(-1, keepdims=True))),
     "norm clipped": (("clipped",), put("norm", lambda port, x, name: PlainPort.norm(port, x, name).clip(-1.5, 1.5))),
     "weights of norms squared": ((), weights(lambda p: {n: w * w for n, w in p.w.items() if n.endswith("norm.weight")})),
