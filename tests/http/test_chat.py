@@ -149,7 +149,7 @@ def test_openai_errors(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content: missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            r"content\[0\]: expected .* no other parts",
+            r"content\[0\]: expected .* other types of parts are not supported",
         ),
         ({"messages": [{**ASKED[0], "tool_calls": [{}]}]}, "tool_calls: unsupported: there are no tools"),
         ({"top_logprobs": 2}, "top_logprobs: expected logprobs=true with it"),
