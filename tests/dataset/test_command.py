@@ -51,8 +51,13 @@ def test_every_command_answers_the_rows_of_a_dataset(name, models, place):
     table = pa.parquet.read_table(place / "o.parquet")
     assert table.column_names == ["text", "second", *(f"p_{each}" for each in [*names, "truncated", "error"])]
     assert (len(table), table["p_error"].null_count) == (7, 7)
-    assert run_apart(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
-    code, output, said = run_apart(name, *given, *options, cwd=place)
+
+
+def test_a_finished_output_is_left_and_other_options_are_refused(models, place):
+    given = ("-m", models["fill"], "--input", "in.parquet", "--column", "text", "--output", "o.parquet", "--limit", "7")
+    for _ in range(2):
+        assert run_apart("fill", *given, "--prefix", "p_", cwd=place) == (0, "", "")
+    code, output, said = run_apart("fill", *given, cwd=place)
     assert (code, output) == (1, "")
     assert "prefix was 'p_', is now ''" in said
 

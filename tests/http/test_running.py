@@ -195,8 +195,9 @@ def test_a_key(folders, tmp_path, source):
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sent", ["SIGTERM", "Ctrl-C", "SIGTERM to the process and to its group"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("sent", "workers"), [("SIGTERM", 1), ("Ctrl-C", 2), ("SIGTERM to the process and to its group", 2)]
+)
 def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, workers):
     """A terminal sends Ctrl-C to the whole group; `timeout` sends SIGTERM to the process and then to its group."""
     with Server("distilbert-sst2", "--workers", workers) as server:

@@ -193,9 +193,10 @@ def test_truncation_leaves_the_windows_of_a_question():
 
 
 def test_truncation_cuts_a_source_that_is_refused_without():
+    """At the model's length: max_length is that of the translation, as in Transformers."""
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
-    with pytest.raises(NpformerError, match="expected at most 4 tokens, got"):
+    with pytest.raises(NpformerError, match="expected at most 64 tokens, got 1802"):
         task("dog " * 900)
     with pytest.warns(UserWarning, match="tokens, cut to"):
         assert task("dog " * 900, truncation=True).truncated
