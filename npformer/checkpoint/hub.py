@@ -152,7 +152,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
 
 
 def _inside(folder: Path) -> str:
-    """The prefix of the file names of the model: the folder of the encoder in modules.json, or "" without a folder."""
+    """The prefix of the model's file names: the encoder's subfolder in modules.json, or "" if it has no subfolder."""
     encoder = encoder_folder(folder)
     return "" if encoder == folder else f"{encoder.name}/"
 

@@ -168,7 +168,10 @@ def _not_installed(name: str) -> str:
 
 
 def installed_from() -> Path:
-    """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610). Empty for a name."""
+    """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610).
+
+    An empty path if the package was installed by name, such as `pip install npformer`.
+    """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, model_options("distilbert-sst2"))
     parser.add_argument("--data", metavar="FILE", help="labelled texts in .tsv, .csv or .jsonl, as for finetune")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
-    parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
+    columns = "the column of the text, or the two columns of a pair of texts"
+    parser.add_argument("--text-columns", metavar="A[,B]", help=columns)
     parser.add_argument("--source", metavar="FILE", help="texts to translate, one per line")
     parser.add_argument("--reference", metavar="FILE", help="their translations, one per line")
     parser.add_argument("--text", metavar="FILE", help="a file read as one text, for a causal language model")

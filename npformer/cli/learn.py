@@ -44,7 +44,8 @@ PAUSE = 0.3  # seconds between checks of the file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="what to do")
-    parser.add_argument("name", nargs="?", metavar="FOLDER or NAME", help="start: new folder; hint, solution: function")
+    name = "for start, the new folder; for hint and solution, the function"
+    parser.add_argument("name", nargs="?", metavar="FOLDER or NAME", help=name)
     parser.add_argument("--folder", default=".", metavar="DIR", help="the folder of your file (default: this one)")
     check = parser.add_argument_group("check")
     check.add_argument("--chapter", type=int, metavar="N", help="check the functions up to this chapter only")

@@ -106,7 +106,8 @@ class TorchModules(Transformer):
         n_decoder_heads n_heads, d_decoder_ffn d_ffn, vocab_size 0, target_vocab_size vocab_size, max_length 512,
         activation "relu", eps 1e-5, norm_first false, bias true, final_norm false, positions "sinusoidal",
         scale_embedding false, share_embeddings false, tie_word_embeddings false, decoder_start_token_id 0,
-        eos_token_id null, pad_token_id null, head "base", id2label two labels, modules {}. Any other field is an error.
+        eos_token_id null, pad_token_id null, head "base", id2label two labels, modules {}. label2id and dtype are
+        accepted and not used. Any other field is an error.
         """
         known = {theirs for theirs, _ in (*FIELDS.values(), *DECODER_FIELDS.values())}.union(OTHERS)
         if odd := sorted(set(data) - known):

@@ -1,4 +1,4 @@
-"""The choice of next tokens from the rows of a decoder: projection to the vocabulary, and the tokens with best scores.
+"""The choice of next tokens from the rows of a decoder: projection to the vocabulary, and the best tokens.
 
 A row of logits takes a quarter of a megabyte with a typical vocabulary. So only a few rows, which fit in the cache of a
 core, are processed at a time.

@@ -31,7 +31,7 @@ RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**
 
 
 def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] = "*", seed: int | None = None) -> Trace:
-    """Runs the model and records its stages; with a seed, each value changes by a random unit in the last place."""
+    """Runs the model and records its stages; with a seed, values move by -1, 0 or 1 unit in the last place."""
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(edit({"*": jitter(seed)}))

@@ -165,7 +165,7 @@ def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a program and the programs that it started."""
+    """Kills a program and, except on Windows, the programs that it started."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -120,7 +120,7 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _of_table(name: str, theirs: np.ndarray, tables: Mapping[str, np.ndarray]) -> Finding | None:
-    """Returns the finding for sinusoidal positions of another formula; None for others."""
+    """Returns the finding for positions by another sinusoidal formula; None for any other table."""
     for way, table in tables.items():
         if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
             return Finding(name, way or "sines and cosines in another order", SINUSOIDS)

@@ -253,7 +253,7 @@ def head_results(model: Model, recorded: Trace) -> np.ndarray:
         context = recorded[f"layers.{i}.attention.context"]
         output = layer["attention"]["output"]["weight"]
         written = context @ output.reshape(len(context), -1, output.shape[-1])
-        if OUTPUT_NORM in layer["attention"]:  # holds the norm's scale
+        if OUTPUT_NORM in layer["attention"]:  # the norm's scale is kept constant
             before, after = (recorded[f"layers.{i}.attention.{name}"] for name in ("output", OUTPUT_NORM))
             written *= np.divide(after, before, out=np.zeros_like(after), where=before != 0)
         stacked.append(written)

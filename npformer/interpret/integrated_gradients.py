@@ -266,7 +266,8 @@ def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tupl
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:
         return np.zeros_like(here.rows), "zeros"
-    kept = np.isin(tokens, FRAME) | np.isin(read.ids, model.config.decoder.end_ids)  # for a decoder's head
+    # End tokens are kept too: a decoder's classification head reads the row of one.
+    kept = np.isin(tokens, FRAME) | np.isin(read.ids, model.config.decoder.end_ids)
     blank = Text(np.where(kept, read.ids, numbers[name]), read.token_type_ids, read.positions)
     inputs = Inputs(_stages(model))
     _, stages = _recorded(model, _batches(model, [(blank, text[1]) if translates else blank]), inputs)

@@ -131,7 +131,7 @@ def _source(model: BaseModel, given: Any) -> np.ndarray:
     if isinstance(text, Pair):
         raise NpformerError(
             "view: a translation model writes the second text itself; give it one text, or trace it with a target: "
-            "with trace() as t: model(ids, labels=...), then heads(t, tokens=..., key_tokens=...)"
+            "`with trace() as t: model(ids, labels=...)`, then `heads(t, tokens=..., key_tokens=...)`"
         )
     return SourceEncoder(model).read(text).texts[0].ids
 

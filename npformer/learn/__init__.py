@@ -4,8 +4,9 @@
     npformer.learn.check("my_transformer")      runs it in a process of its own: a table of what is right, wrong and why
 
 `chapters/` has the exercises, `right.py` their answers by npformer's functions. `judge.py` judges one function,
-`causes.py` names the mistake in it, and `doctor.py` asks the diagnosis of ports. `running.py` starts the process
-`worker.py`, in which the file runs; `look.py` draws the learner's model. The command is `npformer learn`.
+`causes.py` names the mistake in it, and `doctor.py` runs the port diagnosis (`golden.diagnose`) on it. `running.py`
+starts the process `worker.py`, in which the file runs; `look.py` draws the learner's model. The command is
+`npformer learn`.
 """
 
 from npformer.learn.checking import check

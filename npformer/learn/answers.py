@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 def call(function: Function, args: tuple[Any, ...]) -> Outcome:
-    """Calls a function that certainly ends, such as one with a known mistake."""
+    """Calls a function that is known to end, such as one with a known mistake."""
     try:
         with np.errstate(all="ignore"):
             return Outcome(function(*args))

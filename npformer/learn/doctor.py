@@ -204,7 +204,7 @@ def _layers(seed: int) -> dict[str, Any]:
 
 
 def _scaled(tree: dict[str, Any]) -> Any:
-    """Returns the weights with small matrices, so that softmax does not saturate and hide mistakes."""
+    """Returns the weights with the matrices scaled down: otherwise softmax would saturate and hide mistakes."""
     flat = flatten(tree)
     matrices = [name for name, array in flat.items() if array.ndim == 2 and "embeddings" not in name]
     return unflatten(flat | {name: (flat[name] / math.sqrt(len(flat[name]))).astype(np.float32) for name in matrices})

@@ -36,8 +36,9 @@ class Answers(list[Any]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, str):
             raise NpformerError(
-                f"expected an index into {len(self)} answers, got {place!r:.80}; the first answer has "
-                f"[0][{place!r:.80}]. A list of texts gives a list of such lists, even for one text"
+                f"expected an index into {len(self)} answers, got {place!r:.80}; for the first answer use "
+                f"[0][{place!r:.80}]. If the input is a list, even of one text, the result has one such list of "
+                "answers per text"
             )
         return super().__getitem__(place)
 

@@ -83,7 +83,7 @@ class TextRanking(Ranking):
         elif model.config.head == "causal-lm":
             raise NpformerError(
                 f"{self.name}: a causal-lm model needs a LogitScore module in modules.json and a chat template, as "
-                "saved by version 5.4 or newer of sentence-transformers; got neither"
+                "saved by version 5.4 or newer of sentence-transformers; got no LogitScore module"
             )
         labels = model.config.labels
         if model.config.head == "sequence-classification" and len(labels) != 1:

@@ -17,7 +17,7 @@ from npformer.runtime.threads import run_tasks
 from npformer.tasks.pooling import normalize
 
 BLOCK = 2**19  # numbers of the corpus in a block, which fits a core's cache
-QUERIES = 256  # queries compared with a block at a time
+QUERIES = 256  # number of queries compared with each block in one product
 PENDING = 1024  # pairs of query and vector scored at a time
 
 

@@ -55,7 +55,7 @@ def linear(warmup: int, total: int) -> Schedule:
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     if not 0 <= warmup <= total:
-        raise NpformerError(f"linear: expected a warmup from 0 to the total of {total}, got {warmup}")
+        raise NpformerError(f"linear: expected warmup between 0 and the total of {total} steps, got {warmup}")
 
     def factor(step: int) -> float:
         return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))

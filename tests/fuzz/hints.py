@@ -1,5 +1,5 @@
 """Meaningful values in a file of one kind: key -> values to set. Sizes that are too large, names that exist
-elsewhere, parts of tokenizers that take long, grow text or point nowhere."""
+elsewhere, parts of tokenizers that take a long time, make text longer or point nowhere."""
 
 from __future__ import annotations
 

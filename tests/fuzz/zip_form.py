@@ -13,7 +13,7 @@ from tests.fuzz.draw import Draw
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: its bytes, and the fields with false values."""
+    """One entry: its bytes, and the header fields to falsify."""
 
     name: str
     data: bytes

@@ -162,7 +162,8 @@ def test_a_mistake_is_named_from_few_stages(head: str, key: str) -> None:
     ],
 )
 def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_across(name: str, plant: Plant) -> None:
-    """Attention to a source has different numbers of queries and keys, yet this is one mistake in all layers."""
+    """The mistake cannot occur in cross-attention, where the numbers of queries and keys differ. It is still reported
+    as one mistake in all layers."""
     model, recorded = reference(WRITER)
     diagnosis = golden.diagnose(recorded, stages(WRITER, plant), model)
     assert name in diagnosis.causes

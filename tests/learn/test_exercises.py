@@ -76,7 +76,7 @@ def of_each(slow: Sequence[str]) -> list[Any]:
 
 @pytest.mark.parametrize("exercise", of_each(slow=LONG))
 def test_every_mistake_is_named_and_no_other(exercise: Exercise) -> None:
-    """The judge takes the first mistake that fits in every case: so no two mistakes of a table are alike."""
+    """The judge takes the first mistake that fits all cases, so no two mistakes of a table look alike either."""
     assert_named(exercise, exercise.slips)
 
 

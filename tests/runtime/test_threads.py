@@ -162,7 +162,7 @@ def test_an_error_in_a_worker_comes_up_in_the_caller() -> None:
     caller, barrier = threading.current_thread(), threading.Barrier(2)
 
     def task() -> None:
-        barrier.wait(PATIENCE)  # so that both threads have one of the two tasks
+        barrier.wait(PATIENCE)  # so that each thread takes one of the two tasks
         if threading.current_thread() is not caller:
             raise ValueError("in a worker")
 

@@ -150,10 +150,10 @@ def test_a_keyword_for_one_of_several_answers_gets_a_hint():
     assert words == fill("I [MASK] ice")
     assert words[1:2] == [words[1]]
     with pytest.raises(
-        NpformerError, match=r"an index into 5 answers, got 'token_str'; the first answer has \[0\]\['token_str'\]"
+        NpformerError, match=r"an index into 5 answers, got 'token_str'; for the first answer use \[0\]\['token_str'\]"
     ):
         words["token_str"]
-    with pytest.raises(NpformerError, match="A list of texts gives a list of such lists, even for one text"):
+    with pytest.raises(NpformerError, match="even of one text, the result has one such list of answers per text"):
         classify("ice", top_k=2)["label"]
     assert classify("ice")[0] == classify("ice")
 

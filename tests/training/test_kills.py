@@ -1,4 +1,5 @@
-"""A training killed repeatedly, at any moment of a step or a save, ends with the bits of an uninterrupted one."""
+"""A training run that is killed repeatedly, at any moment of a step or a save, ends with the bits of an uninterrupted
+run."""
 
 from __future__ import annotations
 

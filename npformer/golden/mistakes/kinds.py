@@ -184,7 +184,7 @@ def some_heads(port: Port) -> Ways:
 
 
 def _taken(y: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Returns the heads of y in another order, with zeros for -1."""
+    """Returns the heads of y in the order `order`; -1 gives a head of zeros."""
     heads = y if y.ndim == 3 else split_heads(y, len(order))
     made = heads[order] * (order >= 0)[:, None, None]
     return made if y.ndim == 3 else combine_heads(made)

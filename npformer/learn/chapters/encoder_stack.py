@@ -24,11 +24,8 @@ Linear = Mapping[str, Array]
 def _layer_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 0], [0, 2]]), 1, *layer_weights(1, 2, 3).values()),
-        (
-            drawn(1, 4, 6),
-            2,
-            *layer_weights(10, 6, 7).values(),
-        ),  # no size is the root or the double of another
+        # no size is the square root of another, or twice another
+        (drawn(1, 4, 6), 2, *layer_weights(10, 6, 7).values()),
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
 

@@ -160,7 +160,7 @@ def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
 def _without_last(p: Array, top_p: float) -> Array:
     """Returns whether each word is in the set, without the last word of the set."""
     if top_p == 1:
-        raise Undetermined  # rounding decides whether the sum of all words is larger
+        raise Undetermined  # whether all probabilities together reach top_p depends on rounding
     return _kept(p, top_p, one=-1)
 
 
