@@ -212,7 +212,8 @@ def masked_attention(
     may thus keep its keys in an array with free space, or the keys of several beams in one array. Long queries are
     computed in blocks; a block skips keys before the first and after the last that any of its queries may attend to.
     """
-    if q.shape[-2] > QUERIES and mask.shape[-2:] == (q.shape[-2], k.shape[-2]) and add is None and not listening():
+    square = mask.dtype == bool and mask.shape[-2:] == (q.shape[-2], k.shape[-2])
+    if q.shape[-2] > QUERIES and square and add is None and not listening():
         return _in_blocks(q, k, v, mask)
     scores = _by_group(inner_products_in_room, q, k)  # q @ k.mT
     scores = tap("scores", scores if add is None else add(scores))

@@ -345,6 +345,15 @@ def test_a_listener_changes_no_bit() -> None:
     assert heard == ["query", "key", "value", *stages, *stages, "combined", "output"]
 
 
+def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
+    """With more queries than a block has. 0 admits a key."""
+    q, k, v = normal(1, 100, 8), normal(1, 100, 8), normal(1, 100, 8)
+    admitted = np.tri(100, dtype=bool)
+    added = np.where(admitted, 0, -np.inf).astype(q.dtype)
+    expected = scaled_dot_product_attention(q, k, v, admitted)
+    assert alike(scaled_dot_product_attention(q, k, v, added), expected)
+
+
 @pytest.mark.parametrize("heads", [(2, 2), (6, 3)])
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
