@@ -15,7 +15,7 @@ import numpy as np
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax, softmax_backward
 from npformer.masks import masked_softmax
-from npformer.runtime.products import in_columns, inner_products, inner_products_in_room, row_products
+from npformer.runtime.products import Scratch, in_columns, inner_products, inner_products_in_room, row_products
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
 from npformer.runtime.tiles import in_place
 from npformer.tape import Stages
@@ -226,15 +226,17 @@ def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) ->
     rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
     columns = in_columns(k.mT, rows)
     context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    of_scores, of_context = Scratch(q.dtype), Scratch(q.dtype)
     for start in range(0, q.shape[-2], QUERIES):
         block = slice(start, start + QUERIES)
         seen = np.flatnonzero(mask[..., block, :].reshape(-1, mask.shape[-1]).any(axis=0))
         first, last = (int(seen[0]) // TERMS * TERMS, int(seen[-1]) // TERMS * TERMS + TERMS) if len(seen) else (0, 0)
 
         def product(a: np.ndarray, b: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
-            return columns.times(a, first, last)
+            return columns.times(a, first, last, of_scores)
 
         scores = _by_group(product, q[..., block, :], k)  # q @ k.mT
-        weights = masked_softmax(scores, mask[..., block, first:last])
-        context[..., block, :] = _by_group(matmul_in_order, weights, v[..., first:last, :])
+        weights = masked_softmax(scores, mask[..., block, first:last], out=scores)
+        weighted = partial(matmul_in_order, scratch=of_context)
+        context[..., block, :] = _by_group(weighted, weights, v[..., first:last, :])
     return context

@@ -48,10 +48,13 @@ def causal_mask(queries: int, keys: int | None = None) -> np.ndarray:
     return np.tri(queries, keys, keys - queries, dtype=bool)
 
 
-def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
+def masked_softmax(
+    scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, front: int = 0, out: np.ndarray | None = None
+) -> np.ndarray:
     """softmax over the keys that the mask allows. A row without such a key becomes zeros.
 
-    The mask is boolean, or floats that are added to the scores. terms, front: as in `sum_in_order`.
+    The mask is boolean, or floats that are added to the scores. terms, front: as in `sum_in_order`. out: memory for
+    the result, which may be scores.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":
         raise NpformerError(f"attention: mask must be booleans, or floats to be added to the scores, got {mask.dtype}")
@@ -64,9 +67,12 @@ def masked_softmax(scores: np.ndarray, mask: np.ndarray, terms: int = TERMS, fro
         return np.zeros_like(scores)
     if mask.dtype != bool:
         scores = scores + mask.astype(scores.dtype, copy=False)
-    weights = np.where(admitted, scores, -np.inf).astype(scores.dtype, copy=False)
+    weights = np.empty_like(scores) if out is None else out
+    if weights is not scores:
+        weights[...] = scores
+    np.copyto(weights, -np.inf, where=~admitted)
     if not every_row:
-        weights = np.where(seen, weights, 0).astype(scores.dtype, copy=False)
+        np.copyto(weights, 0, where=~seen)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         weights -= weights.max(axis=-1, keepdims=True)
         np.exp(weights, out=weights)

@@ -7,6 +7,7 @@ with weights are in `weight_products.py`.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,23 @@ def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
 
 
+class Scratch:
+    """Memory that one product after another is written to. The first use of new memory can take longer than a product.
+
+    Part 0 is for products, part 1 for results that join several products.
+    """
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._parts = [np.empty(0, dtype), np.empty(0, dtype)]
+
+    def array(self, *shape: int, part: int = 0) -> np.ndarray:
+        """An array of this shape. It shares its memory with earlier arrays of this part."""
+        size = math.prod(shape)
+        if size > self._parts[part].size:
+            self._parts[part] = np.empty(size, self._parts[part].dtype)
+        return self._parts[part][:size].reshape(shape)
+
+
 class Columns(NamedTuple):
     """b (..., K, N), laid out by `in_columns` for several products, which have the same bits as `matmul`."""
 
@@ -117,21 +135,36 @@ class Columns(NamedTuple):
         """The same layout for b[index], where index selects along leading axes."""
         return Columns(self.plain[index], self.whole[index], self.margin)
 
-    def times(self, a: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
-        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first, last: multiples of VECTOR, or the end of b."""
+    def times(
+        self, a: np.ndarray, first: int = 0, last: int | None = None, scratch: Scratch | None = None
+    ) -> np.ndarray:
+        """a @ b[..., first:last], (..., M, K) -> (..., M, N). first, last: multiples of VECTOR, or the end of b.
+
+        scratch: memory for the result, which the next product with the same scratch overwrites.
+        """
         last = self.plain.shape[-1] if last is None else min(last, self.plain.shape[-1])
         if last <= first or not has_kernel(a, self.plain):
             return a @ self.plain[..., first:last]
         k, rows = kernel(a.dtype), a.shape[-2]
         a = with_rows(a, k.rows(rows))
-        room = k.span - 2 * self.margin if self.margin else last - first
-        products = []
-        for start in range(first, last, room):
-            width = min(room, last - start)
+        lead = () if scratch is None else np.broadcast_shapes(a.shape[:-2], self.whole.shape[:-2])
+
+        def product(start: int, width: int) -> np.ndarray:
             end = start + width + 2 * self.margin
-            product = k.product(a, self.whole[..., start : end + -(end - start) % VECTOR])
-            products.append(product[..., :rows, self.margin : self.margin + width])
-        return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
+            block = self.whole[..., start : end + -(end - start) % VECTOR]
+            out = None if scratch is None else scratch.array(*lead, a.shape[-2], block.shape[-1])
+            return k.product(a, block, out)[..., :rows, self.margin : self.margin + width]
+
+        room = k.span - 2 * self.margin if self.margin else last - first
+        if last - first <= room:
+            return product(first, last - first)
+        places = [(start, min(room, last - start)) for start in range(first, last, room)]
+        if scratch is None:
+            return np.concatenate([product(*place) for place in places], axis=-1)
+        joined = scratch.array(*lead, rows, last - first, part=1)
+        for start, width in places:
+            joined[..., start - first : start - first + width] = product(start, width)
+        return joined
 
 
 def in_columns(b: np.ndarray, rows: int) -> Columns:

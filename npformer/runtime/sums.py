@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from npformer.runtime.products import in_columns, matmul
+from npformer.runtime.products import Scratch, in_columns, matmul
 
 TERMS = 16  # terms in a group; small, because the keys of each beam are read in groups of this size
 MANY = 1 << 12  # number of terms from which it is faster to loop over the terms of a group than over groups
 TOGETHER = 1 << 14  # numbers in the products of groups that are computed together, so that they fit in the cache
+IN_SCRATCH = 1 << 17  # the same for products in memory that is used again, for which fewer calls count more
 
 
 def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
@@ -61,19 +62,23 @@ def sum_in_order(
     return y.sum(axis=-1, keepdims=True) if total is None else total
 
 
-def matmul_in_order(a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int = 0) -> np.ndarray:
-    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`."""
-    some = max(1, TOGETHER // max(1, math.prod(a.shape[:-1]) * b.shape[-1]))
+def matmul_in_order(
+    a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int = 0, scratch: Scratch | None = None
+) -> np.ndarray:
+    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`. scratch: for the products."""
+    together = TOGETHER if scratch is None else IN_SCRATCH
+    some = max(1, together // max(1, math.prod(a.shape[:-1]) * b.shape[-1]))
     total: np.ndarray | None = None
     for run, sizes in groups(b.shape[-2], terms, front):
         left = a[..., run].reshape(*a.shape[:-1], *sizes).swapaxes(-2, -3)  # (..., groups, M, size)
         right = in_columns(b[..., run, :].reshape(*b.shape[:-2], *sizes, b.shape[-1]), a.shape[-2])
         for i in range(0, sizes[0], some):
             part = ..., slice(i, i + some), slice(None), slice(None)
-            products = right.part(*part).times(left[part])
-            if total is not None:
-                products[..., 0, :, :] += total
-            total = products[..., 0, :, :]
+            products = right.part(*part).times(left[part], scratch=scratch)
+            if total is None:
+                total = products[..., 0, :, :].copy()
+            else:
+                total += products[..., 0, :, :]
             for j in range(1, products.shape[-3]):
                 total += products[..., j, :, :]
     return matmul(a, b) if total is None else total

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npformer.runtime import sums
-from npformer.runtime.products import matmul
+from npformer.runtime.products import Scratch, matmul
 from npformer.runtime.sums import TERMS, matmul_in_order, sum_in_order
 from tests.support.bits import alike
 
@@ -69,6 +69,10 @@ def test_a_product_adds_its_groups_in_order(
             assert alike(matmul_in_order(a, b, terms, front), expected)
     finally:
         sums.TOGETHER = before
+    scratch = Scratch(a.dtype)
+    for x in (-a, a):  # the second result does not contain values that the first one left in the memory
+        result = matmul_in_order(x, b, terms, front, scratch)
+    assert alike(result, expected)
 
 
 @given(DTYPES, st.integers(1, 40), st.integers(0, 60))
