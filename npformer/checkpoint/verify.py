@@ -82,7 +82,7 @@ def verify_once(path: Path) -> None:
     """
     try:
         found = os.stat(path)
-    except OSError:  # reading the folder reports it
+    except OSError:  # reading the folder reports the error
         return
     mark = f"{path.parent.name}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
     cache = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "npformer", "checked"))

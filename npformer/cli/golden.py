@@ -248,7 +248,7 @@ def _run(args: argparse.Namespace) -> int:
     timeout = positive("--timeout", TIMEOUT if args.timeout is None else args.timeout)
     width = max(len(entry["name"]) for entry in golden.read_suite(folder, args.case))
     verdicts = []
-    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # fails before the run
+    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # a wrong path fails before the run
         for verdict in golden.run_suite(folder, command, args.case, timeout, args.dtype):
             verdicts.append(verdict)
             if args.format in (None, "text"):

@@ -101,6 +101,6 @@ def _sizes(array: Any) -> np.ndarray:
         return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
     try:
         size = kind.bit_width // 8
-    except ValueError:  # a type that is rare
+    except ValueError:  # a type without a fixed width
         size = array.nbytes // max(len(array), 1)
     return np.full(len(array), size)

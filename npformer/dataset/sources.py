@@ -144,7 +144,7 @@ def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File
     form = form_of(path)
     with explained(path):
         size = path.stat().st_size
-        with open_file(as_given(path)):  # a regular file
+        with open_file(as_given(path)):  # raises an error unless it is a regular file
             digest = checksum(path)
         if not size:
             raise NpformerError(f"{path}: the file is empty")

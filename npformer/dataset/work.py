@@ -179,7 +179,7 @@ def _made(work: RemoteTask) -> Task:
 
 
 def machine() -> dict[str, str]:
-    """Returns everything besides the task that affects the last bits of answers."""
+    """Returns everything except the task that affects the last bits of answers."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]

@@ -202,7 +202,7 @@ class Run(Arrays):
         except (KeyError, IndexError, ValueError) as error:  # the model lacks a stage or weight
             raise NpformerError(f"{name}: impossible with this model: {error}") from None
         if name == "logits" and self.port.config.head == "replaced-token" and made.ndim == 2:
-            made = made[..., 0]  # its only column
+            made = made[..., 0]  # the head's logits have a single column
         if made.shape != array.shape:
             raise NpformerError(f"{name}: expected an array of shape {array.shape} from the rule, got {made.shape}")
         return made.astype(array.dtype, copy=False)

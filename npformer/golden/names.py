@@ -127,7 +127,7 @@ def weight_names(config: Config) -> dict[str, str]:
         names[ours] = ours
         for theirs in source.alone:
             for name in (theirs, theirs.removeprefix(prefix)):
-                names.setdefault(name, ours)  # layers that share weights: the first
+                names.setdefault(name, ours)  # if layers share weights, the first layer's name
     return names
 
 

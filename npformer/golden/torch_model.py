@@ -175,7 +175,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         of_model = _reads_last(golden) or config.head == "translation"  # translation adds a bias outside the module
         if of_model and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
-        if convolution in modules:  # its columns are tokens
+        if convolution in modules:  # the columns of its output are tokens
             hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
         stack.enter_context(attention(model, golden, modules, heard))
         yield

@@ -316,7 +316,7 @@ def _elsewhere() -> dict[str, str]:
         found = dict(family.stages)
         for head, groups in family.heads.items():
             for group, path in {**family.encoder, **groups}.items():
-                if (group, head) != ("head.output", "question-answering"):  # else start and end share a path
+                if (group, head) != ("head.output", "question-answering"):  # start and end share that path
                     found[path] = "logits" if group == "head.output" else group
             fused = [path for path, count in Counter(family.encoder.values()).items() if count > 1]
             found = {path: stage for path, stage in found.items() if path not in fused}

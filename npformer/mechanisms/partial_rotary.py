@@ -61,7 +61,7 @@ class PartialRotary(Rotary):
 
 def _whole_heads(y: np.ndarray, at: Any) -> np.ndarray:
     rotary = rotary_in(at)
-    if isinstance(rotary.scaling, LongRope):  # it has divisors for the rotated columns only
+    if isinstance(rotary.scaling, LongRope):  # the scaling has divisors for the rotated columns only
         return y
     whole = Rotary(rotary.theta, rotary.d_head, rotary.scaling)
     return whole.rotated(at.source, *whole.angles_at(np.arange(len(y)), y.dtype))

@@ -129,7 +129,7 @@ class Columns(NamedTuple):
 
     plain: np.ndarray
     whole: np.ndarray  # plain with margins on both sides
-    margin: int  # columns
+    margin: int  # number of columns of each margin
 
     def part(self, *index: Any) -> Columns:
         """The same layout for b[index], where index selects along leading axes."""

@@ -85,7 +85,7 @@ class App:
         self._check_key(request)
         self._check_open()
         async with self.bodies.read(request) as body:
-            self._check_open()  # other bodies may have arrived first
+            self._check_open()  # again: other requests may have been accepted while this body arrived
             self.open += 1
             try:
                 async with asyncio.timeout(self.limits.seconds):

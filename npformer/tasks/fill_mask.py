@@ -155,7 +155,7 @@ class FillMask(Task):
             "score": score,
             "token": token,
             "token_str": decode([token], skip_special_tokens=False),
-            "sequence": decode(filled, skip_special_tokens=alone),  # leaves the other masks
+            "sequence": decode(filled, skip_special_tokens=alone),  # the other masks stay in the text
         }
 
     def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:

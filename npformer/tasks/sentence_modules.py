@@ -106,7 +106,7 @@ def _function(step: Step, arrays: dict[str, np.ndarray]) -> Function:
     weight, bias = arrays["linear.weight"].T.copy(), arrays.get("linear.bias")
     residual = arrays["residual.weight"].T.copy() if "residual.weight" in arrays else None
     activation = ACTIVATIONS.get(step.activation)
-    if step.residual and residual is None:  # of the same width
+    if step.residual and residual is None:  # input and output have the same width
         return lambda x: dense(x, activation, weight, bias) + x
     return lambda x: dense(x, activation, weight, bias, residual)
 

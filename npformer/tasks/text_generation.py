@@ -151,7 +151,7 @@ class TextGeneration(Writing):
         return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens or 1), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
-        """Returns the unchecked settings for a prompt of `count` tokens."""
+        """Returns the unchecked settings for a prompt of `n_tokens` tokens."""
         settings = {
             **options.settings,
             **({"stop_strings": ""} if "stop_strings" in self.stored else {}),

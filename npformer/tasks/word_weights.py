@@ -99,7 +99,7 @@ class OfVocabulary:
         for index, request in enumerate(requests):
             pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
             rows = np.concatenate([next(iter(output.values()))[each] for output, each in pairs])
-            if listening():  # then the whole model has run
+            if listening():  # with a listener, the whole model has run, head included
                 yield index, rows
                 continue
             for start in range(0, len(rows), ROWS):

@@ -183,7 +183,7 @@ class Encoder:
         """
         texts = [self._within(text) for text in _texts(given)]
         if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
-            return None  # blocks would save nothing
+            return None  # each text is a single block
         limit = min(limit or self.limit, self.limit)
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
         begun = [self._first(text, room) for text in texts]

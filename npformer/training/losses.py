@@ -194,7 +194,7 @@ class TranslationLoss:
     --------
     >>> from npformer.training.translator import translator
     >>> loss = TranslationLoss(translator(vocabulary=300, width=32, heads=4, layers=2, ffn=64, longest=16))
-    >>> loss.count(Example(npformer.Text(np.array([5, 6, 0])), np.array([7, 8])))  # and the end token
+    >>> loss.count(Example(npformer.Text(np.array([5, 6, 0])), np.array([7, 8])))  # two tokens and the end token
     3
     """
 

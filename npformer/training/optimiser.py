@@ -58,10 +58,8 @@ def global_norm(gradients: Mapping[str, Gradient]) -> float:
     """
     arrays = [grad.values if isinstance(grad, SparseRows) else grad for grad in gradients.values()]
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    with (
-        single_blas_thread(),
-        np.errstate(over="ignore", invalid="ignore"),
-    ):  # because several threads would change the order of addition
+    # Several BLAS threads would change the order of addition.
+    with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
         blocks = (array[start : start + BLOCK] for array in flat for start in range(0, len(array), BLOCK))
         return math.sqrt(sum(float(np.dot(block, block)) for block in blocks))
 

@@ -207,7 +207,7 @@ def summed_after_norm(port: Port) -> Ways:
             kinds["token type embeddings"] = (SEGMENT,)
         for way, late in {**kinds, "position and token type embeddings": (POSITION, SEGMENT)}.items():
             yield way, {"embeddings.norm": lambda y, at, late=late: _late(at, late)}
-            yield (  # exported without them
+            yield (  # the sum is exported without these embeddings
                 way,
                 {
                     "embeddings.sum": lambda y, at, late=late: y - sum(map(at, late)),

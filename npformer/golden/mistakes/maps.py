@@ -56,7 +56,7 @@ def said_of_map(order: np.ndarray, width: int = 0) -> str:
 
 
 def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
-    """Returns for each number the index of the equal one, itself first; None if one has no equal, or all stay."""
+    """Returns for each number the index of an equal one, if possible its own; None if one has no equal, or all stay."""
     near = np.abs(np.subtract.outer(theirs, own)).argmin(1)
     allowed = 1e-5 * max(float(np.abs(own).max()), 1e-30)
     near = np.where(np.abs(theirs - own) <= allowed, np.arange(len(own)), near)

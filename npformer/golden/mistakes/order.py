@@ -66,7 +66,7 @@ def norm_of_block(port: Port) -> Ways:
         yield from ((f"{way}, after {name[2:-5]}", {name: rule}) for name, rule in rules.items())
         yield f"{way}, after both blocks", rules
     for block, x in (("attention", "input"), ("ffn", "attention_norm")):
-        sums, stage = f"*.{block}_residual", f"*.{block}_norm"  # exported before X is added
+        sums, stage = f"*.{block}_residual", f"*.{block}_norm"  # the sum is exported before X is added
         rules = {sums: lambda y, at, block=block: at.written(block), stage: alone[stage]}
         changed = port.ruling(rules).rereading({stage: lambda y, at, x=x: at(x) + y})
         yield f"X is added to it, after {block}, where {block}_norm is read", changed

@@ -107,7 +107,7 @@ def part_of_columns(port: Port) -> Ways:
 
 
 def _left_out(port: Port) -> np.ndarray | None:
-    """Returns the columns that the port's products leave out; None if there are none or queries or keys are missing."""
+    """Returns the columns that the port's products leave out; None without such columns, queries or keys."""
     name = port.stage.removesuffix("scores")
     arrays = [port.given.get(f"{name}{each}_heads") for each in QKV[:2]]
     if not port.stage.endswith("attention.scores") or None in arrays:

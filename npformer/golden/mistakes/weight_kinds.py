@@ -162,7 +162,7 @@ def _moved(axis: int, order: np.ndarray, has_bias: bool) -> dict[str, Rule]:
 
 
 def other_bias(port: Port) -> Ways:
-    """Every row has the same row added: the bias with a factor, in another order, or unlike any in the model."""
+    """The bias has a factor or another order, or is unlike any in the model: all rows differ by the same row."""
     own, (theirs, right) = port.weights.get(f"{port.stage}.bias"), map(rows, (port.theirs, port.rightly))
     if len(theirs) < 3 or theirs.shape != right.shape or not is_single(port):
         return
@@ -175,7 +175,7 @@ def other_bias(port: Port) -> Ways:
     if own is not None:
         other = own + added
         if any(np.allclose(other, b, atol=1e-5) for b in (*alike, -own, 0 * own)):
-            return  # other mistakes name it
+            return  # other mistakes name such a bias
         c = float(own @ other) / max(float(own @ own), 1e-300)
         order = map_of_numbers(other, own)
         said = f"{port.stage}.bias is another one, off by up to {np.abs(added).max():.3g}"
