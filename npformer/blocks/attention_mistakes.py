@@ -280,7 +280,10 @@ def _near(x: np.ndarray, size: int) -> np.ndarray:
 def _special_hidden(port: Any) -> Ways:
     for way, hide in {"the first": [0], "the last": [-1], "the first and the last": [0, -1]}.items():
         if min(port.lengths) > len(hide):
-            yield way, _of_scores(lambda x, hide=hide: softmax(_without(x, hide)))
+            rules = _of_scores(lambda x, hide=hide: softmax(_without(x, hide)))
+            yield way, rules
+            for padded in port.paddings.values() if port.has_padding else ():
+                yield f"{way}, and padding is seen", padded.ruling(rules)
 
 
 def _without(x: np.ndarray, hide: list[int]) -> np.ndarray:

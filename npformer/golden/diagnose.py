@@ -285,13 +285,14 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the stages that a cause must explain, too: of the same block, or of all layers below a head.
 
-        A cause with a rule for the stage and others for its children must explain these children.
+        A cause with a rule for the stage and others for its children, or for single stages, must explain these, too.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
             others = [each for each, _ in wrong.rules[len(base.rules) :] if not matches(base.stage, each)]
             of = parents(base.config, base.weights) if others else {}
             near = [name for name in of if base.stage in of[name] and any(matches(name, each) for each in others)]
+            near += [each for each in others if each in self.given]  # stages of a single layer
         elif block:
             near = [name for name in self.given if name != base.stage and block_of(name) == block]
         elif base.stage.startswith(HEAD):

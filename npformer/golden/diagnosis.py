@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import isclose
 
 from npformer.common.mistake import Mistake
@@ -27,11 +29,19 @@ class Fit:
 
 
 def together(fits: list[Fit]) -> list[Fit]:
-    """Returns the best fit of each mistake, naming all ways that give the same values."""
+    """Returns the best fit of each mistake, naming all ways that give the same values.
+
+    Of a way and the same way with an addition, such as "a token sees earlier ones, padding is seen too", it names only
+    the shorter one: the addition changes nothing, so nothing shows it.
+    """
     best: dict[str, Fit] = {}
     for fit in fits:
         first = best.setdefault(fit.mistake.name, fit)
-        if isclose(fit.budgets, first.budgets, rel_tol=SAME) and fit.way not in first.way:
+        if not isclose(fit.budgets, first.budgets, rel_tol=SAME):
+            continue
+        if first.way.startswith(f"{fit.way}, "):
+            best[fit.mistake.name] = replace(first, way=fit.way)
+        elif fit.way not in first.way and not fit.way.startswith(f"{first.way}, "):
             best[fit.mistake.name] = replace(first, way=first.way and f"{first.way}, or {fit.way}")
     return list(best.values())
 
@@ -75,12 +85,13 @@ class Diagnosis:
             told = "no other stage diverges" if lines else "no stage diverges: nothing to diagnose"
             return "\n".join([*lines, told])
         lines += self._lines()
-        for each in self.then:
-            lines += [
-                "",
-                f"with this mistake in the model, the next stage that diverges is {each._lines()[0]}",
-                *each._lines()[1:],
-            ]
+        for _, alike in groupby([self, *self.then], _of_any_layer):
+            each, *others = alike
+            if each is not self:
+                said = f"with this mistake in the model, the next stage that diverges is {each._lines()[0]}"
+                lines += ["", said, *each._lines()[1:]]
+            if others:
+                lines.append(f"  the same mistake in other layers: {', '.join(other.stage for other in others)}")
         return "\n".join(lines)
 
     def _lines(self) -> list[str]:
@@ -105,3 +116,9 @@ class Diagnosis:
         if self.groups and not any(fit.certain for fit in self.fits):
             lines.append(f"  check the weights it uses: {', '.join(self.groups[:6])}")
         return lines
+
+
+def _of_any_layer(diagnosis: Diagnosis) -> str:
+    """Describes the cause without numbers of layers; a diagnosis without a certain cause has its stage's name."""
+    certain = [fit for fit in diagnosis.fits if fit.certain]
+    return re.sub(r"layers\.\d+", "layers.*", str(certain[0])) if certain else diagnosis.stage

@@ -19,7 +19,7 @@ from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
 from npformer.golden.graph import head_width, parted
-from npformer.golden.mistakes.embeddings import SINUSOIDS, other_tables
+from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders
 from npformer.golden.mistakes.maps import map_of_numbers, numbers_said, said_of_map
 from npformer.golden.mistakes.precision import SCHEMES, rounded
 from npformer.model import Model, Seq2Seq
@@ -29,6 +29,7 @@ TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
+MOVED = 4  # the most rows by which a table of positions is moved
 MANY = 0.5  # the smallest share of unexplained weights that suggests another checkpoint
 
 
@@ -75,8 +76,8 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             stored_out_in[name] = True
         else:
             width = head_width(model.config, parted(name)[0]) if "attention." in name else 0
-            tables = other_tables(model.config) if name.endswith("embeddings.position.weight") else {}
-            findings.append(_of_table(name, array, tables) or _difference(name, array, ours, linear, width))
+            table = _of_table(name, array, ours[name], model) if name.endswith("embeddings.position.weight") else None
+            findings.append(table or _difference(name, array, ours, linear, width))
     findings = [each for each in findings if not _is_meant(each, dtype)]
     places = layout.sources(model.config)
     for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
@@ -119,11 +120,16 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
     return {name: np.ascontiguousarray(array, np.float32) for name, array in converted.items()}
 
 
-def _of_table(name: str, theirs: np.ndarray, tables: Mapping[str, np.ndarray]) -> Finding | None:
-    """Returns the finding for positions by another sinusoidal formula; None for any other table."""
-    for way, table in tables.items():
-        if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
-            return Finding(name, way or "sines and cosines in another order", SINUSOIDS)
+def _of_table(name: str, theirs: np.ndarray, own: np.ndarray, model: Model | Seq2Seq) -> Finding | None:
+    """Returns the finding for positions by another sinusoidal formula, or from another row; None for other tables."""
+    for cause, tables in {SINUSOIDS: other_orders(model.config), FORMULA: other_formulas(model.config)}.items():
+        for way, table in tables.items():
+            if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
+                return Finding(name, way or cause, cause)
+    for n in range(1, MOVED + 1) if theirs.shape == own.shape and len(own) > 2 * MOVED else ():
+        for said, a, b in (("later", theirs[:-n], own[n:]), ("earlier", theirs[n:], own[:-n])):
+            if np.abs(a - b).max() < 1e-4:
+                return Finding(name, f"each row is the correct one {n} {said}", "positions off by one")
     return None
 
 

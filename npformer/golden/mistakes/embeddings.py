@@ -18,7 +18,7 @@ from npformer.runtime.packing import Text, positions
 
 Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> other positions
 
-SINUSOIDS = "sines and cosines in another order"
+SINUSOIDS, FORMULA = "sines and cosines in another order", "positions by another formula"
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
 
@@ -148,7 +148,12 @@ def sinusoids(port: Port) -> Ways:
 
 
 def other_sinusoids(port: Port) -> Ways:
-    for said, table in other_tables(port.config).items():
+    for said, table in other_orders(port.config).items():
+        yield said, {POSITION: _rows_of(port, table)}
+
+
+def other_angles(port: Port) -> Ways:
+    for said, table in other_formulas(port.config).items():
         yield said, {POSITION: _rows_of(port, table)}
 
 
@@ -156,13 +161,20 @@ def _rows_of(port: Port, table: np.ndarray) -> Rule:
     return lambda y, at: table[positions_of(port, at.read_text) + port.config.positions.first]
 
 
-def other_tables(config: Config) -> dict[str, np.ndarray]:
-    """Returns the sinusoidal tables that a port may have by mistake, of a model with another one: way -> (P, D)."""
+def other_orders(config: Config) -> dict[str, np.ndarray]:
+    """Returns the sinusoidal tables with other columns of a model that has one: way -> (P, D)."""
+    if not config.positions.table.startswith("sinusoidal"):
+        return {}
+    halves = config.positions.table != "sinusoidal"
+    return {"": _sinusoids(config, not halves), "cosines before sines": _sinusoids(config, halves, swapped=True)}
+
+
+def other_formulas(config: Config) -> dict[str, np.ndarray]:
+    """Returns the sinusoidal tables with other angles of a model that has one: way -> (P, D)."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves, half = config.positions.table != "sinusoidal", config.table_width // 2
-    ways = {"": _sinusoids(config, not halves), "cosines before sines": _sinusoids(config, halves, swapped=True)}
-    ways |= {f"exponents i / {n}, not i / {half}": _sinusoids(config, halves, n=n) for n in (half - 1, 2 * half) if n}
+    ways = {f"exponents i / {n}, not i / {half}": _sinusoids(config, halves, n=n) for n in (half - 1, 2 * half) if n}
     return ways | {f"{base:.0f} for 10000": _sinusoids(config, halves, base) for base in (1e3, 1e5, 1e6)}
 
 
@@ -266,6 +278,7 @@ MISTAKES = (
         "the paper's table alternates sines and cosines, Marian's has all sines first",
         other_sinusoids,
     ),
+    Mistake(FORMULA, "the angle of position p in columns i is p / 10000^(i / n), for n = D / 2 pairs", other_angles),
     Mistake("positions left out", "the position embeddings are not added", {"": {POSITION: lambda y, at: 0 * y}}),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(

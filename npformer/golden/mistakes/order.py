@@ -102,6 +102,12 @@ def other_residual(port: Port) -> Ways:
             if stage:
                 way = f"{said}, after {block}"
                 yield way, {pattern: lambda y, at, stage=stage, block=block: at(stage) + at.written(block)}
+    if norm_first:
+        rules: Rules = {
+            f"*.{block}_residual": lambda y, at, block=block: at(f"{block}_norm") + at.written(block)
+            for block in ("attention", "ffn")
+        }
+        yield "each block's input, normalized, after both", rules
 
 
 def residual_scaled(port: Port) -> Ways:

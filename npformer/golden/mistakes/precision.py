@@ -177,6 +177,7 @@ def half_precision(port: Port) -> Ways:
     for kind in HALVES:
         rounding = partial(half, kind)
         yield f"{kind}, the weights", port.rounding(rounding, port.weights)
+        yield f"{kind}, the weights except norms and biases", _of_weights(port, rounding)
         yield f"{kind}, the products' inputs", products(rounding, rounding)
         yield (
             f"{kind}, the products' inputs except weights",

@@ -1,0 +1,58 @@
+"""The details of a right answer: a diagnosis says nothing that the other program's numbers do not show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npformer import golden, trace
+from npformer.checkpoint import flatten
+from npformer.common.mistake import Mistake
+from npformer.golden.diagnosis import Diagnosis, Fit, together
+from npformer.golden.weights import check_weights
+from npformer.runtime.packing import Text
+from tests.golden.test_mistakes_of_parts import llama
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+MASK = Mistake("a mask", "the correct mask", {})
+
+
+def test_an_addition_that_changes_nothing_is_not_named() -> None:
+    said = ("earlier ones", "earlier ones, padding is seen too", "the first token")
+    fits = [Fit(MASK, way, 0.5, 1.0, True) for way in said]
+    assert [fit.way for fit in together(fits)] == ["earlier ones, or the first token"]
+    assert [fit.way for fit in together(fits[1::-1])] == ["earlier ones"]
+
+
+def test_the_same_mistake_in_all_layers_is_one_paragraph() -> None:
+    each = [
+        Diagnosis(f"layers.{i}.output", 2.0, fits=[Fit(MASK, f"layers.{i}.output.weight", 0.5, 1.0, True)])
+        for i in range(3)
+    ]
+    said = str(Diagnosis(each[0].stage, 2.0, fits=each[0].fits, then=each[1:]))
+    assert said.count("cause:") == 1
+    assert "the same mistake in other layers: layers.1.output, layers.2.output" in said
+
+
+def test_a_last_layer_that_is_right_is_not_called_missing() -> None:
+    model, texts = llama(), [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
+    recorded, stages = golden.record(model, texts), trace(model, texts)
+    arrays = {f"{i}/{name}": array for name in stages for i, array in enumerate(stages.texts(name))}
+    head = flatten(dict(model.weights))["head.output.weight"]
+    for i in range(2):
+        arrays[f"{i}/norm"] = arrays[f"{i}/layers.1.ffn_residual"]
+        arrays[f"{i}/logits"] = arrays[f"{i}/norm"] @ head
+    assert golden.diagnose(recorded, arrays, model).causes == ["RMSNorm left out"]
+
+
+@pytest.mark.parametrize("rows", [2, -1])
+def test_a_moved_table_of_positions_is_named(rows: int) -> None:
+    model = tiny.model("bert", "masked-lm")
+    name = "embeddings.position.weight"
+    moved = np.roll(flatten(dict(model.weights))[name], -rows, axis=0)
+    moved[-rows if rows > 0 else 0 :][: abs(rows)] = 1
+    (finding,) = check_weights(model, {name: moved})
+    assert finding.cause == "positions off by one"
+    assert f"{abs(rows)} {'later' if rows > 0 else 'earlier'}" in str(finding)
