@@ -177,7 +177,9 @@ def half_precision(port: Port) -> Ways:
     for kind in HALVES:
         rounding = partial(half, kind)
         yield f"{kind}, the weights", port.rounding(rounding, port.weights)
-        yield f"{kind}, the weights except norms and biases", _of_weights(port, rounding)
+        if sum(port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2 for group in port.groups) > 1:
+            # one matrix alone does not show that the others are rounded: "one weight rounded" names it
+            yield f"{kind}, the weights except norms and biases", _of_weights(port, rounding)
         yield f"{kind}, the products' inputs", products(rounding, rounding)
         yield (
             f"{kind}, the products' inputs except weights",
