@@ -142,7 +142,13 @@ UNSEEN |= {
     "relative bias of the other stack",
     "scores divided by sqrt(d_head)",
 }
-OF_GPT2 = {"post-norm for pre-norm", "causal mask left out", "causal mask off by one", "causal mask misused"}
+OF_GPT2 = {
+    "masked scores not low enough",
+    "post-norm for pre-norm",
+    "causal mask left out",
+    "causal mask off by one",
+    "causal mask misused",
+}
 OF_ONE_CASE = {**dict.fromkeys(OF_GPT2, ("gpt2-base",)), "head in another order": ("bert-masked-lm",)}
 GROUPED = "grouped heads with other partners"
 OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]

@@ -44,9 +44,9 @@ class Window(Mechanism):
 def _other_windows(port: Any) -> Ways:
     reach = next(each.reach for of_layers in port.config.layer_kinds for each in of_layers if isinstance(each, Window))
     reaches = {
-        "a token more on each side": reach + 1,
-        "a token less on each side": reach - 1,
-        "the whole window on each side": 2 * reach,
+        "a token more": reach + 1,
+        "a token less": reach - 1,
+        "twice as many tokens": 2 * reach,
         "no window": port.config.max_length,
     }
     for way, other in reaches.items():

@@ -25,7 +25,7 @@ PLANTED = {
     "no window": "another local window",
     "exclusive window": "another local window",
     "window everywhere": "another local window",
-    "unscaled embeddings": "embeddings scaled by sqrt(D)",
+    "unscaled embeddings": "embeddings scaled otherwise",
     "heads not normalized": "norms of heads left out",
     "rotated first": "norms of heads after the rotation",
     "w for 1 + w in heads": "1 + weight of RMSNorm misused",

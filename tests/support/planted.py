@@ -198,7 +198,7 @@ KNOWN: dict[str, tuple[str, Plant]] = {
         attr("positions", lambda port: np.where(port.types == 1, port.positions - 2, port.positions)),
     ),
     "reversed": ("positions by another rule", attr("positions", lambda port: (port.mask.cumsum(1)[:, ::-1] - 1).clip(0))),
-    "sqrt(D)": ("embeddings scaled by sqrt(D)", put("token", lambda port: PlainPort.token(port) * np.float32(32**0.5))),
+    "sqrt(D)": ("embeddings scaled otherwise", put("token", lambda port: PlainPort.token(port) * np.float32(32**0.5))),
     "q and k": ("query and key swapped", weights(lambda port: swapped(port, "query", "key"))),
     "q and v": ("query and value swapped", weights(lambda port: swapped(port, "query", "value"))),
     "k and v": ("key and value swapped", weights(lambda port: swapped(port, "key", "value"))),

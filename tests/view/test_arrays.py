@@ -241,7 +241,7 @@ A = weights(4, 2, 3, 7, 7)
             lambda: view.stages(trace(tiny.model(), "I"), labels=["one"]),
             "labels: expected 2, one per logit, got 1",
         ),
-        (lambda: view.attribution(A, tokens=WORDS, label="POSITIVE"), "label= needs a model"),
+        (lambda: view.attribution(A, tokens=WORDS, label="POSITIVE"), "label= needs a text classifier"),
         (lambda: view.attribution(A, tokens=WORDS, scores={"mine": [1.0]}), "scores 'mine': expected 7 finite numbers"),
         (lambda: view.attribution(tiny.model(), "I love it", label="GOOD"), "expected one of NEGATIVE, POSITIVE"),
         (lambda: view.attribution(tiny.model(), "  "), "expected a text with at least one word"),

@@ -199,17 +199,17 @@ def scaled(port: Port) -> Ways:
     if port.config.scale_embedding:
         own = port.config.token_scale
         yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
-        yield "the positions too", {POSITION: lambda y, at: y * own}
+        yield "the positions by sqrt(D), too", {POSITION: lambda y, at: y * own}
         for dtype in ROUNDED:  # rounding to float32 would not show
             number = replace(port.config, scale_dtype=dtype).token_scale
             if abs(number / own - 1) > 1e-5:
                 said = f"by sqrt(D) rounded to {dtype}"
                 yield said, {"embeddings.token": lambda y, at, number=number: y * (number / own)}
     else:
-        yield "the tokens", {"embeddings.token": lambda y, at: y * root}
-        yield "the sum", {"embeddings.sum": lambda y, at: y * root}
-        yield "the tokens, by 1 / sqrt(D)", {"embeddings.token": lambda y, at: y / root}
-        yield "the normalized sum", {"embeddings.norm": lambda y, at: y * root}
+        yield "the tokens by sqrt(D)", {"embeddings.token": lambda y, at: y * root}
+        yield "the sum by sqrt(D)", {"embeddings.sum": lambda y, at: y * root}
+        yield "the tokens by 1 / sqrt(D)", {"embeddings.token": lambda y, at: y / root}
+        yield "the normalized sum by sqrt(D)", {"embeddings.norm": lambda y, at: y * root}
 
 
 def summed_after_norm(port: Port) -> Ways:
@@ -282,8 +282,8 @@ MISTAKES = (
     Mistake("positions left out", "the position embeddings are not added", {"": {POSITION: lambda y, at: 0 * y}}),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(
-        "embeddings scaled by sqrt(D)",
-        "the model of 2017 multiplies token embeddings by sqrt(D), BERT does not",
+        "embeddings scaled otherwise",
+        "the model of 2017, Marian and Gemma multiply token embeddings by sqrt(D), BERT and Llama do not",
         scaled,
     ),
     Mistake("embeddings added after the norm", "the norm is applied to the sum of all embeddings", summed_after_norm),
