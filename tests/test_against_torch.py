@@ -130,7 +130,12 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
 #: query itself.
 UNSEEN = {"other probabilities", "query scaled already"}
 #: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
-UNSEEN |= {"texts in another order", "positions by another rule", "head without the last norm"}
+UNSEEN |= {
+    "texts in another order",
+    "positions by another rule",
+    "head without the last norm",
+    "other layers are local",
+}
 #: Mistakes of decoders and of the convolution: tests/golden/test_decoder_mistakes.py and
 #: tests/oracle/test_relative_mistakes.py.
 UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in part.mistakes}

@@ -12,8 +12,6 @@ from npformer.common.mistake import Mistake, Ways
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.mechanism import Mechanism
 
-MOST = 12  # the greatest shift of the local layers that is tried
-
 
 @dataclass(frozen=True)
 class Window(Mechanism):
@@ -58,18 +56,32 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Windows, and other mechanisms of local layers, in other layers."""
+    """Mechanisms of local layers in those layers of the port that show them, or in one layer more or less."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
-    changed = ("*.attention.weights", "*.attention.query_rotated", "*.attention.key_rotated")
-    patterns = {
-        **{f"each {n} later": {(i + n) % count for i in local.layers} for n in range(1, min(count, MOST))},
-        "local and global layers exchanged": set(range(count)) - set(local.layers),
-    }
-    for way, layers in patterns.items():
-        if layers and layers != set(local.layers):
-            yield way, port.with_config(*changed, local=replace(local, layers=tuple(sorted(layers))))
+    reach = next(each.reach for each in local.mechanisms if isinstance(each, Window))
+    layers = _layers_seen(port, reach)
+    if layers is None:
+        computed = {int(name.split(".")[1]) for name in port.span if name.startswith("layers.")}
+        layers = {*local.layers} ^ computed if len(computed) == 1 else set()
+    if layers != set(local.layers) and 0 < len(layers) < count:
+        said = ", ".join(map(str, sorted(layers)))
+        changed = ("*.attention.weights", "*.attention.query_rotated", "*.attention.key_rotated")
+        yield f"local: {said}", port.with_config(*changed, local=replace(local, layers=tuple(sorted(layers))))
+
+
+def _layers_seen(port: Any, reach: int) -> set[int] | None:
+    """The layers whose attention weights are 0 beyond the reach; None if the port does not show them."""
+    found = set()
+    for layer in range(port.config.n_layers):
+        weights = port.given.get(f"layers.{layer}.attention.weights", [])
+        far = [each[..., np.abs(np.subtract.outer(*map(np.arange, each.shape[-2:]))) > reach] for each in weights]
+        if not any(each.size for each in far):
+            return None
+        if not any(each.any() for each in far):
+            found.add(layer)
+    return found
 
 
 Window.mistakes = (

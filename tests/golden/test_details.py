@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from npformer.checkpoint import flatten
 from npformer.common.mistake import Mistake
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.weights import check_weights
+from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.golden.test_mistakes_of_parts import llama
 from tests.support import tiny
@@ -56,3 +59,21 @@ def test_a_moved_table_of_positions_is_named(rows: int) -> None:
     (finding,) = check_weights(model, {name: moved})
     assert finding.cause == "positions off by one"
     assert f"{abs(rows)} {'later' if rows > 0 else 'earlier'}" in str(finding)
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["every stage", "outputs of layers"])
+def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
+    """From every stage all of them are read; from the outputs of layers, each wrong layer is a finding."""
+    model, texts = tiny.model("modernbert", "masked-lm", n_layers=4), [Text(np.arange(5, 35))]
+    local = model.config.local
+    assert local is not None
+    assert local.layers == (1, 2)
+    port = Model(replace(model.config, local=replace(local, layers=(0, 1, 3))), model.weights)
+    stages = trace(port, texts)
+    kept = [
+        name for name in stages if not few or name in ("embeddings.norm", "logits") or name.endswith("ffn_residual")
+    ]
+    said = str(golden.diagnose(golden.record(model, texts, kept), {f"0/{name}": stages[name] for name in kept}, model))
+    lists = ["0, 1, 2", "0, 1", "0, 1, 3"] if few else ["0, 1, 3"]
+    causes = [line.strip() for line in said.splitlines() if "cause:" in line]
+    assert causes == [f"cause: other layers are local (local: {each})" for each in lists], said
