@@ -91,7 +91,7 @@ class Diagnosis:
                 said = f"with this mistake in the model, the next stage that diverges is {each._lines()[0]}"
                 lines += ["", said, *each._lines()[1:]]
             if others:
-                lines.append(f"  the same mistake in other layers: {', '.join(other.stage for other in others)}")
+                lines.append(f"  the same mistake in other stages: {', '.join(other.stage for other in others)}")
         return "\n".join(lines)
 
     def _lines(self) -> list[str]:

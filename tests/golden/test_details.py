@@ -36,7 +36,7 @@ def test_the_same_mistake_in_all_layers_is_one_paragraph() -> None:
     ]
     said = str(Diagnosis(each[0].stage, 2.0, fits=each[0].fits, then=each[1:]))
     assert said.count("cause:") == 1
-    assert "the same mistake in other layers: layers.1.output, layers.2.output" in said
+    assert "the same mistake in other stages: layers.1.output, layers.2.output" in said
 
 
 def test_a_last_layer_that_is_right_is_not_called_missing() -> None:
