@@ -60,8 +60,7 @@ def _other_layers(port: Any) -> Ways:
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
-    reach = next(each.reach for each in local.mechanisms if isinstance(each, Window))
-    layers = _layers_seen(port, reach)
+    layers = _layers_seen(port)
     if layers is None:
         computed = {int(name.split(".")[1]) for name in port.span if name.startswith("layers.")}
         layers = {*local.layers} ^ computed if len(computed) == 1 else set()
@@ -71,9 +70,12 @@ def _other_layers(port: Any) -> Ways:
         yield f"local: {said}", port.with_config(*changed, local=replace(local, layers=tuple(sorted(layers))))
 
 
-def _layers_seen(port: Any, reach: int) -> set[int] | None:
-    """The layers whose attention weights are 0 beyond the reach; None if the port does not show them."""
+def _layers_seen(port: Any) -> set[int] | None:
+    """The layers whose attention weights are 0 beyond the window of local layers; None without such keys."""
+    reach = next((each.reach for each in port.config.local.mechanisms if isinstance(each, Window)), None)
     found = set()
+    if reach is None:
+        return None
     for layer in range(port.config.n_layers):
         weights = port.given.get(f"layers.{layer}.attention.weights", [])
         far = [each[..., np.abs(np.subtract.outer(*map(np.arange, each.shape[-2:]))) > reach] for each in weights]

@@ -12,6 +12,7 @@ from npformer.checkpoint import flatten
 from npformer.common.mistake import Mistake
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.weights import check_weights
+from npformer.mechanisms import Window
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.golden.test_mistakes_of_parts import llama
@@ -77,3 +78,19 @@ def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
     lists = ["0, 1, 2", "0, 1", "0, 1, 3"] if few else ["0, 1, 3"]
     causes = [line.strip() for line in said.splitlines() if "cause:" in line]
     assert causes == [f"cause: other layers are local (local: {each})" for each in lists], said
+
+
+def test_local_layers_may_differ_by_their_rotation_alone() -> None:
+    model, texts = tiny.model("modernbert", "masked-lm", n_layers=4), [Text(np.arange(5, 35))]
+    local = model.config.local
+    assert local is not None
+    near, *window = sorted(local.mechanisms, key=lambda each: isinstance(each, Window))
+    config = replace(
+        model.config, mechanisms=(*model.config.mechanisms, *window), local=replace(local, mechanisms=(near,))
+    )
+    model = Model(config, model.weights)
+    port = Model(replace(config, local=replace(local, layers=(1, 2, 3), mechanisms=(near,))), model.weights)
+    stages = trace(port, texts)
+    said = golden.diagnose(golden.record(model, texts), {f"0/{name}": stages[name] for name in stages}, model)
+    assert said.stage == "layers.3.attention.query_rotated"
+    assert "other layers are local" in said.causes
