@@ -65,6 +65,12 @@ def home(folder: Path) -> Path:
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
 
+def file_at_home(folder: Path | None, name: str) -> Path | None:
+    """The file of this name in the `home` of a model's folder, if it has one."""
+    path = None if folder is None else home(folder) / name
+    return path if path is not None and path.exists() else None
+
+
 def flattened(folder: Path) -> str:
     """The content of modules.json for the same modules if the files of the encoder are next to it."""
     listed = json.loads(read_text(folder / MODULES))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.modules import TOKEN_VECTORS, home, linear_weights
+from npformer.checkpoint.modules import TOKEN_VECTORS, file_at_home, linear_weights
 from npformer.common.errors import NpformerError
 from npformer.functions import linear
 from npformer.model import Model
@@ -51,8 +51,8 @@ class MultiVectorEmbedding(Encoding):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self.recipe = recipe_of(model)
-        path = None if model.folder is None else home(model.folder) / TOKEN_VECTORS
-        if path is None or not path.exists():
+        path = file_at_home(model.folder, TOKEN_VECTORS)
+        if path is None:
             raise NpformerError(
                 f"{self.name}: expected {TOKEN_VECTORS} in the model's folder, a linear layer for token vectors"
             )

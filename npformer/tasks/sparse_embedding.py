@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from npformer.checkpoint.modules import TOKEN_WEIGHTS, file_at_home
 from npformer.model import Model
 from npformer.tasks.declaration import Form
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import Splade, recipe_of
 from npformer.tasks.sentence_transformers import SparseEncoding
 from npformer.tasks.task import Request
-from npformer.tasks.word_weights import OfTokens, OfVocabulary, WordWeights, token_weights_file
+from npformer.tasks.word_weights import OfTokens, OfVocabulary, WordWeights
 from npformer.text.encoding import Encoder
 
 
@@ -67,13 +68,13 @@ class SparseEmbedding(SparseEncoding):
         super().__init__(model, **{"max_active_dims": self.recipe.max_active_dims, **options})
         self.width = model.config.vocab_size
         self.encoder = Encoder(model, self.recipe.max_length)
-        path = token_weights_file(model.folder)
+        path = file_at_home(model.folder, TOKEN_WEIGHTS)
         splade = self.recipe.splade or Splade()
         self.weigh: WordWeights = OfVocabulary(model, splade) if path is None else OfTokens(model, path)
 
     @classmethod
     def accepts(cls, model: Model) -> bool:
-        return token_weights_file(model.folder) is not None or super().accepts(model)
+        return file_at_home(model.folder, TOKEN_WEIGHTS) is not None or super().accepts(model)
 
     def runner(self) -> Model:
         return self.weigh.runner()

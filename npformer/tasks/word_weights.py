@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from npformer.activations import relu
-from npformer.checkpoint.modules import TOKEN_WEIGHTS, home, linear_weights
+from npformer.checkpoint.modules import linear_weights
 from npformer.families import family_of
 from npformer.functions import linear
 from npformer.model import Model
@@ -116,9 +116,3 @@ class OfVocabulary:
         ends = np.cumsum([len(rows) for _, rows in pieces])
         for (index, _), each in zip(pieces, np.split(logits, ends[:-1]), strict=True):
             yield index, each
-
-
-def token_weights_file(folder: Path | None) -> Path | None:
-    """Returns the file with the linear layer of `OfTokens` in a model's folder, if it has one."""
-    path = None if folder is None else home(folder) / TOKEN_WEIGHTS
-    return path if path is not None and path.exists() else None
