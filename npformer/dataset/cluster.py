@@ -1,4 +1,4 @@
-"""Answers parts on Dask workers: each loads the model once, identifies itself, and turns texts into results.
+"""Answers parts on Dask workers, each of which loads the model once.
 
 Workers only compute. The process that calls `map` reads, writes and keeps the manifest, so a part that is computed
 twice, because a worker died or was slow, is written once. Dask handles retries and workers that die or join.
@@ -6,11 +6,14 @@ twice, because a worker died or was slow, is written once. Dask handles retries 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from npformer import __version__
@@ -20,7 +23,8 @@ from npformer.tasks.task import Task
 
 AHEAD = 2  # parts submitted ahead per worker thread, so that no thread waits
 LOCAL = "local:"
-PATIENCE = "15s"  # timeout of a scheduler
+PATIENCE = 15  # seconds for the scheduler to respond, and for its first worker to connect
+ABSENCE = 120  # seconds without a worker after which a run gives up; Dask replaces a dead worker in a few seconds
 
 
 @contextmanager
@@ -60,17 +64,16 @@ def answers(
 ) -> Iterator[tuple[Place, Any, Any, str]]:
     """Yields place, input, results and the worker's probe of each requested part, as workers finish them.
 
-    A failed part is retried twice. Raises NpformerError if a worker has another model or version of npformer, and if a
-    part has killed several workers.
+    A failed part is retried twice. Raises NpformerError if a worker has another model or version of npformer, if a part
+    has killed several workers, and if the cluster has no workers for ABSENCE seconds.
     """
-    from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
     work = RemoteTask.of(task)
     check_workers(client, work)
     run = uuid.uuid4().hex  # makes task names unique, because Dask identifies tasks by name
     places: dict[Any, tuple[Place, Any]] = {}
-    finished = as_completed()
+    finished: SimpleQueue[Any] = SimpleQueue()
     try:
         while True:
             while len(places) < AHEAD * max(1, sum(client.nthreads().values())):
@@ -88,26 +91,58 @@ def answers(
                     retries=2,
                 )
                 places[future] = following
-                finished.add(future)
+                future.add_done_callback(finished.put)
             if not places:
                 return
-            future = next(finished)
-            place, inputs = places.pop(future)
+            future = _next(finished, client)
+            place, inputs = places[future]
             try:
-                results, bits = future.result()
+                results, bits = _result(future, client)
             except KilledWorker as error:
                 raise NpformerError(
                     f"part {place[1]} of file {place[0]} of the input: {error.allowed_failures + 1} workers died on "
                     "it, possibly out of memory; the same command resumes the run"
                 ) from None
+            del places[future]
             yield place, inputs, results, bits
     finally:
         client.cancel(list(places))
 
 
+def _result(future: Any, client: Any) -> tuple[Any, str]:
+    """Fetches a part's result, which Dask computes again if the worker that has it died."""
+    fetched: SimpleQueue[Any] = SimpleQueue()
+    fetching = client.gather(future, asynchronous=True)
+    asyncio.run_coroutine_threadsafe(fetching, client.loop.asyncio_loop).add_done_callback(fetched.put)
+    return _next(fetched, client).result()
+
+
+def _next(queue: SimpleQueue[Any], client: Any) -> Any:
+    """Waits for the queue's next item. Raises NpformerError if the cluster has no workers for ABSENCE seconds."""
+    last_seen = time.monotonic()
+    while True:
+        try:
+            return queue.get(timeout=1)
+        except Empty:
+            if client.nthreads():
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > ABSENCE:
+                raise _no_workers(client, ABSENCE, "; the same command then resumes the run") from None
+
+
+def _no_workers(client: Any, seconds: float, then: str = "") -> NpformerError:
+    return NpformerError(
+        f"scheduler {client.scheduler.address}: expected workers, got none for {seconds} seconds; start workers with "
+        f"`dask worker {client.scheduler.address}`{then}"
+    )
+
+
 def check_workers(client: Any, work: RemoteTask) -> None:
     """Creates the task on every worker. Raises NpformerError for the first failure; warns about differing bits."""
-    client.wait_for_workers(1, timeout=PATIENCE)
+    try:
+        client.wait_for_workers(1, timeout=PATIENCE)
+    except TimeoutError:
+        raise _no_workers(client, PATIENCE) from None
     here = machine()
     other: dict[str, list[str]] = {}
     for worker, said in client.run(describe, work, on_error="return").items():

@@ -94,7 +94,7 @@ def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):
 
 
 def test_a_missing_scheduler_is_an_error(monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", "1s")
+    monkeypatch.setattr(cluster, "PATIENCE", 1)
     for name, message in (
         ("tcp://127.0.0.1:9", "no Dask scheduler responded"),
         ("nonsense", "no Dask scheduler responded"),
@@ -103,6 +103,29 @@ def test_a_missing_scheduler_is_an_error(monkeypatch):
     ):
         with pytest.raises(NpformerError, match=message), cluster.connected(name):
             raise AssertionError
+
+
+def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_path, monkeypatch):
+    """All workers leave after the first part, and later there are none from the start."""
+    monkeypatch.setattr(cluster, "ABSENCE", 0)
+    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
+    real = npformer.dataset.mapping._Run._write
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as made,
+        Client(made) as client,
+    ):
+
+        def write(self, *part):
+            real(self, *part)
+            for worker in made.workers.values():
+                made.sync(worker.close)
+
+        monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
+        given = {"column": "text", "part_rows": 50, "client": client}
+        for seconds in ("0", "0.1"):
+            with pytest.raises(NpformerError, match=f"expected workers, got none for {seconds} seconds; start workers"):
+                map(classify, source_of_500, tmp_path / "out", **given)
+    assert "part-00000-000000.parquet" in files_in(tmp_path / "out")
 
 
 def test_a_probe_distinguishes_orders_of_addition(monkeypatch):
