@@ -12,7 +12,7 @@ import numpy as np
 
 from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.direction import Direction
 from npformer.norms import Norm
 from npformer.stage import Stage
@@ -100,12 +100,22 @@ def _in_other_places(port: Any) -> Ways:
     )
 
 
-def _of_the_sum(y: np.ndarray, at: Any) -> Any:
+def _of_the_sum(port: Any) -> Ways:
     """Normalize(X + Block(X)), with the norm of the output of the block."""
-    block = at.name.rpartition(".")[2].removesuffix("_residual")
-    norm = at.norm
-    total = at.source + at(f"{block}.output")
-    return norm(total, weight=at.weight(f"{block}.{NAME}"))
+
+    def steps(block: str, x: str) -> Steps:
+        return Steps(
+            f"*.{block}.{NAME}",
+            f"*.{block}_residual",
+            lambda at: at(f"{block}.output"),
+            lambda total, at: at.norm(total, weight=at.weight(f"{block}.{NAME}")),
+            lambda y, at: at(x) + y,
+        )
+
+    attention, ffn = steps("attention", "input"), steps("ffn", "attention_residual")
+    yield from exchanged(port, ("*",), attention, ffn)
+    yield from exchanged(port, ("*",), attention, said="after attention")
+    yield from exchanged(port, ("*",), ffn, said="after the FFN")
 
 
 def _left_out(*blocks: str) -> Rules:
@@ -126,6 +136,6 @@ Normed.mistakes = (
     Mistake(
         "norm of the sum for norm of a block's output",
         "a block's output is normalized before the residual is added",
-        {"": {"*_residual": _of_the_sum}},
+        _of_the_sum,
     ),
 )

@@ -37,3 +37,50 @@ class Mistake(NamedTuple):
         """Yields the description of each way to make the mistake, and the changed port."""
         for way, change in self.changes.items() if isinstance(self.changes, Mapping) else self.changes(port):
             yield way, port.ruling(change) if isinstance(change, Mapping) else change
+
+
+class Steps(NamedTuple):
+    """Two consecutive steps of a model that a port may exchange, second(first(x)).
+
+    Parameters
+    ----------
+    first, second : str, patterns of the stages after each step
+    source : x for an `At`
+    of_first, of_second : Rule, the steps; each takes an array and an `At`
+    """
+
+    first: str
+    second: str
+    source: Callable[[Any], np.ndarray]
+    of_first: Rule
+    of_second: Rule
+
+    def unchanged(self, y: np.ndarray, at: Any) -> np.ndarray:
+        return self.source(at)
+
+    def between(self, y: np.ndarray, at: Any) -> np.ndarray:
+        return self.of_second(self.source(at), at)
+
+    def after(self, y: np.ndarray, at: Any) -> np.ndarray:
+        return self.of_first(self.between(y, at), at)
+
+
+def exchanged(port: Any, readers: tuple[str, ...], *pairs: Steps, said: str = "") -> Ways:
+    """Ways to compute first(second(x)) for second(first(x)), whatever the port calls the two stages.
+
+    readers: patterns of the stages that are computed from the second stage
+    """
+    after: Rules = {each.second: each.after for each in pairs}
+    between: Rules = {each.second: each.between for each in pairs}
+    completed: Rules = {each.second: each.of_first for each in pairs}
+    yield said, after
+    for way, first, second in (
+        ("each stage named by its place", "between", after),
+        ("both stages show the result", "after", after),
+        ("the first stage shows the input", "unchanged", after),
+        ("each stage named by its step", "after", between),
+        ("the stages show the input and the second step", "unchanged", between),
+    ):
+        changed = port.ruling({**{each.first: getattr(each, first) for each in pairs}, **second})
+        way = f"{said}, {way}".removeprefix(", ")
+        yield way, changed.rereading(completed, *readers) if second is between else changed

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.mechanisms.rotary import ROTATED, rotated_in
 from npformer.root_mean_square import RMSNorm
@@ -120,9 +121,17 @@ def _root(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.square(x).mean(-1, keepdims=True))
 
 
-def _after_rotation(y: np.ndarray, at: Any) -> np.ndarray:
-    rows = at(f"attention.{at.name.rpartition('.')[2].partition('_')[0]}")
-    return _normed(rotated_in(rows, at), at)
+def _projected(name: str, at: Any) -> np.ndarray:
+    rows: np.ndarray = at(f"attention.{name}")
+    return rows
+
+
+def _after_rotation(port: Any) -> Ways:
+    pairs = (
+        Steps(normed, rotated, partial(_projected, name), _normed, rotated_in)
+        for name, normed, rotated in zip(NAMES, NORMED, ROTATED, strict=True)
+    )
+    yield from exchanged(port, ("*.attention.*_heads",), *pairs)
 
 
 def _exchanged(port: Any) -> Ways:
@@ -148,7 +157,7 @@ HeadNorm.mistakes = (
     Mistake(
         "norms of heads after the rotation",
         "heads are normalized first and then rotated",
-        {"": dict.fromkeys(ROTATED, _after_rotation)},
+        _after_rotation,
     ),
     Mistake("norms of rows for norms of heads", "each head is normalized separately", {"": _both(_of_rows)}),
     Mistake(

@@ -76,9 +76,7 @@ class PlainGemma:
     def add(self, block: str, x: np.ndarray, y: np.ndarray, weight: str) -> np.ndarray:
         title = {"attention": "attention", "ffn": "the FFN"}[block]
         if "norm of the sum" in self.planted:
-            total = self.norm(f"{block}.output_norm", x + y, weight)
-            del self.stages[f"{self.at}{block}.output_norm"]
-            return self.keep(f"{self.at}{block}_residual", total)
+            return self.keep(f"{self.at}{block}_residual", self.norm(f"{block}.output_norm", x + y, weight))
         if f"no norm after {title}" not in self.planted:
             y = self.norm(f"{block}.output_norm", y, weight)
         return self.keep(f"{self.at}{block}_residual", x + y)
@@ -105,11 +103,17 @@ class PlainGemma:
         theta = mechanisms["Rotary"].theta
         if "thetas exchanged" in self.planted:
             theta = next(each.theta for each in self.c.mechanisms_of(self.other(is_local)) if hasattr(each, "theta"))
-        steps = [lambda h, name: self.rotated(h, theta)]
+        steps = {"rotated": lambda h, name: self.rotated(h, theta)}
         if "ZeroCentredHeadNorm" in mechanisms and "heads not normalized" not in self.planted:
-            steps.insert("rotated first" in self.planted, self.normed)
-        for step in steps:
+            steps = (
+                {**steps, "normed": self.normed}
+                if "rotated first" in self.planted
+                else {"normed": self.normed, **steps}
+            )
+        for done, step in steps.items():
             q, k = step(q, "query"), step(k, "key")
+            for name, h in (("query", q), ("key", k)):
+                self.keep(f"{self.at}attention.{name}_{done}", h.reshape(len(x), -1))
         for name, h in (("query", q), ("key", k), ("value", v)):
             self.keep(f"{self.at}attention.{name}_heads", h.swapaxes(0, 1))
         k, v = (h.repeat(heads // own, axis=1) for h in (k, v))

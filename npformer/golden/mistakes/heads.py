@@ -10,7 +10,7 @@ import numpy as np
 
 from npformer.activations import ACTIVATIONS
 from npformer.blocks.activation_mistakes import from_source, other_activations, sigmoid
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.config import POOLED_HEADS
 from npformer.functions import softmax
 from npformer.golden.at import At
@@ -85,23 +85,17 @@ def not_normalized(port: Port) -> Ways:
 
 
 def transform_order(port: Port) -> Ways:
-    """act(Normalize(x W + b)) instead of Normalize(act(x W + b)), with stages named by place or by computation."""
-    if not {"head.hidden", "head.norm"} <= set(port.known):
-        return
+    """act(Normalize(x W + b)) instead of Normalize(act(x W + b))."""
     act = ACTIVATIONS[port.config.activation]
-
-    def normed(y: np.ndarray, at: At) -> np.ndarray:
-        return at.affine(standard(at("head.hidden"), at.config.eps), "head.norm")
-
-    in_place: Rules = {"head.activation": normed, "head.norm": lambda y, at: act(normed(y, at))}
-    yield "the norm before the activation", {**in_place, "head.activation": lambda y, at: at("head.hidden")}
-    yield "the norm before the activation, in its place", in_place
-    by_operation: Rules = {"head.norm": normed, "head.activation": lambda y, at: act(normed(y, at))}
-    where_read = port.ruling(by_operation).rereading({"head.norm": lambda y, at: act(y)}, "logits")
-    yield "the norm before the activation, where they are read", where_read
-    before: Rules = {"head.activation": lambda y, at: at("head.hidden"), "head.norm": normed}
-    where_read = port.ruling(before).rereading({"head.norm": lambda y, at: act(y)}, "logits")
-    yield "the norm before the activation, which the logits read", where_read
+    if {"head.hidden", "head.norm"} <= set(port.known):
+        steps = Steps(
+            "head.activation",
+            "head.norm",
+            lambda at: at("head.hidden"),
+            lambda y, at: act(y.copy()),
+            lambda y, at: at.affine(standard(y, at.config.eps), "head.norm"),
+        )
+        yield from exchanged(port, ("logits",), steps, said="the norm before the activation")
 
 
 NO_POOLER: dict[str, Rules] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.decoder_layers import decoder_layer
 from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
@@ -53,26 +53,23 @@ def norm_of_block(port: Port) -> Ways:
     """X + Normalize(Block(X)), or Normalize(Block(X)), instead of Normalize(X + Block(X))."""
     if port.config.norm_first:
         return
-    added, alone = dict[str, Any](), dict[str, Any]()
-    for block, x in (("attention", "input"), ("ffn", "attention_norm")):
+    blocks = (("attention", "input"), ("ffn", "attention_norm"))
 
-        def normed(y: np.ndarray, at: At, block: str = block) -> np.ndarray:
-            return at.affine(standard(at(f"{block}.output"), at.config.eps), f"{block}_norm")
+    def steps(block: str, x: str) -> Steps:
+        return Steps(
+            f"*.{block}_residual",
+            f"*.{block}_norm",
+            lambda at: at.written(block),
+            lambda y, at: at(x) + y,
+            lambda y, at: at.affine(standard(y, at.config.eps), f"{block}_norm"),
+        )
 
-        added[f"*.{block}_norm"] = lambda y, at, normed=normed, x=x: at(x) + normed(y, at)
-        alone[f"*.{block}_norm"] = normed
-    rules: dict[str, Any]
-    for way, rules in (("X is added to it", added), ("without X", alone)):
-        yield from ((f"{way}, after {name[2:-5]}", {name: rule}) for name, rule in rules.items())
-        yield f"{way}, after both blocks", rules
-    for block, x in (("attention", "input"), ("ffn", "attention_norm")):
-        sums, stage = f"*.{block}_residual", f"*.{block}_norm"  # the sum is exported before X is added
-        rules = {sums: lambda y, at, block=block: at.written(block), stage: alone[stage]}
-        changed = port.ruling(rules).rereading({stage: lambda y, at, x=x: at(x) + y})
-        yield f"X is added to it, after {block}, where {block}_norm is read", changed
-        rules = {sums: lambda y, at, x=x, norm=alone[stage]: at(x) + norm(y, at), stage: alone[stage]}
-        changed = port.ruling(rules).rereading({stage: lambda y, at, x=x: at(x) + y})
-        yield f"X is added to it, after {block}, under the name of the sum", changed
+    pairs = [steps(block, x) for block, x in blocks]
+    for each, (block, _) in zip(pairs, blocks, strict=True):
+        yield from exchanged(port, ("*",), each, said=f"X is added to it, after {block}")
+        yield f"without X, after {block}", {each.second: each.between}
+    yield from exchanged(port, ("*",), *pairs, said="X is added to it, after both blocks")
+    yield "without X, after both blocks", {each.second: each.between for each in pairs}
 
 
 AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at.written("attention")}
