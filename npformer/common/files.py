@@ -132,10 +132,10 @@ def csv_rows(
         raise NpformerError(f"{where}:{reader.line_num}: {message}") from None
 
 
-def read_text(path: Path, limits: Limits = LIMITS) -> str:
-    """Reads a UTF-8 file within the limit `json`."""
+def read_text(path: Path, limits: Limits = LIMITS, limit: str = "json") -> str:
+    """Reads a UTF-8 file if its size is within the limit with the given name."""
     try:
-        return read_bytes(path, "json", limits).decode()
+        return read_bytes(path, limit, limits).decode()
     except UnicodeDecodeError as error:
         raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
 

@@ -15,7 +15,6 @@ BLOCK = 16_384  # characters tokenized at once, if the tokenizer has borders
 NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 
-
 MARKS = frozenset(string.punctuation)  # ASCII only
 
 
@@ -47,7 +46,6 @@ class Borders:
             and splits["type"] == "BertPreTokenizer"
             and any(each.get("handle_chinese_chars") for each in parts)
         )
-
         self.at_marks = (  # each mark is a word for BERT, and no normal form combines two ASCII marks
             self.at_spaces and splits["type"] == "BertPreTokenizer" and not any(map(_has_marks, added))
         )
@@ -61,7 +59,7 @@ class Borders:
             first = end
 
     def before(self, text: str, end: int, first: int = 0) -> int:
-        """The last border between `first` and `end`, or the end of a shorter text, or 0 if there is no border."""
+        """The last border between `first` and `end`, or 0 without one. The end of a text is a border."""
         if end >= len(text):
             return len(text)
         return next((i for i in range(end, first, -1) if self._is_border(text, i)), 0)
@@ -84,7 +82,7 @@ def _has_marks(token: Any) -> bool:
 
 
 def _stays_inside(token: Any) -> bool:
-    """Whether an added token can neither contain a border nor absorb the space at one."""
+    """Whether an added token cannot contain a border, and cannot absorb the space at a border."""
     content = token.content
     if not content.isascii() or any(map(str.isspace, content)) or not content:
         return False

@@ -71,7 +71,8 @@ class Chat:
         self.where, self.template = read_template(model.folder)
         self.variables = {**special_tokens(model.folder), "tools": None, "documents": None}
         self.tokenizer, self.limits = model.tokenizer, model.limits
-        added = {i: each for i, each in self.tokenizer.get_added_tokens_decoder().items() if not _blank(each.content)}
+        added = self.tokenizer.get_added_tokens_decoder()
+        added = {i: each for i, each in added.items() if not BLANK.fullmatch(each.content)}
         self.control = {i: each.content for i, each in added.items()}
         tags = {each.content for each in added.values() if not each.special and TAG.fullmatch(each.content)}
         self._control = _any_of(self.control.values())
@@ -161,10 +162,6 @@ class _Marked:
                 own |= {(len(text) + found.start(), len(text) + found.end()) for found in control.finditer(part)}
                 text += part
         return text, own
-
-
-def _blank(text: str) -> bool:
-    return BLANK.fullmatch(text) is not None
 
 
 def _any_of(texts: Any) -> re.Pattern[str]:

@@ -1,7 +1,7 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory.
-For pairs it is rendered only once, with placeholders, which `PairTemplate` replaces by the texts. `chat.py` renders
+For pairs it is rendered once, with placeholders, and `PairTemplate` inserts each pair of texts. `chat.py` renders
 conversations.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_text
-from npformer.text.tokenizer import SETTINGS, read_settings
+from npformer.text.tokenizer import SETTINGS, read_settings, token_text
 
 FILE = "chat_template.jinja"
 ROLES = ("system", "query", "document")
@@ -78,7 +78,7 @@ class PairTemplate:
 def pair_template(
     folder: Path, with_system: bool, variables: Mapping[str, Any], structured: bool = False
 ) -> PairTemplate:
-    """The chat template in a folder, rendered for a query and a document, and for a system message with_system.
+    """Renders the chat template in a folder for a query and a document. with_system: with a system message too.
 
     variables: further variables for the template, such as add_generation_prompt. structured: the content of a message
     is a list of parts. Raises NpformerError for a folder without a template, and for a template that fails, or changes
@@ -90,11 +90,11 @@ def pair_template(
     placed = {role: PLACEHOLDERS[role] for role in roles}
     conversations = [_messages(each, structured) for each in (placed, empty)]
     rendered, of_empty = render(where, template, conversations, {**special_tokens(folder), **variables})
-    if any(rendered.count(each) != 1 for each in placed.values()):
-        missing = [role for role, each in placed.items() if rendered.count(each) != 1]
+    changed = [role for role, each in placed.items() if rendered.count(each) != 1]
+    if changed:
         raise NpformerError(
             f"{where}: expected a template that inserts the texts of {', '.join(roles)} unchanged and exactly once; "
-            f"it does not for {', '.join(missing)}"
+            f"it does not for {', '.join(changed)}"
         )
     parts, rest = [], rendered
     for role in sorted(roles, key=lambda role: rendered.index(placed[role])):
@@ -130,9 +130,10 @@ def render(
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The variables of a template for the special tokens of a folder, such as bos_token."""
+    """The special tokens in the settings of a folder, such as bos_token, as variables of a template."""
     settings = read_settings(folder)
-    return {name: _text(value) for name, value in settings.items() if name.endswith("_token") and _text(value)}
+    texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text}
 
 
 def read_template(folder: Path) -> tuple[str, str]:
@@ -157,8 +158,3 @@ def _messages(texts: Mapping[str, str], structured: bool) -> list[dict[str, Any]
         {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
         for role, text in texts.items()
     ]
-
-
-def _text(token: Any) -> str:
-    content = token.get("content") if isinstance(token, Mapping) else token
-    return content if isinstance(content, str) else ""

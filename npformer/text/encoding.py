@@ -59,9 +59,7 @@ class Encoded:
     texts: list[Text]  # input of the model for each piece
     n_tokens: int  # of the whole text, including special tokens
     truncated: bool = False
-    pieces: list[Encoding | Tokens] = field(
-        default_factory=list
-    )  # tokens of each piece; empty for a translation source
+    pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; [] for a translation source
     starts: list[int] = field(default_factory=lambda: [0])  # index of the first token of each piece in the whole text
 
     def rows(self) -> list[slice]:
@@ -105,9 +103,9 @@ class Encoder:
         """Encodes each text as pieces that fit the model.
 
         long: how to treat a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
-        or "longest". limit: maximum tokens of a piece, if below that of the model. stride: tokens that neighbouring
-        windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit, or that
-        exceeds the limit `characters`. If a text above that limit is truncated, n_tokens counts only its beginning.
+        or "longest". limit: maximum tokens of a piece; the model's own maximum applies too. stride: tokens that
+        neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit,
+        or that exceeds the limit `characters`. If such a text is truncated, n_tokens counts only its beginning.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -135,8 +133,8 @@ class Encoder:
     def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
         """All tokens of a text without truncation. special: with special tokens.
 
-        A text above the limit `characters` is tokenized in blocks if the tokenizer has borders. Raises NpformerError
-        at the first block after which there are clearly more than `most` tokens.
+        A long text is tokenized in blocks if the tokenizer has borders. Raises NpformerError at the first block that
+        exceeds `most` tokens by more than a few.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))

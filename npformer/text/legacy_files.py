@@ -1,6 +1,6 @@
 """Converts the tokenizer files of older checkpoints to an equivalent tokenizer.json.
 
-`safe_tokenizer.py` can thus read and check all tokenizers in the same way. Two kinds are converted: byte-level BPE in
+So `safe_tokenizer.py` reads and checks all tokenizers in the same way. Two kinds are converted: byte-level BPE in
 vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model in a SentencePiece file (Kudo, 2018,
 "Subword regularization").
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
-from npformer.common.files import read_bytes, read_json
+from npformer.common.files import read_json, read_text
 from npformer.common.limits import Limits
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
 from npformer.text.sentencepiece_file import CONTROL, USER_DEFINED, read_unigram
@@ -26,10 +26,7 @@ FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
     """The tokenizer of GPT-2, RoBERTa and BART, which merges pairs of bytes in the order of merges.txt."""
     path = folder / MERGES
-    try:
-        lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
+    lines = read_text(path, limits, "vocabulary").removesuffix("\n").split("\n")
     limits.check("piece", max(map(len, lines)) // 2, f"{path}: characters of a piece")
     merges = [line.removesuffix("\r").split(" ") for line in lines if not line.startswith("#version")]
     for pair in merges:
@@ -48,7 +45,7 @@ def describe_unigram(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The tokenizer of a SentencePiece file, and its pieces that are never split.
 
-    special: role -> token. clean_up: normalizers that run before the normalizer of the file.
+    special: the special token of each role. clean_up: normalizers that run before the normalizer of the file.
     """
     model, charsmap, added = _unigram(path, special, order, limits)
     blob = base64.b64encode(charsmap).decode()
@@ -89,7 +86,7 @@ def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
 def _unigram(
     path: Path, special: Mapping[str, str], order: PieceOrder, limits: Limits
 ) -> tuple[dict[str, Any], bytes, list[dict[str, Any]]]:
-    """The model of a SentencePiece file, its normalizers, and the pieces that are never split."""
+    """The model of a SentencePiece file, its character map, and the pieces that are never split."""
     pieces, charsmap = read_unigram(path, limits)
     first = [(special.get(name, name), score) for name, score in order.first]
     last = [(special.get(name, name), 0.0) for name in order.last]

@@ -9,10 +9,10 @@ import numpy as np
 
 
 class StopStrings:
-    """Returns a mask (R,) of the rows of tokens (R, L) in which a stop string ends in the last token.
+    """Finds the rows of token ids (R, L) in which a stop string ends in the last token, as a mask (R,).
 
-    As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative numbers are
-    not tokens.
+    As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative ids are
+    padding.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:

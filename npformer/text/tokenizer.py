@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from npformer.common.checks import boolean, shown, whole
 from npformer.common.errors import NpformerError
-from npformer.common.files import read_bytes, read_json
+from npformer.common.files import read_json, read_text
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families import FAMILIES, Family, family_of
@@ -113,7 +113,7 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
     if folder is None:
         return family_of(config).special_tokens[role]
     settings = read_settings(folder)
-    return _content(_special_tokens(folder, settings, _family(config, settings))[role])
+    return token_text(_special_tokens(folder, settings, _family(config, settings))[role])
 
 
 def _family(config: Config, settings: Mapping[str, Any]) -> Family:
@@ -146,7 +146,7 @@ def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> 
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
-    """Whether Transformers applies the normalization settings: only for the classes of BERT."""
+    """Whether Transformers applies the normalization settings. It does so only for BERT's tokenizer classes."""
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
@@ -157,7 +157,7 @@ def _from_vocabulary(
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     path = folder / VOCABULARY
-    unknown = _content(special.get("unk_token"))
+    unknown = token_text(special.get("unk_token"))
     pieces = _pieces(path, limits)
     if unknown not in pieces:
         raise NpformerError(f"{path}: the unknown token {shown(unknown)} is not in the vocabulary")
@@ -182,7 +182,7 @@ def _described(
 
     if path.name == MERGES:
         return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
-    names = {role: _content(token) for role, token in special.items()}
+    names = {role: token_text(token) for role, token in special.items()}
     if path.name == DEBERTA:
         lower_case, split_marks = setting("do_lower_case", False), setting("split_by_punct", False)
         return describe_deberta(path, names, setting("add_prefix_space", True), lower_case, split_marks, limits)
@@ -204,17 +204,14 @@ def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: L
 
 
 def _pieces(path: Path, limits: Limits) -> dict[str, int]:
-    """Each piece in a vocab.txt, which has one per line -> its id."""
-    try:
-        lines = read_bytes(path, "vocabulary", limits).decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise NpformerError(f"{path}: not UTF-8 (byte {error.start})") from None
+    """The id of each piece in a vocab.txt, which is the number of its line."""
+    lines = read_text(path, limits, "vocabulary").removesuffix("\n").split("\n")
     limits.check("piece", max(map(len, lines)), f"{path}: characters of a piece")
     return {line.rstrip(SPACES): number for number, line in enumerate(lines)}
 
 
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
-    """The part that adds the special tokens of the family to a text or a pair. For BERT: Devlin et al., 2019, figure 2.
+    """The post-processor that adds the family's special tokens to a text or a pair (Devlin et al., 2019, figure 2).
 
     Byte-level pieces, and MPNet's mask token, include the space before them. Offsets are trimmed to begin after it.
     """
@@ -222,7 +219,7 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
 
     forms = [[each.partition(":") for each in form.split()] for form in (family.single, family.pair)]
     roles = dict.fromkeys(f"{part}_token" for form in forms for part, *_ in form if not part.startswith("$"))
-    tokens = {role: _content(special.get(role) or family.special_tokens[role]) for role in roles}
+    tokens = {role: token_text(special.get(role) or family.special_tokens[role]) for role in roles}
     for token in tokens.values():
         if token.startswith("$") or ":" in token:  # these have a special meaning in a template
             raise NpformerError(f"{path}: the special token {shown(token)} must not begin with $ or contain :")
@@ -245,13 +242,13 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Role -> token, which is a string or an object. special_tokens_map.json takes precedence over other settings."""
+    """The special token of each role, a string or an object. special_tokens_map.json overrides other settings."""
     path = folder / SPECIAL_TOKENS_MAP
     map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
     found = {role: map_.get(role) or settings.get(role) or family.special_tokens.get(role) for role in ROLES}
     special = {role: token for role, token in found.items() if token}
     more = map_.get("additional_special_tokens") or settings.get("additional_special_tokens") or []
-    if not isinstance(more, list) or not all(_content(each) for each in (*special.values(), *more)):
+    if not isinstance(more, list) or not all(token_text(each) for each in (*special.values(), *more)):
         raise NpformerError(f"{path if map_ else folder / SETTINGS}: expected strings as special tokens")
     if family.mask_takes_space and isinstance(special["mask_token"], str):
         special["mask_token"] = {"content": special["mask_token"], "lstrip": True}
@@ -261,7 +258,7 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -
 def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
     """The tokens that are never split: added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
     path = folder / ADDED_TOKENS
-    names = [_content(each) for each in special.values()]
+    names = [token_text(each) for each in special.values()]
     by_id: dict[int, Any] = {}
     try:
         if "added_tokens_decoder" in settings:
@@ -275,16 +272,16 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
             }
         tokens = [_added_token(by_id[i]) for i in sorted(by_id)]
         known = {token.content for token in tokens}
-        return tokens + [_added_token(each, special=True) for each in special.values() if _content(each) not in known]
+        return tokens + [_added_token(each, special=True) for each in special.values() if token_text(each) not in known]
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise NpformerError(f"{path}: invalid added tokens: {error!s:.200}") from None
 
 
 def _stated(folder: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The special tokens that are named in the files of a folder."""
+    """The special tokens that the files of a folder name."""
     path = folder / SPECIAL_TOKENS_MAP
     files = [settings, read_json(path) if path.exists() else {}]
-    return {_content(each.get(role)) for each in files for role in ROLES}
+    return {token_text(each.get(role)) for each in files for role in ROLES}
 
 
 def _added_token(token: Any, **flags: bool) -> AddedToken:
@@ -293,13 +290,13 @@ def _added_token(token: Any, **flags: bool) -> AddedToken:
     if isinstance(token, str):
         return AddedToken(token, **flags)
     names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-    if not _content(token):
+    if not token_text(token):
         raise TypeError(f"{shown(token)} has no content")
     return AddedToken(**{name: token[name] for name in names if name in token} | flags)
 
 
-def _content(token: Any) -> str:
-    """The text of a special token, which is a string or an object, or "" for any other value."""
+def token_text(token: Any) -> str:
+    """The text of a special token, which is a string or an object. Other values give ""."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""
 

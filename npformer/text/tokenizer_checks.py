@@ -1,7 +1,7 @@
 """Checks the parts of a tokenizer.json before the tokenizers library reads it.
 
 The library trusts a file: a few lines can request more memory than the machine has, which kills the process. So the
-parts are checked here first. They are refused if they can lengthen a text beyond the limit `growth`.
+parts are checked here first. A file is refused if its parts can lengthen a text beyond the limit `growth`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from npformer.common.errors import NpformerError
 from npformer.common.limits import Limits
 
 Part = Mapping[str, Any]
-
 
 STRING, NUMBER = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', rb"[-+.0-9eE]++"
 #: The long parts of a file: pieces with ids, pieces with scores, and merges. They are skipped, because they cannot
@@ -68,9 +67,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
     reader.growth("post_processor", data.get("post_processor"))
     for names, times in (("normalizer and pre_tokenizer", before), ("decoder", after)):
         limits.check("growth", times, f"{where}: {names}: growth of a text")
-    added = growth * reader.added_tokens(
-        data.get("added_tokens")
-    )  # the library normalizes these when it reads the file
+    added = growth * reader.added_tokens(data.get("added_tokens"))  # normalized when the library reads the file
     limits.check("characters", added, f"{where}: added_tokens: characters")
     return {**data, "has_regex": reader.has_regex, "growth": before}
 
@@ -78,7 +75,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Creates a dict from a JSON object, for json.loads. Refuses duplicate keys, which readers treat differently.
 
-    Skipped tables are all named "table".
+    The key "table" replaces skipped tables, so it may occur several times.
     """
     read = dict(pairs)
     if len(read) < len(pairs) and len(read) - ("table" in read) < sum(key != "table" for key, _ in pairs):

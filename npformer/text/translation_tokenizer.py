@@ -19,7 +19,7 @@ from npformer.config import Config
 from npformer.families import family_of
 from npformer.text.safe_tokenizer import TRIED, SafeTokenizer, Uncalled, check_growth, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import charsmaps
-from npformer.text.tokenizer import FILES, SETTINGS, read_settings
+from npformer.text.tokenizer import FILES, SETTINGS, read_settings, token_text
 from npformer.text.tokenizer import load_tokenizer as of_text
 from npformer.text.tokenizer_checks import check_charsmap
 
@@ -78,7 +78,7 @@ class Pieces(Uncalled):
         else:
             self.target = self.source  # with a shared vocabulary the source model decodes, as in Transformers
         self.pieces = {index: piece for piece, index in target_vocabulary.items()}
-        names = [_content(settings.get(role), default) for role, default in SPECIAL.items()]
+        names = [token_text(settings.get(role)) or default for role, default in SPECIAL.items()]
         self.unknown, self.end, self.pad = names
         for name in names:
             if name not in self.vocabulary:
@@ -124,7 +124,7 @@ class Pieces(Uncalled):
 
 
 class Files(Uncalled):
-    """A tokenizer.json for the source, and for the target unless it has its own file.
+    """A tokenizer.json for the source and the target, or one for each.
 
     A folder without tokenizer.json has the files of older checkpoints, such as spiece.model for T5.
     """
@@ -159,12 +159,6 @@ class Files(Uncalled):
 SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
-def _content(token: Any, default: str) -> str:
-    """The text of a special token, which is a string or an object, or the default."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and text else default
-
-
 def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
     """A SentencePiece model, and the maximum factor by which it can lengthen a text."""
     try:
@@ -181,7 +175,7 @@ def _sentencepiece(path: Path, limits: Limits) -> tuple[Any, int]:
 
 
 def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
-    """Reads a vocabulary: pieces -> rows of the embedding table."""
+    """Reads the id of each piece, which is its row in the embedding table."""
     if not path.exists():
         raise NpformerError(f"{path}: missing; copy it from the original model")
     pieces = read_json(path, limits)

@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-AGAIN = 8  # maximum tokens of one character: a block repeats the last character of the previous block
+AGAIN = 8  # maximum tokens of the character that a block repeats from the end of the previous block
 
 
 @dataclass
@@ -119,7 +119,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
 
 
 def moving_text(lengths: Sequence[int], cut: str) -> int:
-    """The index of the text to truncate. With "longest", it is the second of two equally long texts."""
+    """The index of the text to truncate. With "longest", it is the longer text, or the second of two equal ones."""
     last = len(lengths) - 1
     return {"first": 0, "second": last}.get(cut, last - int(np.argmax(lengths[::-1])))
 
@@ -127,8 +127,8 @@ def moving_text(lengths: Sequence[int], cut: str) -> int:
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     """The number of tokens to keep of each text, computed as in tokenizers.
 
-    One text is truncated. With "longest", both are truncated if the shorter one takes more than half of the room; the
-    longer one then keeps one token more if the room is odd.
+    One text is truncated. With "longest", both are truncated if the shorter one takes more than half of the room. If
+    the room is odd, the longer one then keeps one token more.
     """
     kept = list(lengths)
     moving = moving_text(lengths, cut)
@@ -142,7 +142,7 @@ def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
 
 
 def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Tokens]]:
-    """Yields the first token and the tokens of each window of `width` tokens, which shares `stride` with the previous.
+    """Yields each window of `width` tokens, with the index of its first token. Neighbours share `stride` tokens.
 
     The last window ends with the text and may be shorter.
     """
@@ -153,7 +153,7 @@ def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Token
 def with_special_tokens(frame: Tokens, texts: Sequence[Tokens]) -> Tokens:
     """Adds special tokens to the tokens of a text or a pair, at the places that they have in `frame`.
 
-    frame: other tokens of the same tokenizer with their special tokens. It has tokens for each text that has tokens.
+    frame: another text or pair of the same tokenizer, with special tokens. A text that has tokens has some there too.
     """
     parts: list[Tokens] = []
     end = 0

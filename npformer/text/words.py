@@ -68,7 +68,7 @@ def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def name_after_word(token: str, words: Sequence[str]) -> str:
-    """Readable name of a token after a word: `##le` for `le` if tokens of words, such as `words`, begin with a mark."""
+    """Readable name of a token that follows a word: `##le` for `le` if some of `words` begin with a mark."""
     starts = [each for each in words if each.startswith(_START_MARKS)][:1]
     return piece_names([*starts, token])[-1]
 
@@ -76,8 +76,7 @@ def name_after_word(token: str, words: Sequence[str]) -> str:
 def _from_bytes(text: str, has_bytes: bool) -> str:
     """Decodes the characters with which byte-level BPE writes the UTF-8 bytes of a text. Other texts are unchanged.
 
-    has_bytes: the text comes from byte-level BPE for certain, so that a character may stand for a control character, or
-    for a byte such as `\\xcf`.
+    has_bytes: the text certainly comes from byte-level BPE. Control characters and partial characters are then escaped.
     """
     if text.isascii():
         return text
@@ -137,13 +136,13 @@ def _stands_alone(char: str) -> bool:
 
 def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
     spans: list[Span] = []
+    joins = False  # whether the previous character can be part of a longer word
     for i in range(first, end):
         alone = unicodedata.east_asian_width(text[i]) == "W" and unicodedata.category(text[i]) == "Lo"
-        if alone or not spans or spans[-1][0] < 0:
-            spans.append((i if not alone else ~i, i + 1))
-        else:
-            spans[-1] = (spans[-1][0], i + 1)
-    return [(first if first >= 0 else ~first, end) for first, end in spans]
+        start = spans.pop()[0] if joins and not alone else i
+        spans.append((start, i + 1))
+        joins = not alone
+    return spans
 
 
 def shortened(text: str, most: int = 160) -> str:
