@@ -15,9 +15,8 @@ from npformer.interpret.stacks import Side
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import shortened
 from npformer.view.document import View
-from npformer.view.pack import Packed
 from npformer.view.stack_view import sentence
-from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
+from npformer.view.svg import Sheet, draw_effects
 from npformer.view.terminal import fit
 
 BLOCKS = {"attention": "", "cross_attention": ", source"}
@@ -30,7 +29,7 @@ def ablation(
     heads: Sequence[tuple[str, int]] | None = None,
     progress: bool | None = None,
 ) -> AblationView:
-    """Draws the change of the answer's probability without each attention head, and the model's answers then.
+    """Draws how the answer and its probability change without each attention head.
 
     Parameters
     ----------
@@ -79,11 +78,8 @@ class AblationView(View):
     def subject(self) -> str:
         return sentence(Side(self.tokens))
 
-    def _blocks(self) -> Sequence[Packed]:
-        return []
-
     def _rows(self) -> list[dict[str, Any]]:
-        """Returns each attention block with its title, its layer, and the index of its kind in order of computation."""
+        """Returns the title and layer of each attention block, and the index of its kind in order of computation."""
         names = [attention.partition("layers.")[::2] for attention in self.found.attentions]
         parts = [(prefix, *rest.split(".")) for prefix, rest in names]
         kinds = list(dict.fromkeys((prefix, block) for prefix, _, block in parts))
@@ -138,19 +134,7 @@ class AblationView(View):
 
     def svg(self) -> str:
         """The table with coloured cells."""
-        sheet, effects, wide, high = Sheet(self.title), self._effects(), 52.0, 20.0
+        sheet = Sheet(self.title)
         sheet.text(0, 12, f"{self.heading}: {shortened(self.found.answer, 60)} {self.found.before:.2%}", bold=True)
-        left = max(text_width(row, 11) for row in effects.rows) + 10
-        for place, column in enumerate(effects.columns):
-            sheet.text(left + wide * (place + 1) - 4, 36, column, "end", 11, MUTED)
-        cells = signed_cells(np.nan_to_num(effects.values), float(np.nanmax(np.abs(effects.values), initial=0.0)))
-        for number, (row, values) in enumerate(zip(effects.rows, effects.values, strict=True)):
-            y = 42 + high * number
-            sheet.text(left - 8, y + 14, row, "end", 11, MUTED)
-            for place, value in enumerate(values):
-                if np.isnan(value):
-                    continue
-                sheet.rect(left + wide * place, y, wide - 1, high - 1, "#" + bytes(cells[number, place].tolist()).hex())
-                ink = "#fff" if cells[number, place].mean() < 120 else INK
-                sheet.text(left + wide * (place + 1) - 4, y + 14, f"{value:z.2f}", "end", 11, ink)
+        draw_effects(sheet, self._effects(), 36, decimals=2)
         return sheet.render()

@@ -17,7 +17,6 @@ from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import piece_names, printable, shortened
 from npformer.view.colour import DIVERGING, SEQUENTIAL
 from npformer.view.document import View
-from npformer.view.pack import Packed
 from npformer.view.stack_view import FRAME
 from npformer.view.svg import INK, MUTED, Sheet, text_width
 from npformer.view.terminal import bar, columns, fit
@@ -62,15 +61,15 @@ def attribution(
         The token whose output is explained by the roll-out, and by the logit attribution for a head on tokens. By
         default the first, or the last for causal models such as GPT-2.
     steps : int, optional
-        Number of points at which integrated gradients take the gradient; by default 50, fewer for a long text.
+        Number of points at which integrated gradients take the gradient: by default 50, or fewer for a long text.
     group : int, optional
-        Number of adjacent words that are left out together; by default 1, more for a long text.
+        Number of adjacent words that are left out together: by default 1, or more for a long text.
     scores : mapping, optional
         Your own measures: name -> one number per token.
     tokens : list of str, for weights
     methods : str or list of str, optional
-        The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leaving out one word
-        takes one run per word, integrated gradients one per step, and the others one.
+        The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leave-one-out runs the
+        model once per word, integrated gradients once per step, and each other measure once.
     progress : bool, optional
         Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
 
@@ -156,7 +155,7 @@ def _translated(
 
 
 def _shortened(model: Any, text: Any) -> Any:
-    """Truncates a text to the words that the model reads, the same for every measure; token ids do not change."""
+    """Truncates a text to the words that the model reads, so that all measures read the same. Ids do not change."""
     from npformer.text.encoding import IDS, Encoder  # needed only with a model
     from npformer.text.inputs import as_text_or_pair
 
@@ -169,18 +168,11 @@ def _classifies(model: Any) -> bool:
 
 
 def _asked(
-    model: Any,
-    given: Any,
-    label: str | int | None,
-    steps: int | None,
-    group: int | None,
-    asked: Sequence[str],
+    model: Any, given: Any, label: str | int | None, steps: int | None, group: int | None, asked: Sequence[str],
     progress: bool | None,
-) -> list[Method]:
+) -> list[Method]:  # fmt: skip
     """Computes the measures that run a model: leaving out words, and gradients."""
-    from npformer.interpret.integrated_gradients import (
-        by_gradients,  # loads the backward passes, needed only with a model
-    )
+    from npformer.interpret.integrated_gradients import by_gradients  # loads the backward passes
     from npformer.interpret.traces import texts_of
     from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS
@@ -212,9 +204,6 @@ class AttributionView(View):
         texts = ("".join(piece for piece, _ in text if piece not in FRAME) for text in self.methods[0].texts)
         return shortened(" / ".join(printable(text).strip() for text in texts))
 
-    def _blocks(self) -> Sequence[Packed]:
-        return []
-
     def _meta(self) -> dict[str, Any]:
         return {
             "explained": [
@@ -236,7 +225,7 @@ class AttributionView(View):
         return min(760, 360 + 28 * max(len(method.scores) for method in self.methods))
 
     def text(self, width: int = 80) -> str:
-        """Each measure as a list of words with bars: to the left against the label, to the right for it."""
+        """Each measure as a list of words with bars: to the left for words that oppose the label, else to the right."""
         lines: list[str] = []
         for method in self.methods:
             largest, words = _largest(method.scores), method.words

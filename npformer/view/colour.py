@@ -36,7 +36,7 @@ _GOLDEN = 180.0 * (3.0 - sqrt(5.0))
 def head_colours(count: int) -> dict[str, list[str]]:
     """Returns colours for `count` heads, `{"light": [hex, ...], "dark": [hex, ...]}`.
 
-    Hues step by the golden angle, which never repeats and keeps neighbours far apart; lightness cycles.
+    Hues step by the golden angle, so no hue repeats and neighbours are far apart. Lightness cycles.
     """
     return {
         theme: [oklch_to_hex(levels[i % len(levels)], _CHROMA, (250.0 + i * _GOLDEN) % 360.0) for i in range(count)]

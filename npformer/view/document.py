@@ -1,7 +1,8 @@
 """Writes one self-contained HTML file of views: a template, stylesheets, scripts and data, all inlined.
 
 The front end in `assets/` is plain HTML, CSS and JavaScript without a build step. The views need lines, coloured cells
-and a list box, which browsers draw natively; a charting library would be larger than all of this and age faster.
+and a list box, which browsers draw natively. A charting library would be larger than the whole front end, and would
+have to be kept up to date.
 `core.js`, `widgets.js`, `picture.js`, `answer.js`, `shell.js` and STYLES serve every view; each view adds a stylesheet
 and scripts, isolated from other views. A document has one view, or all views of one or more texts (`page_view.py`).
 
@@ -34,9 +35,9 @@ STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # for every pag
 class View(ABC):
     """A picture that shows itself in a notebook, saves as one HTML file, and prints as text.
 
-    In a notebook every view has its own iframe (`srcdoc`): views on one page do not share scripts, styles or key
-    presses, and cannot change the notebook. A shadow root would isolate only styles, and its script would depend on how
-    the notebook inserts output.
+    In a notebook each view is in an iframe (`srcdoc`). Views on one page do not share scripts, styles or key presses,
+    and cannot change the notebook. A shadow root would isolate only styles, and its script would depend on how the
+    notebook inserts output.
     """
 
     kind: ClassVar[str]
@@ -61,9 +62,9 @@ class View(ABC):
     def _meta(self) -> dict[str, Any]:
         """Returns the data of the page, except its arrays."""
 
-    @abstractmethod
     def _blocks(self) -> Sequence[Packed]:
-        """Returns the arrays of the page."""
+        """Returns the arrays of the page. A view without large arrays has all its data in `_meta`."""
+        return []
 
     @abstractmethod
     def _height(self) -> int:
@@ -154,7 +155,7 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: 
 
 
 def _view_script(view: View) -> str:
-    """Wraps the scripts of a view in a function of its data and the page, which isolates its names."""
+    """Wraps the scripts of a view in a function of its data and the page, so that their names are local."""
     body = "".join(_asset(f"{name}.js") for name in view.scripts)
     return f"VIEWS.{view.kind} = (meta, page) => {{\n{body}}};\n"
 

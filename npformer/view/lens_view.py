@@ -11,12 +11,11 @@ from npformer.interpret.stacks import Side
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import piece_names, printable
 from npformer.view.document import View
-from npformer.view.pack import Packed
 from npformer.view.stack_view import sentence
-from npformer.view.svg import INK, MUTED, Sheet, text_width, weight_cells
+from npformer.view.svg import MUTED, Sheet, draw_cell, text_width, weight_cells
 from npformer.view.terminal import fit
 
-LAST = 16  # by default, the next words after the last tokens of a text are shown
+LAST = 16  # number of last tokens whose next words are shown by default
 
 
 def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = None) -> LensView:
@@ -70,9 +69,6 @@ class LensView(View):
     def subject(self) -> str:
         return sentence(Side(self.tokens))
 
-    def _blocks(self) -> Sequence[Packed]:
-        return []
-
     def _meta(self) -> dict[str, Any]:
         found = self.found
         return {
@@ -92,7 +88,7 @@ class LensView(View):
         return min(900, 420 + 28 * len(self.found.rows))
 
     def text(self, width: int = 80) -> str:
-        """Returns the largest outputs of each layer at the last token read."""
+        """Returns the largest outputs of each layer at the last of the positions."""
         found = self.found
         lines = [f"{self.heading}: {self.subject}", f"read at {found.positions[-1]} {printable(found.tokens[-1])}", ""]
         name = max(map(len, found.rows))
@@ -112,10 +108,8 @@ class LensView(View):
             cells = weight_cells(found.probabilities[:, column, :1])[:, 0]
             for number, words in enumerate(found.words):
                 y = 42 + high * number
-                sheet.rect(left, y, wide - 1, high - 1, "#" + bytes(cells[number].tolist()).hex())
-                sheet.text(
-                    left + 6, y + 15, words[column][0], size=11, fill="#fff" if cells[number].mean() < 120 else INK
-                )
+                ink = draw_cell(sheet, left, y, wide, high, cells[number])
+                sheet.text(left + 6, y + 15, words[column][0], size=11, fill=ink)
             left += wide
         for number, row in enumerate(found.rows):
             sheet.text(0, 42 + high * number + 15, row, size=11, fill=MUTED)

@@ -16,10 +16,10 @@ from npformer.text.words import piece_names, printable
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats
 from npformer.view.stack_view import sentence
-from npformer.view.svg import INK, MUTED, Sheet, signed_cells, text_width
+from npformer.view.svg import Sheet, draw_effects
 from npformer.view.terminal import fit
 
-WORDS = 40  # a longer translation shows only the logit of its least probable word
+WORDS = 40  # a translation with more words shows only the logit of its least probable word
 
 
 def logit(
@@ -127,8 +127,9 @@ class LogitView(View):
         """Draws the table of layers and heads with coloured cells, and the contributions of words."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, self._of_found, bold=True)
-        top = _drawn(sheet, self.found.by_layer(), 40)
-        _drawn(sheet, replace(self.found, tokens=piece_names(self.found.tokens)).by_word(), top + 24)
+        top = draw_effects(sheet, self.found.by_layer(), 40, decimals=3)
+        by_word = replace(self.found, tokens=piece_names(self.found.tokens)).by_word()
+        draw_effects(sheet, by_word, top + 24, decimals=3)
         return sheet.render()
 
 
@@ -147,25 +148,3 @@ def _logit_meta(found: LogitAttribution) -> dict[str, Any]:
 def _table(effects: Effects) -> dict[str, Any]:
     values = [[None if np.isnan(value) else float(value) for value in row] for row in effects.values]
     return {"rows": effects.rows, "columns": effects.columns, "values": values, "plain": effects.plain}
-
-
-def _drawn(sheet: Sheet, effects: Effects, top: float) -> float:
-    """Draws a table of numbers on coloured cells; returns its lower end."""
-    left = max(text_width(row, 11) for row in effects.rows) + 10
-    wide, high = 52.0, 20.0
-    coloured = np.array([column not in effects.plain for column in effects.columns])
-    limit = float(np.nanmax(np.abs(effects.values[:, coloured]), initial=0.0))
-    for place, column in enumerate(effects.columns):
-        sheet.text(left + wide * place + wide - 4, top, column, "end", 11, MUTED)
-    for number, (row, values) in enumerate(zip(effects.rows, effects.values, strict=True)):
-        y = top + 6 + high * number
-        sheet.text(left - 8, y + 14, row, "end", 11, MUTED)
-        cells = signed_cells(values[None], limit)[0]
-        for place, value in enumerate(values):
-            if np.isnan(value):
-                continue
-            if coloured[place]:
-                sheet.rect(left + wide * place, y, wide - 1, high - 1, "#" + bytes(cells[place].tolist()).hex())
-            dark = coloured[place] and cells[place].mean() < 120
-            sheet.text(left + wide * place + wide - 4, y + 14, f"{value:z.3f}", "end", 11, "#fff" if dark else INK)
-    return top + 6 + high * len(effects.rows)

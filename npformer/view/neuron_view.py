@@ -1,8 +1,8 @@
-"""The neuron view: the computation of a weight by dimension: query, key, product, score, weight, value, output.
+"""The neuron view: how a head computes an output, number by number, from a query, the keys and the values.
 
 Queries, keys and values are stored as the model's own floats, so that a product on the page equals the product in
-NumPy. The page computes scores, weights and outputs from them, which keeps files small. If a mask or an edit makes
-these differ, they are stored too. The page is `assets/neurons.js`.
+NumPy. The page computes scores, weights and outputs from them, which keeps files small. Stages that a mask or an edit
+has changed are stored too. The page is `assets/neurons.js`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGES = {
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
 GIVEN = ("query", "key", "value")  # the page computes the others
-BUDGET = 18_000_000  # maximum characters of data; beyond it, the other layers are omitted, then the other heads
+BUDGET = 18_000_000  # maximum characters of data; to meet it, other layers are omitted, then other heads
 ROUNDING = 1e-5  # tolerance for the page's computed stages, relative to the largest value
 
 
@@ -143,7 +143,7 @@ def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NeuronView(View):
-    """See `neurons`. `layer` and `head` are indices in part number `part`, which is shown first."""
+    """See `neurons`. `layer` and `head` are indices in `parts[part]`, which is shown initially."""
 
     parts: tuple[Part, ...]
     layer: int
@@ -170,7 +170,7 @@ class NeuronView(View):
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # float32 never packs below 1/2, or 2/3 in base64: skips packing larger data, which would take seconds
+            # Packing takes seconds, and float32 never packs below 1/2, which is 2/3 in base64: skips larger data.
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
                 blocks = _pack(some)
@@ -297,5 +297,5 @@ def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    largest = float(np.abs(other).max(initial=0.0))  # inf means a mask, which never equals the computed score
+    largest = float(np.abs(other).max(initial=0.0))  # infinite if a mask hides keys, unlike the computed scores
     return bool(np.isfinite(largest) and np.abs(one - other).max(initial=0.0) <= ROUNDING * max(1.0, largest))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 BUDGET = 1_400_000  # maximum characters of data; the whole file then stays under 1.5 MB
-ALWAYS_FITS = 12 * 12 * 128 * 128  # this many weights always fit the budget
+ALWAYS_FITS = 12 * 12 * 128 * 128  # a number of weights that fits the budget with two decimals
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def _encode(array: np.ndarray) -> str:
 def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Packed]:
     """Packs attention weights, one block for each layer; the page inflates a layer when it is first shown.
 
-    They get four decimals if those fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, from longer
-    texts, get three even beyond the budget, because two would show too little.
+    Weights get four decimals if these fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, from longer
+    texts, always get three, even beyond the budget, because two would show too little.
     """
     choices = (4, 3, 2) if sum(layer.size for layer in layers) <= ALWAYS_FITS else (3,)
     for decimals in choices:

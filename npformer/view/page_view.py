@@ -31,10 +31,10 @@ from npformer.view.pack import Packed
 from npformer.view.stack_view import sentence
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # maximum number of words, and of heads, named for the answer, and likewise against it
+LOOKS = 3  # maximum number of words, and of heads, that are listed for the answer or against it
 NEXT, TRANSLATION = "next token", "translation"
 PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
-LEAST = -1e9  # stands for log 0: JSON has no infinity
+LEAST = -1e9  # replaces log 0, because JSON has no infinity
 READ = 8_192  # maximum tokens to read for ablations, for a model like BERT-base: 10 s on two cores
 
 
@@ -96,7 +96,7 @@ def page(
 
 
 def _read(source: Any, text: Any) -> Any:
-    """Translates a text of a translation model, once for all views; returns other texts as they are."""
+    """Translates the text of a translation model once for all views. Other texts are returned unchanged."""
     translates = not is_arrays(source) and source.config.head == "translation" and text is not None
     return read_inputs(source, text).inputs[0] if translates else text
 
@@ -140,7 +140,7 @@ def _views(
 
 
 def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
-    """Returns the heads to ablate: None for all, or in a long text the heads with the largest estimated effects."""
+    """Returns the heads to ablate. None means all; a long text has only those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
@@ -149,10 +149,10 @@ def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[s
 
 
 def _measured(answer: Answer, found: HeadEffects) -> Answer:
-    """Returns the answer with the change of its log-odds without each ablated head, the largest first.
+    """Replaces the estimated effects of an answer's heads by the measured change of its log-odds, the largest first.
 
-    The first-order estimate has another sign for some heads. A translation has the change of its words' mean
-    probability, in points, for the heads of cross-attention.
+    Estimates have the wrong sign for some heads. For a translation, the change is that of its words' mean probability,
+    in points, without each head of cross-attention.
     """
     mean = answer.about == TRANSLATION
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
@@ -231,7 +231,7 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The original text, which the stage view has; other views have its tokens."""
+    """The original text, which only the stage view has: other views have its tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
 
 
@@ -270,7 +270,7 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
 
 
 def _selection(view: View, effect: Effect) -> dict[str, Any]:
-    """Returns the selections that show an effect's head."""
+    """Returns the choices of attention, layer and head that show an effect."""
     assert isinstance(view, HeadView)
     place, (layer, head) = _place(view, effect)
     return {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}

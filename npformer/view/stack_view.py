@@ -24,8 +24,10 @@ FRAME = ("[CLS]", "[SEP]", "[PAD]", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StackView(View):
-    """A view of whole attention stacks. `stack` is shown initially, with the layer at index `layer` and the heads
-    `shown`; `words` merges word pieces."""
+    """A view of attention stacks. It opens on one stack, at the layer with index `layer` and the heads `shown`.
+
+    words: merge word pieces. stack: index of the initial stack.
+    """
 
     stacks: tuple[Stack, ...]
     layer: int
@@ -99,22 +101,21 @@ def _side_meta(side: Side) -> dict[str, Any]:
 
 
 def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
-    """Checks the layer and the heads to show; returns the layer's index in `stack`, and the heads (None: all)."""
+    """Checks the layer and the heads to show. Returns the layer's index in `stack`, and the heads, by default all."""
     if isinstance(heads, int):
         raise NpformerError(f"heads={heads}: expected a list of heads; for one head use heads=[{heads}]")
     every = range(stack.heads)
-    return pick("layer", layer, stack.numbers), tuple(
-        every if heads is None else sorted({pick("head", head, every) for head in heads})
-    )
+    shown = every if heads is None else sorted({pick("head", head, every) for head in heads})
+    return pick("layer", layer, stack.numbers), tuple(shown)
 
 
 def most_telling(parts: Sequence[Looks]) -> int:
-    """Returns the index of the attention that is shown first: cross-attention if there is one, else the first."""
+    """Returns the index of the attention to show initially: cross-attention if there is one, else the first."""
     return next((i for i, part in enumerate(parts) if part.title == "Cross-attention"), 0)
 
 
 def sentence(side: Side) -> str:
-    """Joins a side's words for titles, without special tokens around the text unless there are no others."""
+    """Joins a side's words for a title. Special tokens are left out unless the side has no others."""
     words = side.words()
     every = list(zip(words.token_type_ids or (0,) * len(words.tokens), words.tokens, strict=True))
     kept = [(segment, word) for segment, word in every if word not in FRAME] or every
@@ -142,14 +143,14 @@ class Looks(Protocol):
 
 
 def subtitle(parts: Sequence[Looks]) -> str:
-    """Describes the input: the text, queries → keys for cross-attention alone, source / target for a translation."""
+    """Describes the input: the text, `queries → keys` for cross-attention alone, or `source / target`."""
     if len(parts) == 1 and parts[0].queries != parts[0].keys:
         return f"{sentence(parts[0].queries)} → {sentence(parts[0].keys)}"
     return " / ".join(dict.fromkeys(sentence(side) for part in parts for side in (part.keys, part.queries)))
 
 
 def strongest(weights: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Finds the largest of `weights` (H, L, L) as `(head, query, key)`, one head for each pair of tokens."""
+    """Finds the largest weights (H, L, L) as `(head, query, key)`, with one head for each pair of tokens."""
     best = weights.max(axis=0)
     order = np.argsort(-best, axis=None, kind="stable")[:count]
     pairs = [divmod(int(at), best.shape[1]) for at in order]

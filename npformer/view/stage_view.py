@@ -61,7 +61,7 @@ class ShownStage:
 
     @property
     def rows(self) -> str:
-        """The side of the rows: `queries`, or `keys`, which an encoder or cross-attention reads."""
+        """The side of the rows: `keys` for the source that an encoder or cross-attention reads, else `queries`."""
         path = self.name.split(".")
         of_keys = "cross_attention" in path and path[-1] in ("key", "value", "key_heads", "value_heads")
         return "keys" if of_keys or "encoder" in path else "queries"
@@ -218,7 +218,7 @@ class StageView(View):
 
     @cached_property
     def _merged(self) -> dict[int, int]:
-        """Maps stages (T, D) to the stage with the same numbers as separate heads (H, T, K), by index."""
+        """Maps the index of a stage (T, D) to that of a stage (H, T, K) with the same numbers, split into heads."""
         merged = {}
         split = {i: step.array for i, step in enumerate(self.steps) if step.array.ndim == 3}
         for i, step in enumerate(self.steps):
@@ -232,7 +232,7 @@ class StageView(View):
 
     @cached_property
     def _edges(self) -> tuple[int, int]:
-        """Returns the size to which axes of tokens or heads, and other axes, are shortened to stay within `numbers`."""
+        """Returns the maximum sizes of axes of tokens and of other axes with which the page has at most `numbers`."""
         stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
         choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
         for edges in choices:
@@ -298,9 +298,8 @@ class StageView(View):
         lines.append("Blue is negative, orange positive; colours scale with the square root of the magnitude.")
         edges = self._edges
         if any(_window(step.array, edges).size < step.array.size for step in self.steps):
-            places = " and ".join(
-                [f"{edges[0]} tokens", f"{edges[1]} columns"] if edges[0] != edges[1] else [f"{edges[0]} indices"]
-            )
+            tokens, columns = edges
+            places = f"{tokens} indices" if tokens == columns else f"{tokens} tokens and {columns} columns"
             lines.append(f"Longer axes show {places}, evenly spaced; ranges are of the whole stage.")
         return lines
 
@@ -320,9 +319,8 @@ class StageView(View):
             lines.append(f"      {row_ends(first, step.decimals())}")
         if self.outcome:
             lines += ["", "Label"]
-            for label, logit, share in zip(
-                self.outcome.labels, self.outcome.logits, self.outcome.probabilities, strict=True
-            ):
+            found = self.outcome
+            for label, logit, share in zip(found.labels, found.logits, found.probabilities, strict=True):
                 lines.append(f"  {fit(label, 30)} logit {logit:z9.4f}   probability {share:.4f}")
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
@@ -350,7 +348,7 @@ class StageView(View):
 
 
 def _window(array: np.ndarray, edges: tuple[int, int]) -> np.ndarray:
-    """Shortens the last two axes to these sizes: keeps the ends, and evenly spaced indices between them."""
+    """Shortens the last two axes to these sizes. Keeps the ends, and evenly spaced indices between them."""
     of_tokens, of_others = edges
     for axis, size in ((-2, of_tokens), (-1, of_tokens if array.ndim == 3 else of_others)):
         length = array.shape[axis] if array.ndim >= -axis else 0

@@ -13,10 +13,11 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
+from npformer.interpret.effects import Effects
 from npformer.text.words import printable
 from npformer.view.colour import DIVERGING, SEQUENTIAL, ramp
 
-INK, MUTED, LINE = "#1b1f26", "#5a6371", "#dce1e7"
+INK, MUTED = "#1b1f26", "#5a6371"
 
 
 class Sheet:
@@ -103,6 +104,34 @@ def signed_cells(values: np.ndarray, limit: float) -> np.ndarray:
 
 def _table(stops: Sequence[str]) -> np.ndarray:
     return np.array([ramp(tuple(stops), i / 255) for i in range(256)], np.uint8)
+
+
+def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int) -> float:
+    """Draws a table of numbers on coloured cells, with the names of columns at `top`. Returns its lower end."""
+    left = max(text_width(row, 11) for row in effects.rows) + 10
+    wide, high = 52.0, 20.0
+    coloured = np.array([column not in effects.plain for column in effects.columns])
+    limit = float(np.nanmax(np.abs(effects.values[:, coloured]), initial=0.0))
+    cells = signed_cells(effects.values, limit)
+    for place, column in enumerate(effects.columns):
+        sheet.text(left + wide * place + wide - 4, top, column, "end", 11, MUTED)
+    for number, (row, values) in enumerate(zip(effects.rows, effects.values, strict=True)):
+        y = top + 6 + high * number
+        sheet.text(left - 8, y + 14, row, "end", 11, MUTED)
+        for place, value in enumerate(values):
+            if np.isnan(value):
+                continue
+            ink = INK
+            if coloured[place]:
+                ink = draw_cell(sheet, left + wide * place, y, wide, high, cells[number, place])
+            sheet.text(left + wide * place + wide - 4, y + 14, f"{value:z.{decimals}f}", "end", 11, ink)
+    return top + 6 + high * len(effects.rows)
+
+
+def draw_cell(sheet: Sheet, x: float, y: float, wide: float, high: float, colour: np.ndarray) -> str:
+    """Draws a cell of a table in a colour (3,). Returns the colour for text on it."""
+    sheet.rect(x, y, wide - 1, high - 1, "#" + bytes(colour.tolist()).hex())
+    return "#fff" if colour.mean() < 120 else INK
 
 
 def png(cells: np.ndarray) -> str:

@@ -42,7 +42,7 @@ def fit(text: str, width: int) -> str:
     text = printable(text)
     taken = list(accumulate(map(_column, text), initial=0))
     if taken[-1] > width:
-        kept = bisect_right(taken, width - 1) - 1  # as many characters as leave room for the ellipsis
+        kept = bisect_right(taken, width - 1) - 1  # leaves room for the ellipsis
         return text[:kept] + "…" + " " * (width - 1 - taken[kept])
     return text + " " * (width - taken[-1])
 
@@ -51,7 +51,7 @@ def heat_map(weights: np.ndarray, rows: Sequence[str], names: Sequence[str], wid
     """Draws `weights` (queries, keys): a line for each query, numbered columns for the keys.
 
     A cell is a shade and two digits if they fit, else only a shade. If the map is still too wide or too long, a cell
-    shows the largest weight of several tokens; `legend` gives their number.
+    shows the largest weight of a block of several tokens, and `legend` gives the size of a block.
     """
     label = _label_width(rows, width)
     down, across = _pooling(len(rows), len(names), label, width)
