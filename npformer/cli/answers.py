@@ -26,13 +26,13 @@ def shown(task: Task, text: str, answer: Any) -> str:
 
 
 def as_written(task: Any, text: str) -> Iterator[str]:
-    """Yields the text after a prompt as it is generated; beams and several texts appear only when complete."""
+    """Yields the text after a prompt as it is generated. With beams or several texts, it yields the whole answer."""
     settings = task.resolved(task.options)
     if settings.num_beams > 1 or settings.num_return_sequences > 1:
         yield shown(task, text, task(text))
         return
     pieces = task.tokens(text)
-    first = next(pieces, "")  # a refusal of the prompt must come before it is shown
+    first = next(pieces, "")  # a refused prompt raises here, before anything is shown
     yield printable(text) if task.options.return_full_text else ""
     yield printable(first)
     yield from map(printable, pieces)

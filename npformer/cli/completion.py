@@ -40,7 +40,7 @@ def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
 def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[str], Any]) -> argparse.ArgumentParser:
     """Returns a parser of all commands, with the options of the typed command.
 
-    commands: the summary of each by its name; find: returns a command by its name.
+    commands: the summary of each command by its name. find: returns a command by its name.
     """
     from npformer.checkpoint.loading import bundled
 

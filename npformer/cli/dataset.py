@@ -1,4 +1,4 @@
-"""Runs a task's command on every row of a dataset (--input); --output gets its columns and the answers' columns."""
+"""Runs a task's command on every row of a dataset (--input). --output gets the rows with columns for the answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from npformer.tasks.task import Task
 
 SECOND = ("pair_column", "context_column")
-#: Options for texts and printed answers; --input replaces them by the options for datasets.
+#: Options for texts and printed answers, which exclude --input.
 OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context_file")
 
 
 def check(args: Namespace, command: Command) -> None:
-    """Raises NpformerError for options that conflict with --input or require it."""
+    """Raises NpformerError for an option that excludes --input, or that needs --input and lacks it."""
     if args.input is None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
         if own or (args.output is not None and not command.array):

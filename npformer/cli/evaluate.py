@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if [bool(args.data), bool(args.source), bool(args.text)].count(True) != 1 or bool(args.source) != bool(
-        args.reference
-    ):
+    if sum(map(bool, (args.data, args.source, args.text))) != 1 or bool(args.source) != bool(args.reference):
         raise NpformerError("give --data, or --source and --reference, or --text")
     if args.data:
         _labels(args)

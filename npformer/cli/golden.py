@@ -51,7 +51,7 @@ RUN = "run exits with 0 if every case passes, 3 if one fails, 1 if nothing can b
 
 
 class Action(NamedTuple):
-    """An action's own help: its arguments, description and epilog."""
+    """The help of an action: its arguments, description and epilog."""
 
     takes: str
     what: str
@@ -163,7 +163,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # the actions that take the options
+        group.title = None  # a title names the actions that take the options
 
 
 def run(args: argparse.Namespace) -> int:
@@ -221,12 +221,11 @@ def _compare(args: argparse.Namespace) -> int:
         print(reports.comparison_json(comparison, diagnosis, why_not))
     elif args.format == "github":
         print(reports.comparison_github(comparison, diagnosis))
-    elif diagnosis and (findings or not comparison.ok):
+    elif diagnosis:
         if comparison.theirs.weights and not findings:
             print(f"weights: all {len(comparison.theirs.weights)} equal the model's")
-        print(f"\n{diagnosis}")
-    elif diagnosis:
-        print(f"weights: all {len(comparison.theirs.weights)} equal the model's")
+        if findings or not comparison.ok:
+            print(f"\n{diagnosis}")
     elif not comparison.ok:
         print(f"\nno diagnosis: {why_not}")
     return 0 if comparison.ok and not findings else DIVERGES
@@ -261,9 +260,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
-    """Loads the golden file's model: --model, the model next to the file, or the one it names if it is local.
+    """Loads the golden file's model: --model, the model next to the file, or the model it names if that is local.
 
-    Without a diagnosis, returns None and the reason. Raises NpformerError if --model is not the file's model.
+    Without such a model, returns None and the reason. Raises NpformerError if --model is not the file's model.
     """
     beside = Path(args.given[0]).resolve().parent
     found = [str(beside)] if (beside / CONFIG).exists() else []

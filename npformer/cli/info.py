@@ -23,7 +23,7 @@ EPILOG = """examples:
   npformer info distilbert-sst2
   npformer info --verify distilbert-sst2"""
 
-MARGIN = 24  # longest name that has its value on the same line
+MARGIN = 24  # if a name is longer, each value is printed below its name
 CARD = 2**16  # bytes read of a model card
 
 
@@ -70,7 +70,7 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from npformer.checkpoint.loading import bundled, find_folder
     from npformer.checkpoint.verify import verify
 
-    models = bundled()  # a bundled model given by name is checked when it is loaded; an error is then the result
+    models = bundled()  # `find_folder` would refuse a damaged bundled model, which is the result here
     if args.name is None:
         folders = list(models.values())
     else:

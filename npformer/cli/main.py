@@ -1,9 +1,9 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
 A subcommand that runs a task on texts is declared in `tasks/catalogue.py`. Any other is a module in this folder with
-EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0; `narrow(parser, arguments)`
-may adapt the help to the arguments. Modules are imported only when they are needed, so that `npformer --help` answers
-at once.
+EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. A module may have
+`narrow(parser, arguments)`, which adapts the help to the arguments. Modules are imported only when they are needed, so
+that `npformer --help` answers at once.
 """
 
 from __future__ import annotations
@@ -94,26 +94,26 @@ def _run(given: list[str]) -> int:
         from npformer.cli.completion import answer
 
         answer(COMMANDS, find)
-    if given and given[0] in ("-h", "--help"):
+    if not given:
+        to_stderr(_overview())
+        return USAGE
+    name, *rest = given
+    if name in COMMANDS:
+        return _subcommand(name, rest)
+    if name in ("-h", "--help"):
         print(_overview())
-        return 0
-    if given and given[0] == "--version":
+    elif name == "--version":
         print(f"npformer {__version__}")
-        return 0
-    if given and given[0] == "--print-completion":
+    elif name == "--print-completion":
         from npformer.cli.completion import script
 
-        print(script(given[1] if len(given) > 1 else ""))
-        return 0
-    if given and given[0] in COMMANDS:
-        return _subcommand(given[0], given[1:])
-    if given:
-        near = nearest(given[0], COMMANDS)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        complain(f"no command {given[0]!r}{meant}\n  npformer --help lists the commands")
+        print(script(rest[0] if rest else ""))
     else:
-        to_stderr(_overview())
-    return USAGE
+        near = nearest(name, COMMANDS)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        complain(f"no command {name!r}{meant}\n  npformer --help lists the commands")
+        return USAGE
+    return 0
 
 
 class Command(NamedTuple):

@@ -34,7 +34,7 @@ def set_up() -> None:
 
 
 def ended(code: int) -> int:
-    """Remembers and returns a command's exit code; only ending the process is left to do."""
+    """Stores and returns the exit code of a command, so that `_end` can end the process with it."""
     global _code
     _code = code
     return code
@@ -71,7 +71,7 @@ class Escaping:
 
 
 def interruptible(work: Callable[[], int]) -> int:
-    """Runs `work`; in it Ctrl-C raises KeyboardInterrupt, so that a command leaves no half-written file."""
+    """Runs `work` so that Ctrl-C raises KeyboardInterrupt in it, and a command leaves no half-written file."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         return work()
     try:
@@ -127,15 +127,15 @@ def _unraisable(error: Any) -> None:
 
 
 def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
-    """Silences an interrupt during imports: NumPy's compiled parts print it, or an error caused by it."""
+    """Prints an uncaught exception unless Ctrl-C was pressed: NumPy's compiled parts turn it into other errors."""
     if not (_interrupted or issubclass(kind, KeyboardInterrupt)):
         sys.__excepthook__(kind, error, traceback)
 
 
 def _open_streams() -> None:
-    """Opens /dev/null for each standard stream that is closed (by cron, by `>&-`), before a file takes its number.
+    """Opens /dev/null for each closed standard stream (as by cron or `>&-`), so that no file gets its number.
 
-    Reading texts from it or writing answers to it still fails; messages to stderr are lost.
+    /dev/null is opened so that reading texts or writing answers still fails. Messages to stderr are lost.
     """
     streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
     for number, (name, mode, access) in enumerate(streams):

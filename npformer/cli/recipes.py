@@ -28,7 +28,7 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def output(args: argparse.Namespace) -> Path:
-    """Returns the folder of the result. Raises NpformerError if it holds a model already, or another run uses it."""
+    """Returns the folder of the result. Raises NpformerError if it contains a model, or another run uses it."""
     folder = Path(args.output)
     if (folder / "config.json").exists():
         left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
 
 
 def read(args: argparse.Namespace) -> Recipe:
-    """Makes the recipe without dropout, which depends on the model. Raises NpformerError for a bad option."""
+    """Makes the recipe without its dropout rates, which depend on the model. Raises NpformerError for a bad option."""
     try:
         first, second = map(float, args.betas.split(","))
     except ValueError:
@@ -107,7 +107,7 @@ def finish(args: argparse.Namespace, training: Trainer) -> str:
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:
-    """Returns the columns named by --text-columns: one, two or an empty tuple."""
+    """Returns the columns that --text-columns names: one, two, or an empty list without the option."""
     names = args.text_columns.split(",") if args.text_columns else []
     if len(names) > 2 or not all(names):
         raise NpformerError(

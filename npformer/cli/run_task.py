@@ -48,7 +48,7 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
     one = interactive(args) or len(args.texts) == 1
     if command.reads == "prompt" and sys.stdout.isatty() and not args.json and one:
         return _write(task, args)
-    keeps_lines = task.form.layout == "alone"  # keeps line i of the output aligned with line i of the input
+    keeps_lines = task.form.layout == "alone"  # line i of the output answers line i of the input
     answers = _answered(task, args, as_input, keeps_lines)
     if not interactive(args):
         answers = with_bar(answers, count(args))
@@ -119,7 +119,7 @@ def _split(text: str) -> Pair:
 
 
 def _task(name: str, command: Command, args: Namespace) -> Task:
-    """Makes the command's pipeline with the given settings; errors name the command's options."""
+    """Makes the command's pipeline. Its errors name the options of the command, not those of the task."""
     if args.model is None:
         raise NpformerError(f"--model: missing; give the folder or Hugging Face id of {TASKS[name].wanted}")
     options = (*command.options, *command.long)
@@ -141,7 +141,10 @@ def _task(name: str, command: Command, args: Namespace) -> Task:
 
 
 def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_blanks: bool) -> Iterator[Answered]:
-    """Yields each line with its answer, in order, and reports lines without one; `skip_blanks` skips blank lines."""
+    """Yields each line with its answer, in order. Reports lines that cannot be answered.
+
+    skip_blanks: blank lines get no answer.
+    """
     waiting: deque[Line] = deque()
 
     def is_asked(line: Line) -> bool:
@@ -190,7 +193,7 @@ def _without_answer(line: Line) -> Answered:
 
 
 def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
-    """Writes a .npy file row by row in constant memory, with its header last."""
+    """Writes a .npy file row by row in constant memory. Its header, which has the number of rows, is written last."""
     code = rows = 0
     empty = task.collect([])[:0]
     with written_whole(path) as partial, open(partial, "wb") as file:

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
-    """Returns the vectors of a file's lines (N, D), NaN for blank lines; reads stored vectors, or stores new ones."""
+    """Returns the vectors (N, D) of a file's lines, NaN for blank ones. Reads stored vectors, or stores new ones."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
     place = Path(file + SUFFIX)
@@ -101,7 +101,7 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """Returns the stored vectors (N, D) of a file; None if they belong to other texts, or with a message if damaged."""
+    """Returns the stored vectors (N, D) of a file. Returns None for those of other texts; reports a damaged file."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():
@@ -136,7 +136,7 @@ def _computed(task: Any, read: list[Line]) -> np.ndarray:
 
 
 def _digest(task: Any) -> str:
-    """Returns the sha256 of everything that vectors depend on: weights, config, tokenizer, settings, options."""
+    """Returns the SHA-256 of everything that determines the vectors of a text."""
     model = task.model
     parts = {
         "weights": checksum(stored(dict(model.weights), model.config), {}),

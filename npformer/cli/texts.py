@@ -22,7 +22,7 @@ from npformer.text.inputs import Pair
 
 @dataclass
 class Line:
-    """A text and its place, with the reason if it could not be read."""
+    """A text and its place, or the reason why it could not be read."""
 
     where: str
     text: str = ""
@@ -80,7 +80,7 @@ def read_file(name: str) -> str:
 def plain(text: str, width: int | None = None) -> str:
     """Makes a text safe to print on one line: replaces control characters and truncates it to the terminal's width.
 
-    `width` is the width of the rest of the line; None disables truncation.
+    `width`: columns that the rest of the line takes; None disables truncation.
     """
     text = "".join(each if each.isprintable() else " " for each in text)
     if width is not None and sys.stdout.isatty():
