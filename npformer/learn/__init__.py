@@ -1,12 +1,12 @@
 """The course: a learner writes their own Transformer in one file of plain NumPy, and is corrected.
 
     npformer.learn.start("my_transformer")      writes the file
-    npformer.learn.check("my_transformer")      runs it in a process of its own: a table of what is right, wrong and why
+    npformer.learn.check("my_transformer")      runs it in a separate process, and lists what is right, wrong and why
 
-`chapters/` has the exercises, `right.py` their answers by npformer's functions. `judge.py` judges one function,
-`causes.py` names the mistake in it, and `doctor.py` runs the port diagnosis (`golden.diagnose`) on it. `running.py`
-starts the process `worker.py`, in which the file runs; `look.py` draws the learner's model. The command is
-`npformer learn`.
+`chapters/` has the exercises, and `right.py` computes their answers by npformer's functions. `judge.py` judges a
+function, `causes.py` names the mistake in it, and `doctor.py` runs the port diagnosis (`golden.diagnose`) on it.
+`running.py` starts the process `worker.py`, which executes the file. `look.py` draws the learner's model. The command
+is `npformer learn`.
 """
 
 from npformer.learn.checking import check

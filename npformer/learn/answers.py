@@ -1,7 +1,7 @@
 """Compares an answer with the right one, value by value, within an error budget.
 
-A right solution may add in another order or work in float64 inside, so its last bits differ, by an amount that depends
-on the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in float32 with the
+A right solution may add in another order or compute in float64, so its last bits differ, by an amount that depends on
+the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in float32 with the
 numbers in the arguments moved at random by up to one rounding. The budget is FACTOR times the largest resulting change,
 plus FACTOR roundings of the answer's largest number. tests/learn/test_exercises.py measures right solutions against it.
 """
@@ -38,21 +38,21 @@ def raised(error: BaseException) -> Outcome:
 
 
 class Match(Enum):
-    """The match between a program's answer and a learner's."""
+    """How well a program's answer matches a learner's."""
 
     NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: the same type of exception with another message
 
 
 @dataclass(frozen=True)
 class Truth:
-    """An answer in float64 and its error budget, each by the paths of arrays."""
+    """An answer in float64, and the error budget of each of its arrays by path."""
 
     outcome: Outcome
     budgets: Mapping[str, float]
 
 
 class Case(NamedTuple):
-    """A case: its arguments, also in float64, the learner's answer and the right one."""
+    """A case: its arguments as given and in float64 (`wide`), the learner's answer and the right one."""
 
     args: tuple[Any, ...]
     wide: tuple[Any, ...]
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 def call(function: Function, args: tuple[Any, ...]) -> Outcome:
-    """Calls a function that is known to end, such as one with a known mistake."""
+    """Calls one of npformer's own functions, which needs no time limit."""
     try:
         with np.errstate(all="ignore"):
             return Outcome(function(*args))
@@ -127,9 +127,9 @@ def near(value: Any, exact: Any, budget: float) -> bool:
 
 
 def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outcome: Outcome) -> Match:
-    """Compares the answer of a program with known mistakes with a learner's answer or exception.
+    """Compares the answer of a program with known mistakes to a learner's answer or exception.
 
-    wide: the arguments in float64
+    wide: the arguments in float64.
     """
     exact = call(function, wide)
     if exact.raised == Undetermined.__name__:
@@ -143,7 +143,7 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """Returns the paths of the values that a program with a known mistake gives too."""
+    """Returns the paths at which a program with a known mistake gives the learner's values."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     return {
         path
@@ -153,16 +153,15 @@ def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[
 
 
 def _roughly(answer: Any, exact: Any) -> bool:
-    """Returns whether two answers have the same structure and roughly the same numbers, far outside the budget."""
+    """Returns whether two answers have the same structure and agree to about 1 %, which is quicker than `truth`."""
     first, second = dict(leaves(answer)), dict(leaves(exact))
     if first.keys() != second.keys() or any(np.shape(first[path]) != np.shape(second[path]) for path in second):
         return False
     numeric = [path for path in second if is_numeric(first[path]) and is_numeric(second[path])]
     with np.errstate(all="ignore"):
         apart = [np.abs(np.asarray(first[path], np.float64) - np.asarray(second[path], np.float64)) for path in numeric]
-    return max(map(_largest, apart), default=0.0) <= 0.01 * max(
-        1e-3, *(_largest(second[path]) for path in numeric), 0.0
-    )
+    size = max([1e-3, *(_largest(second[path]) for path in numeric)])
+    return max(map(_largest, apart), default=0.0) <= 0.01 * size
 
 
 def _largest(array: Any) -> float:
@@ -187,7 +186,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Returns the answer in the right structure: one array may replace a list, such as a cache for a pair."""
+    """Returns the answer with arrays split where the right answer has a list, such as a cache in one array."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)

@@ -29,9 +29,9 @@ from npformer.learn.shown import value_name
 
 
 def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
-    """Returns the name and sentence of the first program that gives the learner's answers; "" and "" if none does.
+    """Returns the name and sentence of the first program that gives the learner's answers, or two empty strings.
 
-    seconds: processor time for programs other than the table's single mistakes
+    seconds: processor time for programs other than the table's single mistakes.
     """
     cases = sorted(cases, key=lambda case: not case.wrong)  # a wrong answer rules out most programs
     ends = time.process_time() + seconds
@@ -45,9 +45,10 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
-    """Returns whether a program gives the learner's answers in all cases it determines, including a wrong one.
+    """Returns whether a program gives the learner's answers in all cases that it determines, one of them wrong.
 
-    by_message: an equal exception message suffices, which is weaker evidence: many mistakes confuse the same sizes
+    by_message: the wrong one may be an exception. It is weaker evidence than numbers, because many mistakes confuse the
+    same sizes.
     """
     shown = False
     for case in cases:
@@ -82,7 +83,7 @@ def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields right answers that call a function with a mistake: the learner may have copied its steps instead."""
+    """Yields right answers that call a function with a mistake, because the learner may have copied its steps."""
     for part in _parts(exercise.name):
         for slip in EXERCISES[part].slips:
             yield Slip(slip.name, f"At the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
@@ -98,7 +99,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Returns the names that a function reads, including its comprehensions."""
+    """Yields the names that a function reads, also in its nested functions."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -138,7 +139,7 @@ CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
 
 
 def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
-    """Yields mistakes of the table that give some of the wrong values and change no right value."""
+    """Returns the first listed mistake that gives some of the wrong values and changes no right value."""
     if not exercise.values or any(case.outcome.raised for case in cases):
         return "", ""
     wrong = [case.wrong_values() for case in cases]
@@ -161,7 +162,7 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
 
 
 def _only_0(cases: Sequence[Case], path: str) -> bool:
-    """Returns whether the right value is 0 up to rounding in every case: the learner's value is then only rounding."""
+    """Returns whether the right value is 0 up to rounding in every case. Then the learner's value is only rounding."""
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
         for case in cases
@@ -171,7 +172,7 @@ def _only_0(cases: Sequence[Case], path: str) -> bool:
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
-    """Returns whether a program has a wrong value in some case; a gradient that is always 0 shows nothing."""
+    """Returns whether a mistake changes the value at a path in any case. A gradient that is always 0 shows nothing."""
     for case in cases:
         right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):

@@ -1,6 +1,6 @@
-"""Right answers with one change that any function can have: a factor, a wrong sign, or rows and columns exchanged.
+"""Mistakes that are possible in any function: a factor, a wrong sign, or rows and columns exchanged.
 
-The change applies to the learner's wrong values.
+Each is made in the right answer, at the learner's wrong values.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from npformer.learn.shown import value_name
 Change = Callable[[Any, tuple[Any, ...]], Any]
 #: A power of a size -> the words for it.
 POWERS = {-1: "divided by", 1: "multiplied by", -0.5: "divided by the square root of", 0.5: "multiplied by the root of"}
-CLOSE = 1e-5  # relative; the budget decides in the end
+CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
 
 
 def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields the right answer with the learner's wrong values multiplied by a number, or transposed."""
+    """Yields right answers in which the values that the learner has wrong are transposed, or have a factor."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
     if not wrong or not paths:
@@ -61,7 +61,7 @@ def _fits(exercise: Exercise, label: str, power: float, known: Sequence[tuple[Ca
 
 
 def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
-    """Returns the sizes of array arguments and the positive numbers among the arguments, by their expressions."""
+    """Returns the sizes of array arguments and the positive numbers among the arguments, by how Python writes them."""
     sizes: dict[str, float] = {}
     for name, value in zip(inspect.signature(exercise.right).parameters, args, strict=False):
         if isinstance(value, np.ndarray):
@@ -72,7 +72,7 @@ def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
 
 
 def _factor(case: Case, paths: Sequence[str]) -> float | None:
-    """Returns the factor that brings the right values nearest to the learner's; None for other shapes."""
+    """Returns the factor that brings the right values nearest to the learner's, or None if the shapes differ."""
     exact, answer = dict(leaves(case.true.outcome.answer)), dict(leaves(case.outcome.answer))
     pairs = [(np.asarray(exact[path]), np.asarray(answer.get(path))) for path in paths if path in exact]
     if not pairs or any(a.shape != b.shape or a.dtype.kind != "f" or b.dtype.kind != "f" for a, b in pairs):
@@ -90,7 +90,7 @@ def _transposed(value: Any) -> Any:
 
 
 def _names(exercise: Exercise, case: Case, paths: Sequence[str]) -> Iterator[str]:
-    """Returns the names of values, with a single name for a group if all its nonzero values are wrong."""
+    """Yields the names of the values at these paths, or the name of a group if all its nonzero values are wrong."""
     if not exercise.values:
         yield "All numbers"
         return

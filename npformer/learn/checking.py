@@ -24,13 +24,13 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
     ----------
     folder : folder written by `npformer learn start`, or the path of a file
     chapter : int, optional
-        The last chapter to check; all unless given.
+        The last chapter to check; by default all chapters.
     limit : float, time limit of a function in seconds
 
     Returns
     -------
     Report
-        Printing it shows the table; `ok`, `verdicts`, `runs` and `as_dict()` are for programs.
+        It prints as a table. Programs use `ok`, `verdicts`, `runs` and `as_dict()`.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class _Check:
         self.printed = ""
 
     def report(self) -> Report:
-        """Starts processes until one completes. Each process continues from the verdicts of the previous ones."""
+        """Starts processes until one completes. Each continues after the verdicts of the previous ones."""
         over = False
         while not over:
             known = {name: each.state for name, each in self.verdicts.items()} | dict.fromkeys(self.runs, "")
@@ -117,7 +117,7 @@ class _Check:
 
 
 def _stopped_run(ended: Ended) -> Run:
-    """Reports a whole model that is too slow or ends the process, although all its functions are right."""
+    """Returns the result of a whole model that was too slow or ended the process."""
     if ended.in_time:
         return Run("whole model", False, f"The whole model ended the process with exit code {ended.code}.")
     slow = f"Your whole model takes more than {RUN_LIMIT:g} seconds here, so it was stopped"

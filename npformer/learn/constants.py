@@ -1,7 +1,7 @@
 """Mistakes with a number that cannot be listed in advance, such as another constant in a formula.
 
-The learner's answers determine the number. The mistake is then a program like any other: it must give every number in
-the learner's answers, so that a constant cannot fit by chance.
+The number is computed from the learner's answers. The mistake with this number is then tested like any other: it must
+give every number in the learner's answers, so that a constant cannot fit by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
 def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields the exercise's constants with the numbers that best fit the learner's answers."""
+    """Yields the exercise's mistakes with a number, with the number that best fits the learner's answers."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:
@@ -29,7 +29,7 @@ def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _solved(program: Callable[[float], Function], start: float, cases: list[Case]) -> float | None:
-    """Returns the number that brings a program nearest to the answers, by Gauss-Newton from a start of the same sign.
+    """Returns the number with which a program comes nearest to the answers, by Gauss-Newton. It has the start's sign.
 
     Steps are taken in the logarithm, because constants such as eps vary in scale.
     """
@@ -55,7 +55,7 @@ def _solved(program: Callable[[float], Function], start: float, cases: list[Case
 
 
 def _differences(answer: Any, case: Case) -> np.ndarray | None:
-    """Returns an answer's numbers minus the learner's; None if their structures differ."""
+    """Returns an answer's numbers minus the learner's, or None if their structures differ."""
     ours, theirs = dict(leaves(answer)), dict(leaves(case.outcome.answer))
     if ours.keys() != theirs.keys() or any(np.shape(ours[path]) != np.shape(theirs[path]) for path in ours):
         return None

@@ -1,7 +1,7 @@
 """The diagnosis of ports (`golden.diagnose`) for a learner's function: it knows more mistakes than the exercises.
 
-The function gets the stages of a tiny model, as if a port computed one stage from npformer's. Its answers on two texts
-go to the diagnosis, which names a mistake if that gives the same numbers within the error budget of the stage.
+The function is called with stages of a tiny model, as if it were one stage of a port. The diagnosis gets its answers
+for two texts, and names a mistake that gives the same numbers within the error budget of the stage.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ TEXTS = ([5, 17, 0, 9, 17, 2, 11], [23, 3, 8, 1])
 
 
 class Question(NamedTuple):
-    """A stage that a function computes, and the stages it is computed from.
+    """A stage of the model that a function of the course computes, and the stages that it reads.
 
     Parameters
     ----------
     stage : name of the stage
     given : names of the stages that the function reads
-    asked : (function, model's weights, ids, arrays of `given`) -> the array of the stage
+    asked : calls the function with (function, model's weights, ids, arrays of `given`); returns the stage's array
     causal : bool, whether the model is the decoder
     """
 
@@ -118,18 +118,18 @@ class _OutOfTime(Exception):
 
 
 class Doctor:
-    """Names the mistakes of functions. Its models are made on first use.
+    """Names mistakes in functions. Its models are made at first use.
 
     Parameters
     ----------
-    seconds : float, processor time for all diagnoses together: one that tries every mistake in vain may take longer
+    seconds : float, processor time for all diagnoses together; one without a result may exceed it
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.left = seconds
 
     def answers(self, name: str, function: Function) -> list[np.ndarray] | None:
-        """Returns the function's arrays of its stage, one for each text; None if it cannot be called."""
+        """Returns the function's array for each text, or None if it is no stage or does not return an array."""
         if name not in QUESTIONS:
             return None
         asked, found = QUESTIONS[name], []
@@ -146,7 +146,7 @@ class Doctor:
         return found
 
     def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
-        """Returns the name of the mistake that gives these arrays, and a sentence about it; "" and "" if none does."""
+        """Returns the name of the mistake that gives these arrays, and a sentence about it, or two empty strings."""
         from npformer.golden.diagnose import diagnose  # most checks need no diagnosis
 
         asked = QUESTIONS[name]
@@ -204,7 +204,7 @@ def _layers(seed: int) -> dict[str, Any]:
 
 
 def _scaled(tree: dict[str, Any]) -> Any:
-    """Returns the weights with the matrices scaled down: otherwise softmax would saturate and hide mistakes."""
+    """Scales the matrices down, because otherwise softmax would saturate and hide mistakes."""
     flat = flatten(tree)
     matrices = [name for name, array in flat.items() if array.ndim == 2 and "embeddings" not in name]
     return unflatten(flat | {name: (flat[name] / math.sqrt(len(flat[name]))).astype(np.float32) for name in matrices})

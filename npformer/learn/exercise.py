@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 class Undetermined(Exception):
-    """Raised for a case that depends on details of a mistake, and so cannot show it."""
+    """Raised if the answer depends on how a mistake is made, so that the case neither shows nor refutes it."""
 
 
 class Slip(NamedTuple):
@@ -41,7 +41,7 @@ class Constant(NamedTuple):
     name : str
     sentence : str, the mistake with its {number}, and its correction
     wrong : function of the number that returns the function with the mistake
-    starts : starts of the search, one for each sign
+    starts : initial values of the search, one for each sign
     """
 
     name: str
@@ -58,8 +58,8 @@ class Exercise:
     ----------
     name : str
     right : the right function, which calls npformer's own
-    cases : function without parameters that returns the arguments of each call, simplest numbers first
-    hints : up to three, each more detailed than the one before
+    cases : function without parameters that returns the arguments of each call, with the simplest numbers first
+    hints : up to three, each more detailed than the previous one
     solution : names of npformer's corresponding functions, in `module:name` form
     slips : mistakes with their names
     values : names of the values it returns, if there are several

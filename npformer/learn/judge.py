@@ -77,7 +77,7 @@ class _Call:
 class Judged:
     """A verdict without its cause, and the cases in which a cause must give the learner's answers.
 
-    Only the verdict runs the learner's code, so that code's time limit does not cover the search for the cause.
+    The search for a cause does not run the learner's code, so it comes later, outside the time limit.
     """
 
     exercise: Exercise
@@ -146,7 +146,7 @@ def _in_form(made: _Call, true: Truth) -> _Call:
 
 
 def _frozen(answer: Any) -> Any:
-    """Returns the answer with copies of its arrays, which a later call could change."""
+    """Returns the answer with copies of its arrays, because a later call could change them."""
     try:
         return copied((answer,))[0]
     except Exception:
@@ -203,7 +203,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns the number of further calls to make: two draws from a few words are often equal."""
+    """Returns the number of further calls that show randomness. Draws from a few words are often equal."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the last line of a file that an exception passed through (0 if none), and the start of a sentence."""
+    """Returns the last line of a file that an exception passed through, and the start of a sentence; else 0 and ""."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""
@@ -230,7 +230,7 @@ def _exception(wrong: Verdict, made: _Call, names: list[str], file: str) -> Verd
 
 
 def _form(answer: Any, right: Any, values: Sequence[str] = (), path: str = "") -> str:
-    """Returns a sentence if an answer's type, structure or shape differs from the right one."""
+    """Returns a sentence if an answer's type, structure or shape differs from that of the right answer, else ""."""
     where = f" for {value_name(values, path)}" if path else ""
     if answer is None:
         return f"It returns None{where}. Is a return missing?"
@@ -264,7 +264,7 @@ def _kind(value: Any) -> str:
 
 
 def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Returns the sentence about wrong numbers, which mentions NaN and infinity."""
+    """Returns a sentence about wrong numbers, NaN or infinity."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         numbers, right = np.asarray(value), np.asarray(exact[path])
@@ -299,7 +299,7 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
 
 
 def _cases(verdict: Verdict, calls: list[_Call], truths: list[Truth]) -> tuple[Case, ...]:
-    """Returns the cases that can show the cause of a verdict."""
+    """Returns the cases in which to look for the cause of a verdict."""
     if verdict.kind in ("random", "argument") or any(each.written for each in calls):
         return ()
     return tuple(Case.of(each.args, each.outcome, true) for each, true in zip(calls, truths, strict=True))

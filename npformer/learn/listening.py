@@ -1,7 +1,7 @@
 """Records the stages of a learner's model while it runs, by wrapping the functions of its module.
 
-A linear layer or norm is recognised by its weight, an array of the model; attention belongs to the layer with the most
-recently used weights. Steps that the learner writes inside another function are not seen.
+A linear layer or norm is recognised by its weight, which is an array of the model. Attention is assigned to the layer
+of the most recently used weight. Steps that the learner writes inside another function are not recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from npformer.checkpoint.tree import flatten
 from npformer.taps import listen
 
-#: Last part of a group of weights -> the stage that it reads.
+#: End of the name of a norm's weights -> end of the name of the stage that the norm reads.
 BEFORE = {"embeddings.norm": "embeddings.sum", "attention_norm": "attention_residual", "ffn_norm": "ffn_residual"}
 RENAMED = {"head.output": "logits"}
 HEADS = ("query_heads", "key_heads", "value_heads")
@@ -27,7 +27,7 @@ class Listener:
 
     Parameters
     ----------
-    weights : of the model, which are given to the learner's functions
+    weights : the model's weights, which the learner's functions get
     """
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
@@ -45,9 +45,9 @@ class Listener:
             "layer_norm": self._of_weights,
             "softmax": self._softmax,
             "scaled_dot_product_attention": self._attention,
-            "combine_heads": self._named("attention.combined"),
-            "gelu": self._named("ffn.activation"),
-            "pool": self._pool,
+            "combine_heads": self._named("{layer}attention.combined"),
+            "gelu": self._named("{layer}ffn.activation"),
+            "pool": self._named("pooled"),
         }
         own = {name: getattr(module, name) for name in wrapped}
         try:
@@ -82,9 +82,8 @@ class Listener:
         return answer
 
     def _attention(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for name, array in zip(
-            HEADS, (*args, *(kwargs[name] for name in ("q", "k", "v") if name in kwargs)), strict=False
-        ):
+        given = (*args, *(kwargs[name] for name in ("q", "k", "v") if name in kwargs))
+        for name, array in zip(HEADS, given, strict=False):
             self._keep(f"{self.layer}attention.{name}", array)
         self.attending = True
         try:
@@ -104,15 +103,10 @@ class Listener:
     def _named(self, stage: str) -> Callable[..., Any]:
         def around(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             answer = function(*args, **kwargs)
-            self._keep(f"{self.layer}{stage}", answer)
+            self._keep(stage.format(layer=self.layer), answer)
             return answer
 
         return around
-
-    def _pool(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        answer = function(*args, **kwargs)
-        self._keep("pooled", answer)
-        return answer
 
 
 def _wrapper(around: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

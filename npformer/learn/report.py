@@ -21,7 +21,7 @@ class Report:
     Parameters
     ----------
     file : str, the learner's file
-    verdicts : verdicts on each function of the checked chapters
+    verdicts : the verdict on each function of the checked chapters
     runs : runs of the whole model
     problem : str, the reason why the file could not be loaded; "" if it was
     printed : str, the end of the file's output
@@ -91,16 +91,14 @@ class Report:
         wrong = [each.name for each in self.verdicts if each.state == WRONG]
         unwritten = [each.name for each in self.verdicts if each.state == UNWRITTEN]
         lines.append(f"{self.passed} of {len(self.verdicts)} functions passed.")
-        after = [each.state for each in self.verdicts][len(self.verdicts) if not wrong else self._index(wrong[0]) + 1 :]
+        states = [each.state for each in self.verdicts]
+        after = states[states.index(WRONG) + 1 :] if wrong else []
         if any(state != UNWRITTEN for state in after):
             them = "it" if len(wrong) == 1 else "them"
             lines += wrap(f"{_listed(wrong)} replaced by npformer's in the functions that call {them}.", WIDTH)
         if following := [*wrong, *unwritten]:
             lines += wrap(f"Next: {following[0]}. {next_help(following[0], self.hints.get(following[0], 0))}", WIDTH)
         return lines
-
-    def _index(self, name: str) -> int:
-        return [each.name for each in self.verdicts].index(name)
 
     def _printed(self) -> list[str]:
         return ["", "Your file printed:", indent(self.printed, "  ")] if self.printed else []

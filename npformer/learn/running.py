@@ -29,8 +29,8 @@ class Ended:
     told : its results, in order
     code : int, its exit code
     printed : str, the end of the output of the learner's file
-    line : int, the line of the file that ran when the time was up; 0 if the process ended otherwise
-    in_time : bool, whether no time limit ended it
+    line : int, the line that was being executed when the time ran out, or 0
+    in_time : bool, whether it ended before its time limit
     """
 
     told: tuple[dict[str, Any], ...]
@@ -41,7 +41,7 @@ class Ended:
 
     @property
     def complete(self) -> bool:
-        """Whether the process completed."""
+        """Whether it did all that was requested, or reported that the file cannot be loaded."""
         return any("end" in each or "problem" in each for each in self.told)
 
     @property

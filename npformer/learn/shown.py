@@ -21,7 +21,7 @@ def shown_case(names: list[str], args: tuple[Any, ...]) -> str:
 
 
 def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Formats a case with the learner's answer and the right one; of several values, only the first wrong one."""
+    """Formats a case with the learner's answer and the right one. Of several values, shows only the first wrong one."""
     rows = [row for name, value in zip(names, args, strict=False) for row in _argument(name, value)]
     right, name = true.outcome.answer, ""
     exact, parts = dict(leaves(right)), dict(leaves(answer))
@@ -92,7 +92,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
 
 
 def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Describes where a large answer differs most from the right one; "" for a small one, which is shown whole."""
+    """Describes where a large answer differs most from the right one. A small answer is shown in full, and gives ""."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         right = np.asarray(exact[path])

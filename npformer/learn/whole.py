@@ -1,6 +1,6 @@
 """Runs the learner's whole model: it classifies a text, learns from a few texts, and writes.
 
-Each run takes the learner's module, and starts once the functions that it needs are right.
+Each run gets the learner's module. It starts only if all functions that it needs are right.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
 
 
 def classify(module: Any) -> Run:
-    """Compares the answers of the learner's model and of npformer's to TEXT, with the bundled classifier's weights."""
+    """Compares the answers to TEXT of the learner's and npformer's models, with the bundled classifier's weights."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
     shares = softmax(np.asarray(module.classify(text.ids, model.config.n_heads, model.weights), np.float64))
@@ -100,12 +100,12 @@ def write(module: Any) -> Run:
 
 
 def _writer() -> Model:
-    """Returns the folder of the GPT, in the checkout that npformer was installed from or in the working directory."""
+    """Loads the GPT of the checkout that npformer was installed from, or that contains the working directory."""
     folder = installed_from() / "weights" / WRITER
     return load(folder if folder.is_dir() else WRITER)
 
 
-#: Number of the chapter that completes a run's functions -> the run.
+#: Number of a chapter -> the run that becomes possible after it.
 RUNS: dict[int, Callable[[Any], Run]] = {4: classify, 5: learn, 6: write}
-#: Run -> the number of chapters that it needs.
+#: Number of a chapter -> the chapters with the functions of its run.
 NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 5), 6: (1, 2, 3, 6)}

@@ -1,8 +1,8 @@
 """The process that runs a learner's file: `python -m npformer.learn.worker REQUEST`.
 
-The file is executed, so its code can do everything that the learner's own programs can. It runs in a process of its
-own, which ends when a function exceeds its time limit. `faulthandler` then writes the line being executed, even inside
-NumPy. Each verdict is appended to a file as a line of JSON, so earlier verdicts survive such an end.
+The file is executed, so its code can do everything that the learner's own programs can. It runs in a separate process,
+which ends when a function exceeds its time limit. `faulthandler` then writes the line being executed, even inside
+NumPy. Each verdict is appended to a file as a line of JSON, so it survives the end of the process.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Request(NamedTuple):
     Parameters
     ----------
     file : str, the learner's file
-    results, ended_at : str, the file of verdicts, and that of the stack at the end of the time
-    known : names of functions -> the states that are known already
+    results, ended_at : str, files to write: the verdicts, and the stack if the time runs out
+    known : the states of functions that need no verdict, by name
     chapters : numbers of the chapters to judge
     limit, run_limit : float, seconds for a function and for a run of the whole model
-    stages, text : str, a file to write the stages of the learner's classifier for a text to; "" judges functions
+    stages, text : str, a file to write, and a text: the stages of the learner's classifier for it; "" judges functions
     """
 
     file: str
@@ -114,9 +114,9 @@ def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tel
 
 
 def _look(request: Request, module: ModuleType) -> None:
-    """Writes the stages of the learner's classifier, with npformer's functions for those not yet written.
+    """Writes the stages of the learner's classifier. npformer's functions replace unwritten ones.
 
-    npformer's functions then call the learner's, and the listener hears only the learner's.
+    The replacements call the learner's functions for their own steps, so that the listener records these.
     """
     for name in request.known:
         setattr(module, name, getattr(right, name))
@@ -134,7 +134,7 @@ def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
-    """Returns the state of every function. Functions that are not right are replaced for their callers."""
+    """Returns the state of every function. Those that are not right are replaced in the functions that call them."""
     expected, states, doctor = signatures(), dict(request.known), Doctor()
     for number, chapter in enumerate(CHAPTERS, 1):
         for exercise in chapter.exercises:
@@ -163,7 +163,7 @@ def _judged_function(exercise: Exercise, module: ModuleType, expected: Signature
 
 
 def loaded(file: str) -> tuple[ModuleType | None, str]:
-    """Loads the learner's file; returns the module, or a sentence that says why it cannot be loaded."""
+    """Loads the learner's file. Returns the module, or None and a sentence with the reason."""
     path = Path(file)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -182,10 +182,7 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
         _, place = raised_at(error, file)
         return None, f"{place or 'The file raises'} {type(error).__name__}: {error}"
     if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:
-        return (
-            None,
-            f"The file changes np.{changed[0]} for the whole program. Give your own function a name of its own.",
-        )
+        return None, f"The file changes np.{changed[0]} for the whole program. Give your own function another name."
     return module, ""
 
 

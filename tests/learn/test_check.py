@@ -194,7 +194,7 @@ def test_a_function_is_judged_by_itself_when_one_that_it_calls_is_wrong(tmp_path
         ("import numpy as np\nnp.ones(3) @ np.ones(4)\n", "Line 2, `np.ones(3) @ np.ones(4)`, raises ValueError"),
         (
             "import numpy as np\nnp.exp = lambda x: 1 + x\n",
-            "The file changes np.exp for the whole program. Give your own function a name of its own.",
+            "The file changes np.exp for the whole program. Give your own function another name.",
         ),
     ],
 )

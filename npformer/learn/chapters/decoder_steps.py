@@ -84,9 +84,8 @@ DECODER_STEP = Exercise(
         "The number of earlier tokens is the second size of a cached array of keys; without caches it is 0. "
         "It is the argument start of embeddings.",
         "zip(weights['layers'], caches) pairs layers and caches. Collect the new cache of each layer in a list.",
-        "embeddings, every decoder_layer with its cache, layer_norm with weights['norm'] and eps 1e-5, then the "
-        "last row @ "
-        "the head's weight.",
+        "embeddings, every decoder_layer with its cache, layer_norm with weights['norm'] and eps 1e-5, then the last "
+        "row @ the head's weight.",
     ),
     ("npformer.learn.right:decoder_step", "npformer.generation.state:PromptState.step"),
     (

@@ -39,29 +39,15 @@ def _layer_cases() -> list[tuple[Any, ...]]:
     ]
 
 
-def _appended(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
-    return (k, v) if cache is None else (np.concatenate([cache[0], k], 1), np.concatenate([cache[1], v], 1))
+def _appended(cache: Any, k: Array, v: Array, *, keys: int = 0, values: int = 1, axis: int = 1) -> tuple[Array, Array]:
+    """The cache with new keys and values. keys, values, axis: the arrays to append to, and the axis."""
+    if cache is None:
+        return k, v
+    return np.concatenate([cache[keys], k], axis), np.concatenate([cache[values], v], axis)
 
 
 def _prepended(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
     return (k, v) if cache is None else (np.concatenate([k, cache[0]], 1), np.concatenate([v, cache[1]], 1))
-
-
-def _keys_for_values(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
-    return (k, v) if cache is None else (np.concatenate([cache[0], k], 1), np.concatenate([cache[0], v], 1))
-
-
-def _values_for_keys(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
-    return (k, v) if cache is None else (np.concatenate([cache[1], k], 1), np.concatenate([cache[1], v], 1))
-
-
-def _exchanged_on_reading(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
-    return (k, v) if cache is None else (np.concatenate([cache[1], k], 1), np.concatenate([cache[0], v], 1))
-
-
-def _on_another_axis(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
-    """Raises an exception: no other axis accepts a different number of tokens."""
-    return (k, v) if cache is None else (np.concatenate([cache[0], k], 0), np.concatenate([cache[1], v], 0))
 
 
 def _late(cache: Any, k: Array, v: Array) -> tuple[Array, Array]:
@@ -90,7 +76,7 @@ def _layer(
     first: bool = True,
     second: bool = True,
     act: Any = gelu_tanh,
-    from_normed: bool = False,
+    from_normed: tuple[bool, bool] = (False, False),
     residuals: tuple[float, float] = (1.0, 1.0),
     project: bool = True,
     from_x: tuple[str, ...] = (),
@@ -105,9 +91,9 @@ def _layer(
     keys, values = append(cache, k, v)
     allowed = None if mask is None else mask(q.shape[1], keys.shape[1])
     heads = combine_heads(right.scaled_dot_product_attention(q, keys, values, allowed))
-    y = residuals[0] * (n if from_normed else x) + (linear(heads, **attention["output"]) if project else heads)
+    y = residuals[0] * (n if from_normed[0] else x) + (linear(heads, **attention["output"]) if project else heads)
     m = layer_norm(second_of(x, y), **ffn_norm, eps=eps) if second else y
-    z = residuals[1] * (m if from_normed else added(x, y)) + feed_forward(m, act, **ffn)
+    z = residuals[1] * (m if from_normed[1] else added(x, y)) + feed_forward(m, act, **ffn)
     return z, (keys, values) if keep is None else keep(cache, k, v, keys, values)
 
 
@@ -127,23 +113,12 @@ def _swapped(x: Array, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps
     return _layer(x, h, cache, {**a, "query": a["key"], "key": a["query"]}, an, f, fn, eps)
 
 
-def _first_from_normed(
-    x: Array, h: int, cache: Any, a: Any, an: Any, f: Any, fn: Any, eps: float = 1e-5
-) -> tuple[Array, Any]:
-    n = layer_norm(x, **an, eps=eps)
-    q, k, v = (split_heads(linear(n, **a[name]), h) for name in ("query", "key", "value"))
-    k, v = _appended(cache, k, v)
-    heads = combine_heads(right.scaled_dot_product_attention(q, k, v, causal_mask(q.shape[1], k.shape[1])))
-    y = n + linear(heads, **a["output"])
-    return y + feed_forward(layer_norm(y, **fn, eps=eps), gelu_tanh, **f), (k, v)
-
-
 def _first_tokens(n_queries: int, n_keys: int) -> Array:
     return np.tri(n_queries, n_keys, dtype=bool)
 
 
 def _all_earlier(n_queries: int, n_keys: int) -> Array:
-    """Returns a causal mask without a cache, and one that shows every key with a cache."""
+    """Returns a causal mask without a cache, and a mask that shows every key with a cache."""
     return causal_mask(n_queries, n_keys) if n_queries == n_keys else np.ones((n_queries, n_keys), bool)
 
 
@@ -207,23 +182,23 @@ DECODER_LAYER = Exercise(
         Slip(
             "cached keys for cached values",
             "The values are those of cache[0], the keys. The values are cache[1].",
-            partial(_layer, append=_keys_for_values),
+            partial(_layer, append=partial(_appended, values=0)),
         ),
         Slip(
             "cached values for cached keys",
             "The keys are those of cache[1], the values. The keys are cache[0].",
-            partial(_layer, append=_values_for_keys),
+            partial(_layer, append=partial(_appended, keys=1)),
         ),
         Slip(
             "keys and values exchanged when read",
             "cache[0] is used as the values and cache[1] as the keys. The pair is (keys, values).",
-            partial(_layer, append=_exchanged_on_reading),
+            partial(_layer, append=partial(_appended, keys=1, values=0)),
         ),
         Slip(
             "cache along another axis",
             "The cached and the new keys are joined along another axis. They are (H, S, K) and (H, L, K): the axis of "
             "the tokens is 1.",
-            partial(_layer, append=_on_another_axis),
+            partial(_layer, append=partial(_appended, axis=0)),  # raises: the numbers of tokens differ
         ),
         Slip(
             "keys and values exchanged in the cache",
@@ -267,7 +242,7 @@ DECODER_LAYER = Exercise(
         Slip(
             "residuals from the norms",
             "The normalised rows are added to the outputs of the blocks. X and Y should be added, before the norms.",
-            lambda *a: _layer(*a, from_normed=True),
+            lambda *a: _layer(*a, from_normed=(True, True)),
         ),
         Slip(
             "queries from rows without the norm",
@@ -302,7 +277,7 @@ DECODER_LAYER = Exercise(
         Slip(
             "first residual is Normalize(X)",
             "Normalize(X) is added to the output of attention. X itself should be added.",
-            _first_from_normed,
+            lambda *a: _layer(*a, from_normed=(True, False)),
         ),
         Slip(
             "first residual left out",

@@ -12,10 +12,7 @@ from npformer.activations import relu, silu
 from npformer.functions import softmax
 from npformer.learn import right
 from npformer.learn.exercise import Constant, Exercise, Slip, Undetermined, array, drawn
-from npformer.learn.right import (
-    gelu,
-    gelu_tanh,
-)
+from npformer.learn.right import gelu, gelu_tanh
 
 Array = np.ndarray
 
@@ -147,7 +144,7 @@ def _distinct(seed: int) -> Array:
 
 
 def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
-    """Returns whether each word is among the most likely ones that add up to top_p. one: number of extra words."""
+    """Returns whether each word is among the most likely words that add up to top_p. one: number of further words."""
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(p[order].cumsum(), top_p * p.sum() - 1e-9)) + 1 + one
     kept = np.zeros(len(p), bool)
@@ -158,14 +155,14 @@ def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
 
 
 def _without_last(p: Array, top_p: float) -> Array:
-    """Returns whether each word is in the set, without the last word of the set."""
+    """Returns whether each word is in the set, if the last word of the set is left out."""
     if top_p == 1:
         raise Undetermined  # whether all probabilities together reach top_p depends on rounding
     return _kept(p, top_p, one=-1)
 
 
 def _kept_ranks(p: Array, top_p: float) -> Array:
-    """Returns the set by rank, as if ranks were the words' ids."""
+    """Returns the set of ranks, as if ranks were ids."""
     kept = _kept(p, top_p)
     if not p[: kept.sum()].any():
         raise Undetermined
@@ -197,7 +194,7 @@ def _drawn(
 
 
 def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -> int:
-    """Draws with the most likely words chosen before the temperature applies."""
+    """Chooses the most likely words before the temperature applies."""
     kept = _kept(softmax(logits), top_p)
     return _drawn(np.where(kept, logits, -np.inf), temperature, 1.0, u, keep=lambda p, top: p > 0)
 
@@ -217,9 +214,8 @@ SAMPLE = Exercise(
     (
         "Divide the logits by the temperature, take softmax, and sort the probabilities from the largest on: "
         "np.argsort(-p).",
-        "A word belongs to the set if the sum of all more likely words is still below top_p. Set the others to 0 "
-        "and divide "
-        "by the sum.",
+        "A word belongs to the set if the sum of all more likely words is still below top_p. Set the others to 0 and "
+        "divide by the sum.",
         "np.cumsum(p) in the order of the ids, then the first index where it is larger than u: "
         "np.searchsorted with side='right'.",
     ),

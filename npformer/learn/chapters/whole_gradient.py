@@ -120,12 +120,11 @@ LOSS_AND_GRADIENTS = Exercise(
     ],
     (
         "Keep every intermediate result of the forward pass. Then go backward through the same steps in reverse order.",
-        "Only the first row of the logits has a gradient, so start with zeros and set row 0. The residual sum "
-        "sends the "
-        "same gradient to x and to combine_heads; x gets it, and the three gradients of query, key and value, added.",
-        "np.add.at(dtoken, ids, dx) adds the rows of repeated tokens. Rows 0 ... L - 1 of dposition are dx. "
-        "Return loss and "
-        "a dict of dicts with the keys of weights.",
+        "Only the first row of the logits has a gradient, so start with zeros and set row 0. The residual sum sends "
+        "the same gradient to x and to combine_heads. The gradient of x is the sum of that and of the three gradients "
+        "through query, key and value.",
+        "np.add.at(dtoken, ids, dx) adds the rows of repeated tokens. Rows 0 ... L - 1 of dposition are dx. Return "
+        "loss and a dict of dicts with the keys of weights.",
     ),
     (
         "npformer.learn.right:loss_and_gradients",
