@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import threading
 import time
@@ -18,10 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
-from npformer.activations import ACTIVATIONS
 from npformer.model import Model
 from npformer.runtime import runner as runner_module
 from npformer.runtime import threads as threads_module
@@ -32,27 +31,28 @@ SCORES, SOFTMAX, HEADS = "attention: products", "attention: softmax", "attention
 LAYER, TABLES, WAITING = "residuals and calls", "embeddings", "hand-over and waiting"
 REST = "shards, packing, the answer"
 
-#: (module, name there, stage): a name counts in the module that calls it, so that `matmul` is attention's own.
+#: The function that a clock wraps, in the module or class that calls it, and its stage.
 CLOCKS = (
-    ("npformer.functions", "weight_products", PRODUCTS),
-    ("npformer.functions", "linears", BIAS),
-    ("npformer.multi_head", "linears", BIAS),
-    ("npformer.attention", "inner_products", SCORES),
-    ("npformer.attention", "row_products", SCORES),
-    ("npformer.attention", "in_place", SOFTMAX),
-    ("npformer.multi_head", "all_gather", WAITING),
-    ("npformer.multi_head", "packed_attention", HEADS),
-    ("npformer.embeddings", "layer_norm", NORM),
-    ("npformer.encoder_layers", "layer_norm", NORM),
-    ("npformer.encoder_layers", "encoder_layer", LAYER),
-    ("npformer.transformer", "embeddings", TABLES),
+    ("npformer.functions.weight_products", PRODUCTS),
+    ("npformer.multi_head.linears", BIAS),
+    ("npformer.multi_head.linear", BIAS),
+    ("npformer.blocks.ffn.linear", BIAS),
+    ("npformer.attention.inner_products", SCORES),
+    ("npformer.attention.row_products", SCORES),
+    ("npformer.attention.in_place", SOFTMAX),
+    ("npformer.multi_head.all_gather", WAITING),
+    ("npformer.multi_head.packed_attention", HEADS),
+    ("npformer.activations.in_blocks", GELU),
+    ("npformer.norms.layer_norm", NORM),
+    ("npformer.layers.Layer.__call__", LAYER),
+    ("npformer.embeddings.Embeddings.__call__", TABLES),
 )
 ATTENTION = (SCORES, SOFTMAX, HEADS)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
 
 class Clocks:
-    """Each stage's own time on the calling thread."""
+    """The time of each stage on the calling thread, without that of the stages that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -60,7 +60,7 @@ class Clocks:
         self._open: list[list[Any]] = []  # (stage, seconds of the calls inside)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, its own time counted to `stage`."""
+        """Wraps a function so that its own time counts to a stage."""
 
         @functools.wraps(function)
         def clocked(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class Clocks:
         return clocked
 
     def sharing(self, share: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `share` as the hand-over stage; the caller's own tasks count to the stage that shared them."""
+        """Wraps `run_tasks`: waiting for helpers is a stage, and the caller's own tasks count to the current stage."""
 
         def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> Any:
             if threading.get_ident() != self._caller:
@@ -96,13 +96,10 @@ def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float
     texts = sizes.random_texts(lengths)
     with ExitStack() as stack:
         clocks = Clocks()
-        for name, attribute, stage in CLOCKS:
-            module = importlib.import_module(name)
-            stack.enter_context(mock.patch.object(module, attribute, clocks.timed(stage, getattr(module, attribute))))
+        for name, stage in CLOCKS:
+            stack.enter_context(mock.patch(name, clocks.timed(stage, resolve_name(name))))
         for module in (threads_module, runner_module):
             stack.enter_context(mock.patch.object(module, "run_tasks", clocks.sharing(module.run_tasks)))
-        timed = {name: clocks.timed(GELU, function) for name, function in ACTIVATIONS.items()}
-        stack.enter_context(mock.patch.dict(ACTIVATIONS, timed))
         run = clocks.timed(REST, model.run)
         best: dict[str, float] = {}
 
