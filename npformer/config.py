@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
@@ -29,27 +29,14 @@ LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Tables of positions: learned; the sinusoids of the 2017 paper; Marian's sinusoids, with all sines before all cosines;
-#: and no table, for models in which only attention uses positions.
+#: Tables of positions. "sinusoidal" are the sinusoids of the 2017 paper. "sinusoidal-halves" are Marian's, with all
+#: sines before all cosines. "none" is for models in which only attention uses positions.
 TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
 
 #: dtype -> number of bits of the fraction.
 ROUNDED = {"float32": 23, "float16": 10, "bfloat16": 7}
-
-SWITCHES = (
-    "norm_first",
-    "parallel",
-    "bias",
-    "causal",
-    "final_norm",
-    "scale_embedding",
-    "scale_output",
-    "gated",
-    "shared",
-    "tied",
-)
 
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
@@ -58,12 +45,12 @@ MOST = 2**31 - 1  # maximum of any size, far above any real model; `limits.py` h
 
 @dataclass(frozen=True)
 class Decoder:
-    """The decoder of an encoder-decoder, as wide as the encoder; or a decoder-only stack."""
+    """The decoder stack of an encoder-decoder, or a decoder without an encoder. Its width is d_model."""
 
-    n_layers: int = 0  # 0: no decoder
+    n_layers: int = 0  # 0 means no decoder
     n_heads: int = 1
     d_ffn: int = 1
-    vocab_size: int = 0  # 0: no token table, the input is vectors
+    vocab_size: int = 0  # 0 means no token table; the input is vectors
     start_id: int = 0  # the token before the first token of a target
     end_ids: tuple[int, ...] = ()  # the tokens that end a target
 
@@ -86,7 +73,7 @@ class Positions:
 
     table: str = "learned"  # one of TABLES
     first: int = 0  # row of the first token of a text
-    skips_padding: bool = False  # padding tokens are not counted; they have the row before the first position
+    skips_padding: bool = False  # padding tokens are not counted, and all have row first - 1
     skips_masked: bool = False  # tokens that the attention mask hides are not counted
 
     def __post_init__(self) -> None:
@@ -141,33 +128,33 @@ class Config(Answering):
     ----------
     model_type : name of the family
     head : one of HEADS
-    vocab_size : rows of the token table; 0: no table, the input is vectors
+    vocab_size : rows of the token table; 0 means no table, and the input is vectors
     d_model, n_heads, n_layers, d_ffn : sizes of the encoder
     max_length : maximum number of tokens of a text
-    n_kv_heads : heads of keys and values, which heads of queries share; 0: n_heads
-    head_width : width of a head; 0: d_model / n_heads
-    n_token_types : rows of the token type table; 0: no table
-    d_embedding : width of the tables if a projection follows; 0: d_model
+    n_kv_heads : number of key and value heads, shared by the query heads; 0 means n_heads
+    head_width : width of a head; 0 means d_model / n_heads
+    n_token_types : rows of the token type table; 0 means no table
+    d_embedding : width of the tables, which a projection widens to d_model; 0 means d_model, without a projection
     positions : `Positions`, the table of absolute positions
     mechanisms : how attention depends on positions: instances of `npformer.mechanisms`, such as `Rotary(10_000.0)`
     local : `Local`, layers with their own mechanisms
-    sharing : `Sharing`, groups of layers that share weights; None: every layer has its own weights
-    convolution : `InputConvolution` of the embeddings; None: no convolution
+    sharing : `Sharing`, groups of layers that share weights; None means that every layer has its own weights
+    convolution : `InputConvolution` of the embeddings; None means no convolution
     scale_embedding : multiply token rows by sqrt(d_model)
     scale_output : multiply rows by 1 / sqrt(d_model) before the projection to the vocabulary
-    score_scale : factor of the scores q k^T; 0: 1 / sqrt(d_head)
+    score_scale : factor of the scores q k^T; 0 means 1 / sqrt(d_head)
     gated : the feed-forward networks have a gate
-    scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "": not rounded
+    scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "" means no rounding
     activation : activation of the feed-forward network, one of ACTIVATIONS
-    head_activation : activation of the layer before the norm of a head; "": as in the feed-forward network
-    logit_cap : soft cap of the logits over the vocabulary; 0: no cap
+    head_activation : activation of the layer before the norm of a head; "" means that of the feed-forward network
+    logit_cap : soft cap of the logits over the vocabulary; 0 means no cap
     eps : eps of the layer norms
     norm_first : norms before the blocks (pre-norm), not after them
     parallel : the blocks of a layer read the same rows, and their outputs are added together
     final_norm : an additional norm after the last layer
     bias : linear layers and norms have a bias
     causal : a token attends to itself and to earlier tokens only
-    pooling : the row for a head on texts: the first, the last that is not padding, or the mean of all
+    pooling : the row that a head on texts reads: the first row, the last that is not padding, or the mean of all rows
     pooler : activation of the pooler, the layer between the first row of a text and the head
     labels : names of the outputs of a classification head
     problem_type : one of PROBLEM_TYPES
@@ -179,7 +166,7 @@ class Config(Answering):
     end_ids : the tokens that end a generated text
     decoder : `Decoder`, the second stack
     torch_class : the torch module of the state dict, for model_type "transformer"
-    modules : pairs of a group and its module in the state dict, if that differs from torch's name
+    modules : pairs (group, module in the state dict), for modules with names other than torch's
 
     Raises
     ------
@@ -259,8 +246,9 @@ class Config(Answering):
             layers = checks.whole("sharing.layers", self.sharing.layers, 1, self.n_layers // self.sharing.groups)
             if self.n_layers % layers:
                 raise NpformerError(f"n_layers: {self.n_layers} is not a multiple of sharing.layers {layers}")
-        for name in SWITCHES:
-            checks.boolean(name, getattr(self, name))
+        for field in fields(self):
+            if field.type == "bool":
+                checks.boolean(field.name, getattr(self, field.name))
         if self.score_scale:
             checks.positive("score_scale", self.score_scale)
         checks.one_of("scale_dtype", self.scale_dtype, ("", *ROUNDED) if self.scale_embedding else ("",))
@@ -352,8 +340,8 @@ class Config(Answering):
     def group_of(self, layer: int) -> tuple[int, int]:
         """The group that has the weights of a layer, and the index of the layer in that group.
 
-        The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)), as in
-        Hugging Face when R is not a multiple of sharing.groups. Lan et al., 2020, section 3.1.
+        The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)). R need not
+        be a multiple of sharing.groups; Hugging Face then rounds in the same way. Lan et al., 2020, section 3.1.
         """
         sharing = self.sharing or Sharing()
         run, place = divmod(layer, sharing.layers)
@@ -376,8 +364,10 @@ class Config(Answering):
 
     @property
     def scoring(self) -> str:
-        """The function from logits to scores: "none" for regression, "sigmoid" for independent labels or one label,
-        else "softmax"."""
+        """The function from logits to scores: "softmax", "sigmoid" or "none".
+
+        It is "none" for regression, and "sigmoid" for a single label or labels that do not exclude each other.
+        """
         if self.head == "sequence-classification" and self.problem_type == "regression":
             return "none"
         several = self.problem_type == "multi_label_classification"

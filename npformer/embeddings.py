@@ -132,19 +132,6 @@ def embeddings_backward(
     return grads
 
 
-def embeddings_pull(direction: Direction, at: str, tables: Mapping[str, Any], normalize: Norm) -> dict[str, float]:
-    """The contribution of each table to a logit, from the direction in the output of `embeddings`.
-
-    at: the prefix of the names of the stages.
-    """
-    if "project" in tables:
-        direction.linear(f"{at}project", tables["project"])
-    if "norm" in tables:
-        normalize.pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
-    names = [name for name in ("token", "position", "segment") if name in tables]
-    return {name: float(direction.u @ direction.at(at + name)) for name in names}
-
-
 def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM) -> list[Stage]:
     """The stages of `embeddings` in firing order. groups: names of the tables, the norm and the projection."""
     rows, function = "(T, E)", "functions.embedding"
@@ -211,8 +198,17 @@ class Embeddings:
         )  # fmt: skip
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, float]:
-        """The contribution of each table to a logit, as in `embeddings_pull`."""
-        return embeddings_pull(direction, f"{at}embeddings.", weights["embeddings"], self.norm or LAYER_NORM)
+        """The contribution of each table to a logit, from a direction in the output.
+
+        at: the prefix of the names of the stages.
+        """
+        at, tables = f"{at}embeddings.", weights["embeddings"]
+        if "project" in tables:
+            direction.linear(f"{at}project", tables["project"])
+        if "norm" in tables:
+            (self.norm or LAYER_NORM).pull(direction, f"{at}norm", f"{at}sum", **tables["norm"])
+        names = [name for name in ("token", "position", "segment") if name in tables]
+        return {name: float(direction.u @ direction.at(at + name)) for name in names}
 
     @property
     def dropped(self) -> str:

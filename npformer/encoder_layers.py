@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.blocks import Attention, Block, FeedForward, Gated, Rows
+from npformer.blocks import Attention, FeedForward, Gated, Rows
 from npformer.blocks.block import Activation, Linear
 from npformer.layers import Layer, Stack
 from npformer.mechanisms.mechanism import Mechanism
@@ -132,5 +132,5 @@ def layer_of(
     unnormed: tuple[str, ...] = (),
 ) -> Layer:
     """An encoder layer: attention, then the feed-forward network."""
-    feed: Block = Gated(activation, d_ffn, bias) if gated else FeedForward(activation, d_ffn, bias)
+    feed = (Gated if gated else FeedForward)(activation, d_ffn, bias)
     return Layer((("attention", Attention(n_heads, mechanisms, bias)), ("ffn", feed)), norm, norm_first, unnormed)

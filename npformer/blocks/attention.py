@@ -50,10 +50,10 @@ class Attention(Block):
     n_heads : int
     mechanisms : how attention depends on places
     bias : bool, the linear layers have a bias
-    n_kv_heads : int, heads of keys and values, each shared by n_heads / n_kv_heads query heads; 0: n_heads
-    d_head : int, width of a head; 0: d_model / n_heads
-    output_bias : bool, the output layer has a bias; None: as `bias`
-    scale : float, factor of q k^T; 0: 1 / sqrt(K)
+    n_kv_heads : int, number of key and value heads, each shared by n_heads / n_kv_heads query heads; 0 means n_heads
+    d_head : int, width of a head; 0 means d_model / n_heads
+    output_bias : bool, the output layer has a bias; None means as `bias`
+    scale : float, factor of q k^T; 0 means 1 / sqrt(K)
 
     References
     ----------
@@ -119,8 +119,8 @@ class CrossAttention(Block):
     ----------
     n_heads : int
     bias : bool, the linear layers have a bias
-    d_head : int, width of a head; 0: d_model / n_heads
-    scale : float, factor of q k^T; 0: 1 / sqrt(K)
+    d_head : int, width of a head; 0 means d_model / n_heads
+    scale : float, factor of q k^T; 0 means 1 / sqrt(K)
     """
 
     n_heads: int
@@ -175,7 +175,7 @@ class CrossAttention(Block):
 
 
 def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
-    """Attention of each row to its whole source, with sums in the same order as in a step of a decoder."""
+    """Attention of each row to its whole source. Sums have the same order as in the steps of generation."""
     return lambda some, q, k, v: attend(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
 
 
@@ -199,7 +199,7 @@ def self_attention(
     lengths : (B,) integer array, number of tokens of each text
     n_heads : int
     is_causal : bool, a token attends only to itself and to earlier tokens
-    row_indices : integer array, the rows to compute, the same number for each text; all rows unless given
+    row_indices : integer array, the rows to compute, equally many for each text; all rows unless given
     query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
 
     Returns
@@ -228,11 +228,11 @@ class _Applied(NamedTuple):
     ----------
     mechanisms : the mechanisms after `Mechanism.begin`
     weights : the weights of the attention of the layer
-    scale : float, factor of q k^T; 0: 1 / sqrt(K), or 1 / sqrt(n K) if mechanisms make a score a sum of n products
+    scale : float, factor of q k^T; 0 means 1 / sqrt(n K), where n is the largest `products` of a mechanism
     places : (T,) and (S,) integer arrays, as in `Rows`; None without mechanisms
     attending : slice or integer array, the rows that attend
     cache : OwnCache with keys and values of earlier rows, optional
-    sums : gradients of the arrays of the mechanisms, summed in the backward pass
+    sums : gradients of the arrays of the mechanisms, to which the backward pass adds
     """
 
     mechanisms: tuple[Mechanism, ...]
@@ -368,11 +368,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float 
         Stage("key_heads", "(H, T, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
         Stage("value_heads", "(H, T, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
         *added,
-        Stage(
-            *("scores", "(H, T, T)", formula, attend, "attn.hook_attn_scores"),
-            parents=scored,
-            kept=False,
-        ),
+        Stage("scores", "(H, T, T)", formula, attend, "attn.hook_attn_scores", scored, kept=False),
         Stage("weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern", ("scores",)),
         Stage("context", "(H, T, K)", "W_h V_h", attend, "attn.hook_z", ("weights", "value_heads"), kept=False),
         Stage("combined", "(T, D)", "Concat(context)", "attention.combine_heads", parents=("context",)),

@@ -23,7 +23,7 @@ Backward = tuple[np.ndarray, dict[str, Any], Shared]  # dx, gradients of the blo
 
 
 class Around(NamedTuple):
-    """The letters of a block's input and output in formulas, and the hooks of TransformerLens at its sum and norm."""
+    """The letters in the formulas around a block, and the names of TransformerLens's hooks for its sum and its norm."""
 
     x: str  # the residual rows before the block
     output: str

@@ -28,7 +28,7 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class Convolution(Block):
-    """act(Conv(E)) of the input E of the stack, not of the rows of the layer.
+    """act(Conv(E)), where E is the input of the stack. The rows of the layer are not read.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
-    whole, all_places = all_gather(x, places)  # of the whole text, if threads share its rows
+    whole, all_places = all_gather(x, places)  # threads may share the rows of a text, but read all of them
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
     texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text

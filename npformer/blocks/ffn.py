@@ -6,7 +6,7 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from npformer.activations import BACKWARDS
 from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.blocks.rows import Rows
+from npformer.common.mistake import Mistake
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
 from npformer.stage import INPUT, Stage
@@ -39,7 +40,7 @@ class FeedForward(Block):
     bias: bool = True
 
     around = Around("Y", "B", "Z", "M", "hook_resid_post", "hook_normalized_resid_post")
-    mistakes = activation_mistakes.MISTAKES
+    mistakes: ClassVar[tuple[Mistake, ...]] = activation_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         return feed_forward(x, self.activation, **weights)

@@ -5,19 +5,16 @@ GLU Variants Improve Transformer (Shazeer, 2020), section 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from npformer import weight_group
 from npformer.activations import ACTIVATIONS, BACKWARDS
 from npformer.blocks import activation_mistakes
-from npformer.blocks.block import Activation, Backward, Block, Linear
+from npformer.blocks.block import Activation, Backward, Linear
 from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
 from npformer.common.mistake import Mistake, Rules, Ways
-from npformer.direction import Direction
 from npformer.functions import linear, linear_backward, linears
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
@@ -25,22 +22,8 @@ from npformer.taps import spare, tap
 from npformer.weight_group import Group
 
 
-@dataclass(frozen=True)
-class Gated(Block):
-    """`gated_feed_forward` as a block of a layer.
-
-    Parameters
-    ----------
-    activation : function such as `gelu`
-    d_ffn : int, number of hidden units, for the shapes of the weights
-    bias : bool, the linear layers have a bias
-    """
-
-    activation: Activation
-    d_ffn: int = 0
-    bias: bool = True
-
-    around = FeedForward.around
+class Gated(FeedForward):
+    """`gated_feed_forward` as a block of a layer. Parameters as in `FeedForward`."""
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
         return gated_feed_forward(x, self.activation, **weights)
@@ -49,16 +32,13 @@ class Gated(Block):
         dx, grads = gated_feed_forward_backward(grad, stages, x, self.activation, **weights)
         return dx, grads, {}
 
-    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        return FeedForward(self.activation).pull(direction, at, **weights)
-
     def groups(self, d_model: int) -> dict[str, Group]:
-        inner = weight_group.linear(d_model, self.d_ffn, self.bias)
-        return {"hidden": inner, "gate": inner, "output": weight_group.linear(self.d_ffn, d_model, self.bias)}
+        groups = super().groups(d_model)
+        return {"hidden": groups["hidden"], "gate": groups["hidden"], "output": groups["output"]}
 
     @property
     def stages(self) -> list[Stage]:
-        hidden, activation, _ = FeedForward(self.activation).stages
+        hidden, activation, _ = super().stages
         gate = Stage("gate", "(T, F)", "{x} V + c", "functions.linear", "mlp.hook_pre_linear", (INPUT,))
         product = ("(T, F)", "activation * gate", "blocks.gated.gated_feed_forward")
         gated = Stage("gated", *product, parents=("activation", "gate"))

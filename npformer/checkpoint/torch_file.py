@@ -95,14 +95,10 @@ def _read_zip(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]
         raise NpformerError("expected a zip archive with one data.pkl, as written by torch.save")
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}byteorder" in entries:
-        _expect_little_endian(_bytes(buffer, entries[f"{root}byteorder"]) == b"little")
-    tensors = _tensors(read_pickle(io.BytesIO(_bytes(buffer, entries[pickles[0]])), limits))
+        _expect_little_endian(buffer[slice(*entries[f"{root}byteorder"])] == b"little")
+    tensors = _tensors(read_pickle(io.BytesIO(buffer[slice(*entries[pickles[0]])]), limits))
     storages = {name: span for name, span in entries.items() if name.startswith(f"{root}data/")}
     return tensors, {name.removeprefix(f"{root}data/"): span for name, span in storages.items()}
-
-
-def _bytes(buffer: Buffer, span: tuple[int, int]) -> bytes:
-    return buffer[slice(*span)]
 
 
 def _expect_little_endian(fact: bool) -> None:

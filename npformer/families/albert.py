@@ -8,7 +8,8 @@ head="next-sentence" reads the sentence-order head (0: in order, 1: swapped), wh
 from __future__ import annotations
 
 from npformer.config import Sharing
-from npformer.families.encoder_table import EncoderTable
+from npformer.families import bert
+from npformer.families.encoder_table import SIZES, EncoderTable
 
 LAYER = "albert.encoder.albert_layer_groups.*.albert_layers.*"
 
@@ -22,15 +23,7 @@ ALBERT = EncoderTable(
         "cls_token": "[CLS]",
         "mask_token": "[MASK]",
     },
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_embedding": "embedding_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes={**SIZES, "d_embedding": "embedding_size"},
     activation="hidden_act",
     usual_activation="gelu_new",
     eps="layer_norm_eps",
@@ -49,10 +42,7 @@ ALBERT = EncoderTable(
     },
     prefix="albert.",
     encoder={
-        "embeddings.token": "albert.embeddings.word_embeddings",
-        "embeddings.position": "albert.embeddings.position_embeddings",
-        "embeddings.segment": "albert.embeddings.token_type_embeddings",
-        "embeddings.norm": "albert.embeddings.LayerNorm",
+        **bert.tables("albert."),
         "embeddings.project": "albert.encoder.embedding_hidden_mapping_in",
         "layers.*.attention.query": f"{LAYER}.attention.query",
         "layers.*.attention.key": f"{LAYER}.attention.key",

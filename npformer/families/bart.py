@@ -24,6 +24,7 @@ from npformer.families.base import (
 )
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
+from npformer.families.vaswani import check_one_end
 from npformer.norms import Norm
 
 #: Head -> its groups of weights and their modules.
@@ -65,11 +66,7 @@ class Bart(Marian):
                 "encoder_layers, decoder_layers: expected at least one layer each, "
                 f"got {config.n_layers} and {config.decoder.n_layers}"
             )
-        if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
-            raise NpformerError(
-                f"eos_token_id: expected one id, because a classifier reads the row of this token, got "
-                f"{config.decoder.end_ids}"
-            )
+        check_one_end(config)
         return super().check(config)
 
     def write_config(self, config: Config) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from npformer.norms import LayerNorm, Norm
 from npformer.parts import Parts
 from npformer.weight_group import Group
 
-#: Hugging Face's name of an activation -> npformer's. Of several names for one, the first is written.
+#: Hugging Face's name of an activation -> npformer's. If an activation has several names, the first one is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -98,7 +98,7 @@ class Source(NamedTuple):
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
-        """Converts a linear weight from a file to (in, out). Stacks W_1, ..., W_K of a convolution vertically."""
+        """Converts a linear weight from a file to (in, out), and a convolution to W_1, ..., W_K stacked vertically."""
         if self.in_out:
             return array
         if self.kernel and array.ndim == 3 and array.shape[-1] == self.kernel:
@@ -125,7 +125,7 @@ class PieceOrder(NamedTuple):
     first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file: role or name, and score
     dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
     last: tuple[str, ...] = ()  # pieces after those of the file
-    sentinels: bool = False  # ends with <extra_id_99> to <extra_id_0>, or the number in tokenizer_config.json
+    sentinels: bool = False  # ends with <extra_id_99> to <extra_id_0>, or as many as tokenizer_config.json has
 
 
 AS_IN_THE_FILE = PieceOrder()
@@ -156,7 +156,7 @@ class Family:
     writes: str = "translation"  # task of encoder-decoders
     tokenizer_pieces: bool = False  # the tokenizer is read from SentencePiece files, not from tokenizer.json
     scales_queries: bool = False  # Transformers scales queries before it calls its attention function
-    unheard: tuple[str, ...] = ()  # stages with other values in Transformers, but the same attention weights
+    unheard: tuple[str, ...] = ()  # stages that differ in Transformers, although the attention weights are equal
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Family:
         return dict.fromkeys(self.architectures.values())
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Creates a `Config` from the content of a config.json. head: the head to read, not that of `architectures`."""
+        """Creates a `Config` from the content of a config.json. head: the head to read instead of `architectures`."""
         raise NotImplementedError
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Family:
         return first(self.architectures, config.head)
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
-        """The number of layers in a config.json, or 0 if it is missing. Read before anything is allocated."""
+        """The number of layers in a config.json, or 0 if it is missing, for a check before memory is allocated."""
         return 0
 
     def head_of(self, data: Mapping[str, Any]) -> str:
@@ -238,7 +238,7 @@ class Family:
         return embeddings_of(config, self.norm(config), config.vocab_size)
 
     def stack(self, config: Config) -> Stack:
-        """The stack of an encoder or of a decoder-only model: that of BERT unless a family overrides it."""
+        """The stack of an encoder or of a decoder-only model. By default it has the layers of BERT."""
         return stack_of(config, self.norm(config))
 
     def head_groups(self, head: str) -> Collection[str]:
@@ -266,7 +266,7 @@ class Family:
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """Converts a stored name to the form that `sources` uses, by adding or removing the prefix."""
+        """The name that `sources` uses for a tensor of a file, with or without the prefix."""
         return next(
             (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
         )
@@ -293,7 +293,7 @@ def read_fields(fields: Mapping[str, tuple[str, Any]], data: Mapping[str, Any], 
 
 
 def label_count(data: Mapping[str, Any]) -> int:
-    """The number of labels in a config.json. Read before anything is allocated."""
+    """The number of labels in a config.json, for a check before memory is allocated."""
     id2label, count = data.get("id2label"), data.get("num_labels")
     return len(id2label) if isinstance(id2label, Mapping) else count if type(count) is int else 0
 
@@ -335,11 +335,17 @@ def read_ids(name: str, value: Any) -> tuple[int, ...]:
 
 def read_text_ids(data: Mapping[str, Any]) -> dict[str, Any]:
     """The start token, the end tokens of generated texts, and the padding token. Each may be missing."""
-    start, pad = data.get("bos_token_id"), data.get("pad_token_id")
-    for name, each in (("bos_token_id", start), ("pad_token_id", pad)):
-        if each is not None:
-            checks.whole(name, each, 0, MOST)
+    start = data.get("bos_token_id")
+    if start is not None:
+        checks.whole("bos_token_id", start, 0, MOST)
+    pad = read_padding(data)
     return {"start_id": start, "end_ids": read_ids("eos_token_id", data.get("eos_token_id")), "pad_id": pad}
+
+
+def read_padding(data: Mapping[str, Any]) -> int | None:
+    """The padding token in config.json, if any."""
+    pad = data.get("pad_token_id")
+    return None if pad is None else checks.whole("pad_token_id", pad, 0, MOST)
 
 
 def write_text_ids(config: Config) -> dict[str, Any]:

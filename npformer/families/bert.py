@@ -11,6 +11,43 @@ WORDS = {
     "head.output": "cls.predictions.decoder",
 }
 
+
+def tables(prefix: str) -> dict[str, str]:
+    """Group -> module, for BERT's embeddings under a prefix such as "bert."."""
+    return {
+        "embeddings.token": f"{prefix}embeddings.word_embeddings",
+        "embeddings.position": f"{prefix}embeddings.position_embeddings",
+        "embeddings.segment": f"{prefix}embeddings.token_type_embeddings",
+        "embeddings.norm": f"{prefix}embeddings.LayerNorm",
+    }
+
+
+def layers(prefix: str) -> dict[str, str]:
+    """Group -> module, for BERT's layers under a prefix."""
+    layer = f"{prefix}encoder.layer.*"
+    return {
+        "layers.*.attention.query": f"{layer}.attention.self.query",
+        "layers.*.attention.key": f"{layer}.attention.self.key",
+        "layers.*.attention.value": f"{layer}.attention.self.value",
+        "layers.*.attention.output": f"{layer}.attention.output.dense",
+        "layers.*.attention_norm": f"{layer}.attention.output.LayerNorm",
+        "layers.*.ffn.hidden": f"{layer}.intermediate.dense",
+        "layers.*.ffn.output": f"{layer}.output.dense",
+        "layers.*.ffn_norm": f"{layer}.output.LayerNorm",
+    }
+
+
+def stages(prefix: str) -> dict[str, str]:
+    """Module without weights -> stage, for the modules of BERT's encoder under a prefix."""
+    return {
+        f"{prefix}encoder.layer.*.attention.self": "layers.*.attention.combined",
+        f"{prefix}encoder.layer.*.attention": "layers.*.attention_norm",
+        f"{prefix}encoder.layer.*.intermediate": "layers.*.ffn.activation",
+        f"{prefix}encoder.layer.*": "layers.*.ffn_norm",
+        f"{prefix}embeddings": "embeddings.norm",
+    }
+
+
 BERT = EncoderTable(
     model_type="bert",
     sizes=SIZES,
@@ -30,20 +67,7 @@ BERT = EncoderTable(
     },
     ids={"pad_token_id": 0},
     prefix="bert.",
-    encoder={
-        "embeddings.token": "bert.embeddings.word_embeddings",
-        "embeddings.position": "bert.embeddings.position_embeddings",
-        "embeddings.segment": "bert.embeddings.token_type_embeddings",
-        "embeddings.norm": "bert.embeddings.LayerNorm",
-        "layers.*.attention.query": "bert.encoder.layer.*.attention.self.query",
-        "layers.*.attention.key": "bert.encoder.layer.*.attention.self.key",
-        "layers.*.attention.value": "bert.encoder.layer.*.attention.self.value",
-        "layers.*.attention.output": "bert.encoder.layer.*.attention.output.dense",
-        "layers.*.attention_norm": "bert.encoder.layer.*.attention.output.LayerNorm",
-        "layers.*.ffn.hidden": "bert.encoder.layer.*.intermediate.dense",
-        "layers.*.ffn.output": "bert.encoder.layer.*.output.dense",
-        "layers.*.ffn_norm": "bert.encoder.layer.*.output.LayerNorm",
-    },
+    encoder={**tables("bert."), **layers("bert.")},
     heads={
         "base": {"pooler": "bert.pooler.dense"},
         "sequence-classification": {"pooler": "bert.pooler.dense", "head.output": "classifier"},
@@ -57,14 +81,7 @@ BERT = EncoderTable(
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     lacking=frozenset({"pooler"}),
     buffers=frozenset({"bert.embeddings.position_ids"}),
-    stages={
-        "bert.encoder.layer.*.attention.self": "layers.*.attention.combined",
-        "bert.encoder.layer.*.attention": "layers.*.attention_norm",
-        "bert.encoder.layer.*.intermediate": "layers.*.ffn.activation",
-        "bert.encoder.layer.*": "layers.*.ffn_norm",
-        "bert.embeddings": "embeddings.norm",
-        "bert.pooler": "pooled",
-    },
+    stages={**stages("bert."), "bert.pooler": "pooled"},
     read={
         "sequence-classification": "pooled",
         "multiple-choice": "pooled",

@@ -1,7 +1,7 @@
 """BLOOM (BigScience Workshop, 2022): ALiBi, a norm of the embeddings, and a fused query, key and value as in GPT-NeoX.
 
-Its GELU is the tanh approximation; Transformers' code for it has sqrt(2 / pi) to eight digits only. A head on texts
-reads the last token that is not padding.
+BLOOM has the tanh approximation of GELU. Transformers computes it for BLOOM with sqrt(2 / pi) rounded to eight digits.
+A head on texts reads the last token that is not padding.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def decoder_stack_of(config: Config, norm: Norm) -> Stack:
 
 
 def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias: bool = True) -> Head | HiddenStates:
-    """The head with this name. groups: its groups of weights, which determine whether it has a pooler or a transform.
+    """The head with this name.
 
-    bias: the linear layer of the head has a bias.
+    groups: its groups of weights, which decide whether it has a pooler or a transform. bias: its last layer has a bias.
     """
     of_texts = head in POOLED_HEADS
     pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None

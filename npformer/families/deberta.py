@@ -15,7 +15,7 @@ from npformer.blocks import Convolution
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, InputConvolution, Positions
-from npformer.families import base
+from npformer.families import base, bert
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
@@ -116,7 +116,7 @@ def _boolean(data: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
-    """A positive integer, or the default if the value is missing or below 1: Transformers writes -1 for it."""
+    """A positive integer, or the default if the value is missing or below 1. Transformers writes -1 for the default."""
     value = data.get(name, -1)
     return default if type(value) is int and value < 1 else checks.whole(name, value, 1, MOST)
 
@@ -144,10 +144,7 @@ DEBERTA = Deberta(
     },
     prefix="deberta.",
     encoder={
-        "embeddings.token": "deberta.embeddings.word_embeddings",
-        "embeddings.position": "deberta.embeddings.position_embeddings",
-        "embeddings.segment": "deberta.embeddings.token_type_embeddings",
-        "embeddings.norm": "deberta.embeddings.LayerNorm",
+        **bert.tables("deberta."),
         "distances": "deberta.encoder.rel_embeddings",
         "distances_norm": "deberta.encoder.LayerNorm",
         "convolution": "deberta.encoder.conv.conv",
@@ -168,11 +165,7 @@ DEBERTA = Deberta(
         "sequence-classification": {"pooler": "pooler.dense", "head.output": "classifier"},
         "token-classification": {"head.output": "classifier"},
         "question-answering": {"head.output": "qa_outputs"},
-        "masked-lm": {
-            "head.hidden": "cls.predictions.transform.dense",
-            "head.norm": "cls.predictions.transform.LayerNorm",
-            "head.output": "cls.predictions.decoder",
-        },
+        "masked-lm": bert.WORDS,
         "multiple-choice": {"pooler": "pooler.dense", "head.output": "classifier"},
     },
     supported={  # settings of the pooler
@@ -184,12 +177,8 @@ DEBERTA = Deberta(
         {"deberta.embeddings.position_ids", "deberta.embeddings.position_embeddings.weight"}
     ),
     stages={
-        "deberta.encoder.layer.*.attention.self": "layers.*.attention.combined",
-        "deberta.encoder.layer.*.attention": "layers.*.attention_norm",
-        "deberta.encoder.layer.*.intermediate": "layers.*.ffn.activation",
-        "deberta.encoder.layer.*": "layers.*.ffn_norm",
+        **bert.stages("deberta."),
         "deberta.encoder.conv": "convolution_norm",
-        "deberta.embeddings": "embeddings.norm",
         "pooler": "pooled",
         "classifier": "logits",
     },

@@ -5,7 +5,8 @@ The generator has the masked-word head. The discriminator has the replaced-token
 
 from __future__ import annotations
 
-from npformer.families.encoder_table import EncoderTable
+from npformer.families import bert
+from npformer.families.encoder_table import SIZES, EncoderTable
 
 #: The masked-word head and the next-word head.
 WORDS = {
@@ -17,15 +18,7 @@ WORDS = {
 ELECTRA = EncoderTable(
     model_type="electra",
     constants={"pooler": "gelu", "head_activation": "gelu"},
-    sizes={
-        "vocab_size": "vocab_size",
-        "d_embedding": "embedding_size",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "n_layers": "num_hidden_layers",
-        "d_ffn": "intermediate_size",
-        "max_length": "max_position_embeddings",
-    },
+    sizes={**SIZES, "d_embedding": "embedding_size"},
     activation="hidden_act",
     eps="layer_norm_eps",
     token_types="type_vocab_size",
@@ -42,19 +35,9 @@ ELECTRA = EncoderTable(
     ids={"pad_token_id": 0},
     prefix="electra.",
     encoder={
-        "embeddings.token": "electra.embeddings.word_embeddings",
-        "embeddings.position": "electra.embeddings.position_embeddings",
-        "embeddings.segment": "electra.embeddings.token_type_embeddings",
-        "embeddings.norm": "electra.embeddings.LayerNorm",
+        **bert.tables("electra."),
         "embeddings.project": "electra.embeddings_project",
-        "layers.*.attention.query": "electra.encoder.layer.*.attention.self.query",
-        "layers.*.attention.key": "electra.encoder.layer.*.attention.self.key",
-        "layers.*.attention.value": "electra.encoder.layer.*.attention.self.value",
-        "layers.*.attention.output": "electra.encoder.layer.*.attention.output.dense",
-        "layers.*.attention_norm": "electra.encoder.layer.*.attention.output.LayerNorm",
-        "layers.*.ffn.hidden": "electra.encoder.layer.*.intermediate.dense",
-        "layers.*.ffn.output": "electra.encoder.layer.*.output.dense",
-        "layers.*.ffn_norm": "electra.encoder.layer.*.output.LayerNorm",
+        **bert.layers("electra."),
     },
     heads={
         "base": {},
@@ -74,11 +57,7 @@ ELECTRA = EncoderTable(
     },
     buffers=frozenset({"electra.embeddings.position_ids"}),
     stages={
-        "electra.encoder.layer.*.attention.self": "layers.*.attention.combined",
-        "electra.encoder.layer.*.attention": "layers.*.attention_norm",
-        "electra.encoder.layer.*.intermediate": "layers.*.ffn.activation",
-        "electra.encoder.layer.*": "layers.*.ffn_norm",
-        "electra.embeddings": "embeddings.norm",
+        **bert.stages("electra."),
         "discriminator_predictions": "logits",
         "classifier": "logits",
         "generator_predictions": "head.norm",

@@ -42,15 +42,18 @@ SUPPORTED = {"add_cross_attention": False}
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EncoderTable(Family):
-    """A family described by a table. Modules have their names in a checkpoint with a head; `*` is a layer's number."""
+    """A family described by a table.
+
+    Modules are named as in a checkpoint with a head. `*` stands for the number of a layer.
+    """
 
     sizes: Mapping[str, str]  # npformer's field -> required field of config.json
     activation: str  # field of config.json with the activation
     usual_activation: str = "gelu"  # default of that field
-    eps: str = ""  # field of config.json with the eps of norms; "": always 1e-12
-    token_types: str = ""  # field of config.json with the number of token types; "": no token type table
-    padding: str = ""  # field of config.json with the padding token, if positions start at the row after it; else ""
-    layer_groups: str = ""  # field of config.json with the number of groups that share weights; "": no sharing
+    eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
+    token_types: str = ""  # field of config.json with the number of token types; "" means no token type table
+    padding: str = ""  # field of config.json with the padding token, if positions begin with the next row; else ""
+    layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means none
     group_layers: str = ""  # field of config.json with the layers per group; module names then have two `*`
     always_projected: bool = False  # project tables even if they are as wide as the layers
     encoder: Mapping[str, str]  # group -> module
@@ -129,7 +132,7 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Whether attention is causal: `is_decoder`, which a next-token head requires and a base model may set."""
+        """Whether attention is causal. A next-token head requires `is_decoder`; a base model may set it."""
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):

@@ -202,12 +202,7 @@ SHARED: dict[str, Any] = {"ids": IDS, "usual_activation": TANH, "reads": READS |
 CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype": "float32", "activation": "gelu_tanh"}
 
 
-def without_answers(name: str) -> dict[str, str]:
-    """The classes of a family -> their heads. Transformers has no class for question answering."""
-    return {each: head for each, head in classes(name).items() if head != "question-answering"}
-
-
-GEMMA = kin_of_llama(Gemma, "gemma", without_answers("Gemma"), CONSTANTS, **SHARED)
+GEMMA = kin_of_llama(Gemma, "gemma", classes("Gemma", answers=False), CONSTANTS, **SHARED)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
 #: Group -> module, for norms with a new name, or with the name of another norm of Llama.
 NORMS = {
@@ -218,7 +213,7 @@ NORMS = {
 GEMMA2 = kin_of_llama(
     Gemma2,
     "gemma2",
-    without_answers("Gemma2"),
+    classes("Gemma2", answers=False),
     {
         **CONSTANTS,
         "mechanisms": (ROTARY, CAP),

@@ -67,19 +67,13 @@ class GptNeoX(Interleaved):
         return LayerNorm(config.eps)
 
     def stack(self, config: Config) -> Stack:
-        feed, kind = (
-            FeedForward(ACTIVATIONS[config.activation], config.d_ffn),
-            ParallelLayer if config.parallel else Layer,
-        )
-        layers = [
-            kind(
-                (("attention", Attention(config.n_heads, mechanisms_of(config, i), config.bias)), ("ffn", feed)),
-                self.norm(config),
-                norm_first=True,
-            )
-            for i in range(config.n_layers)
-        ]
-        return Stack(tuple(layers), self.norm(config))
+        kind, norm = ParallelLayer if config.parallel else Layer, self.norm(config)
+        feed = FeedForward(ACTIVATIONS[config.activation], config.d_ffn)
+        layers = []
+        for i in range(config.n_layers):
+            attention = Attention(config.n_heads, mechanisms_of(config, i), config.bias)
+            layers.append(kind((("attention", attention), ("ffn", feed)), norm, norm_first=True))
+        return Stack(tuple(layers), norm)
 
 
 GPT_NEOX = GptNeoX(

@@ -14,6 +14,7 @@ from npformer.activations import ACTIVATIONS
 from npformer.blocks import Attention, Gated
 from npformer.common import checks
 from npformer.config import MOST, Config, Local, Positions
+from npformer.families.base import read_padding
 from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.layer_types import read_layer_types, write_layer_types
@@ -41,12 +42,11 @@ class Llama(EncoderTable):
         kv_heads = n_heads if kv_heads is None else checks.whole("num_key_value_heads", kv_heads, 1, n_heads)
         width = self.width(data)
         width = data["hidden_size"] // n_heads if width is None else checks.whole("head_dim", width, 1, MOST)
-        pad = {**self.ids, **data}.get("pad_token_id")
         rotary = self.rotary(data, width)
         return {
             "n_kv_heads": 0 if kv_heads == n_heads else kv_heads,
             "head_width": 0 if width * n_heads == data["hidden_size"] else width,
-            "padding_idx": None if pad is None else checks.whole("pad_token_id", pad, 0, MOST),
+            "padding_idx": read_padding({**self.ids, **data}),
             "bias": self.biased(data),
             "mechanisms": (rotary,),
             **longest(rotary),
@@ -227,9 +227,10 @@ ENCODER = {
 ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
-def classes(name: str) -> dict[str, str]:
-    """The classes of a family -> their heads. A class is called `name` with one of the suffixes in ENDS."""
-    return dict(zip((name + end for end in ENDS), HEADS, strict=True))
+def classes(name: str, answers: bool = True) -> dict[str, str]:
+    """Class -> head. Classes are called `name` with a suffix of ENDS. answers: there is one for question answering."""
+    heads = dict(zip(ENDS, HEADS, strict=True))
+    return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
 
 
 READS = frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"})

@@ -70,7 +70,7 @@ class Marian(Transformer):
     scales_outside: bool = False  # Transformers' module of the token table does not multiply by sqrt(d_model)
 
     def completed(self, config: Config) -> tuple[str, ...]:
-        """The stages that are the output of a module times a factor, or plus a bias, from outside the module."""
+        """The stages that Transformers completes outside a module, with a factor or a bias for its output."""
         tokens = ("embeddings.token",) if self.scales_outside and config.scale_embedding else ()
         return (*tokens, "logits") if config.head == "translation" else tokens
 

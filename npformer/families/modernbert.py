@@ -13,10 +13,11 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Local, Positions
-from npformer.families.base import ACTIVATIONS, first, read_activation
+from npformer.families.base import ACTIVATIONS, first, read_activation, read_padding
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
+from npformer.families.rope import check_even_heads
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary, Window
 
@@ -36,14 +37,8 @@ class ModernBert(EncoderTable):
         below = read_activation("classifier_activation", data)
         window = checks.whole("local_attention", data.get("local_attention", 128), 2, MOST)
         pooling = checks.one_of("classifier_pooling", data.get("classifier_pooling", "cls"), POOLINGS)
-        if data["hidden_size"] // data["num_attention_heads"] % 2:
-            raise NpformerError(
-                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns, "
-                f"got {data['hidden_size']} for {data['num_attention_heads']} heads"
-            )
-        pad = data.get("pad_token_id")
-        if pad is not None:
-            checks.whole("pad_token_id", pad, 0, MOST)
+        check_even_heads(data)
+        pad = read_padding(data)
         wide = _theta(data, FULL, "global_rope_theta", 160_000.0)
         near = _theta(data, SLIDING, "local_rope_theta", 10_000.0) or wide
         return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from npformer.config import Positions
 from npformer.families.encoder_table import SIZES, EncoderTable
-from npformer.families.roberta import SPECIAL_TOKENS
+from npformer.families.roberta import SPECIAL_TOKENS, WORDS
 from npformer.mechanisms import RelativeBias
 
 MPNET = EncoderTable(
@@ -54,11 +54,7 @@ MPNET = EncoderTable(
         "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
         "token-classification": {"head.output": "classifier"},
         "question-answering": {"head.output": "qa_outputs"},
-        "masked-lm": {
-            "head.hidden": "lm_head.dense",
-            "head.norm": "lm_head.layer_norm",
-            "head.output": "lm_head.decoder",
-        },
+        "masked-lm": WORDS,
         "multiple-choice": {"pooler": "mpnet.pooler.dense", "head.output": "classifier"},
     },
     settings={"relative_attention_num_buckets": 32},

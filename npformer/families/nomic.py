@@ -1,7 +1,7 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
-config.json and tensor names have two formats. Checkpoints on the hub come with their own code, which is never run, and
-have one format. Transformers 5 has the other, but also writes the tensor names of the hub.
+config.json and tensor names have two formats: that of checkpoints on the hub, and that of Transformers 5. Files that
+Transformers 5 writes have its config.json, but the hub's tensor names. The code on the hub is never run.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions
-from npformer.families.base import reject_other
+from npformer.families.base import read_padding, reject_other
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.rope import check_even_heads
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 
@@ -70,19 +71,13 @@ class NomicBert(EncoderTable):
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         width, n_heads = data["hidden_size"], data["num_attention_heads"]
-        if width // n_heads % 2:
-            raise NpformerError(
-                "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns, "
-                f"got {width} for {n_heads} heads"
-            )
+        check_even_heads(data)
         if data.get("head_dim") is not None and data["head_dim"] != width // n_heads:
             given = checks.shown(data["head_dim"])
             raise NpformerError(
                 f"head_dim: {given} is not supported; supported: {width // n_heads}, which is hidden_size / {n_heads}"
             )
-        pad = data.get("pad_token_id", 0)
-        if pad is not None:
-            checks.whole("pad_token_id", pad, 0, MOST)
+        pad = read_padding({"pad_token_id": 0, **data})
         return {"pad_id": pad, "padding_idx": pad, "mechanisms": (Rotary(_theta(data)),)}
 
     def write_config(self, config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.embeddings import Embeddings
+from npformer.families.base import read_padding
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.layers import Stack
@@ -31,12 +32,11 @@ class Opt(EncoderTable):
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         first = checks.boolean("do_layer_norm_before", data.get("do_layer_norm_before", True))
         removed = checks.boolean("_remove_final_layer_norm", data.get("_remove_final_layer_norm", False))
-        pad = {**self.ids, **data}.get("pad_token_id")
         return {
             "norm_first": first,
             "final_norm": first and not removed,
             "bias": checks.boolean("enable_bias", data.get("enable_bias", True)),
-            "padding_idx": None if pad is None else checks.whole("pad_token_id", pad, 0, MOST),
+            "padding_idx": read_padding({**self.ids, **data}),
             "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # without the two rows before the first position
         }
 

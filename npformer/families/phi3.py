@@ -1,7 +1,7 @@
-"""Phi-3 and Phi-4 (Abdin et al., 2024): Llama's layers with fused weights. In some models part of each head is rotated.
+"""Phi-3 and Phi-4 (Abdin et al., 2024): Llama's layers with fused weights. Some models rotate only part of each head.
 
 One tensor has query, key and value in this order, and another has the gate projection and the up projection. Models for
-long texts rotate by other frequencies in them (`LongRope`, in older files "su" or "yarn").
+long texts change the frequencies of the rotation (`LongRope`; older files call it "su" or "yarn").
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ QKV, GATED = "model.layers.*.self_attn.qkv_proj", "model.layers.*.mlp.gate_up_pr
 PHI3 = kin_of_llama(
     Phi3,
     "phi3",
-    {name: head for name, head in classes("Phi3").items() if head != "question-answering"},
+    classes("Phi3", answers=False),
     {"eps": 1e-5},
     {
         **{f"layers.*.attention.{name}": QKV for name in ("query", "key", "value")},

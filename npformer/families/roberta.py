@@ -7,6 +7,7 @@ type, the special tokens are `<s>` and `</s>`, and the classifier has its own de
 from __future__ import annotations
 
 from npformer.config import Positions
+from npformer.families import bert
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
 from npformer.families.encoder_table import SIZES, EncoderTable
 
@@ -70,20 +71,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         },
         ids={"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
         prefix="roberta.",
-        encoder={
-            "embeddings.token": "roberta.embeddings.word_embeddings",
-            "embeddings.position": "roberta.embeddings.position_embeddings",
-            "embeddings.segment": "roberta.embeddings.token_type_embeddings",
-            "embeddings.norm": "roberta.embeddings.LayerNorm",
-            "layers.*.attention.query": "roberta.encoder.layer.*.attention.self.query",
-            "layers.*.attention.key": "roberta.encoder.layer.*.attention.self.key",
-            "layers.*.attention.value": "roberta.encoder.layer.*.attention.self.value",
-            "layers.*.attention.output": "roberta.encoder.layer.*.attention.output.dense",
-            "layers.*.attention_norm": "roberta.encoder.layer.*.attention.output.LayerNorm",
-            "layers.*.ffn.hidden": "roberta.encoder.layer.*.intermediate.dense",
-            "layers.*.ffn.output": "roberta.encoder.layer.*.output.dense",
-            "layers.*.ffn_norm": "roberta.encoder.layer.*.output.LayerNorm",
-        },
+        encoder={**bert.tables("roberta."), **bert.layers("roberta.")},
         heads={
             "base": {"pooler": "roberta.pooler.dense"},
             "sequence-classification": {"pooler": "classifier.dense", "head.output": "classifier.out_proj"},
@@ -97,11 +85,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
         lacking=frozenset({"pooler"}),
         buffers=frozenset({"roberta.embeddings.position_ids"}),
         stages={
-            "roberta.encoder.layer.*.attention.self": "layers.*.attention.combined",
-            "roberta.encoder.layer.*.attention": "layers.*.attention_norm",
-            "roberta.encoder.layer.*.intermediate": "layers.*.ffn.activation",
-            "roberta.encoder.layer.*": "layers.*.ffn_norm",
-            "roberta.embeddings": "embeddings.norm",
+            **bert.stages("roberta."),
             "roberta.pooler": "pooled",
             "classifier": "logits",
             "lm_head": "logits",

@@ -37,6 +37,16 @@ def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
     return Rotary(float(checks.positive("rope_theta", base)), scaling=_READERS[kind](name, given, data))
 
 
+def check_even_heads(data: Mapping[str, Any]) -> None:
+    """Raises NpformerError if the heads described in a config.json have an odd number of columns."""
+    width, n_heads = data["hidden_size"], data["num_attention_heads"]
+    if width // n_heads % 2:
+        raise NpformerError(
+            "hidden_size: expected heads of even width, because rotary embeddings rotate pairs of columns, "
+            f"got {width} for {n_heads} heads"
+        )
+
+
 def read_partial_rotary(data: Mapping[str, Any], d_head: int, usual: float = 1.0) -> Rotary:
     """The rotary embeddings of all or only the first columns of a head. usual: default of `partial_rotary_factor`."""
     columns = int(d_head * checks.positive("partial_rotary_factor", partial_factor(data, usual)))
@@ -61,7 +71,7 @@ def write_partial_rotary(rotary: Rotary, d_head: int) -> dict[str, Any]:
 
 
 def longest(rotary: Rotary) -> dict[str, int]:
-    """The field `max_length` of `Config`, if config.json has the length before the scaling there."""
+    """The field `max_length` of `Config` for dynamic scaling: config.json then has the length before the scaling."""
     return {"max_length": rotary.scaling.longest} if isinstance(rotary.scaling, Dynamic) else {}
 
 
@@ -89,7 +99,7 @@ def _read_dynamic(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) 
 
 
 def _read_longrope(name: str, given: Mapping[str, Any], data: Mapping[str, Any]) -> Scaling:
-    """As in Transformers, `original_max_position_embeddings` beside the scaling takes precedence over the one in it."""
+    """As in Transformers, an `original_max_position_embeddings` outside the scaling takes precedence."""
     original = _original(data if data.get(ORIGINAL) else given, data)
     most = checks.whole(LENGTH, data.get(LENGTH), 1, MOST)
     return LongRope(
@@ -130,36 +140,32 @@ _READERS: dict[Any, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Scalin
 }
 
 
+#: Scaling -> its rope_type, and field of config.json -> field of the scaling.
+_WRITTEN: dict[type[Scaling], tuple[str, dict[str, str]]] = {
+    Linear: ("linear", {"factor": "factor"}),
+    Dynamic: ("dynamic", {"factor": "factor"}),
+    Llama3: (
+        "llama3",
+        {"factor": "factor", "low_freq_factor": "low", "high_freq_factor": "high", ORIGINAL: "original"},
+    ),
+    Yarn: (
+        "yarn",
+        {"factor": "factor", ORIGINAL: "original", "beta_fast": "fast", "beta_slow": "slow", "truncate": "truncate"},
+    ),
+    LongRope: (
+        "longrope",
+        {"short_factor": "short", "long_factor": "long", "factor": "factor", ORIGINAL: "original"},
+    ),
+}
+
+
 def _written(scaling: Scaling) -> dict[str, Any]:
-    if isinstance(scaling, Llama3):
-        return {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.original,
-        }
-    if isinstance(scaling, Yarn):
-        return {
-            "rope_type": "yarn",
-            "factor": scaling.factor,
-            "original_max_position_embeddings": scaling.original,
-            "beta_fast": scaling.fast,
-            "beta_slow": scaling.slow,
-            "truncate": scaling.truncate,
-            **({"attention_factor": scaling.attention} if scaling.attention else {}),
-        }
-    if isinstance(scaling, LongRope):
-        return {
-            "rope_type": "longrope",
-            "short_factor": list(scaling.short),
-            "long_factor": list(scaling.long),
-            "factor": scaling.factor,
-            ORIGINAL: scaling.original,
-            **({"attention_factor": scaling.attention} if scaling.attention else {}),
-        }
-    assert isinstance(scaling, Linear | Dynamic)
-    return {"rope_type": "linear" if isinstance(scaling, Linear) else "dynamic", "factor": scaling.factor}
+    kind, names = _WRITTEN[type(scaling)]
+    values = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
+    fields = {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
+    if isinstance(scaling, Yarn | LongRope) and scaling.attention:
+        fields["attention_factor"] = scaling.attention
+    return {"rope_type": kind, **fields}
 
 
 def _number(name: str, given: Mapping[str, Any], field: str) -> float:

@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., 2020), T5 v1.1 and FLAN-T5 under the same names, and mT5 (Xue et al., 2021).
+"""T5 (Raffel et al., 2020), with T5 v1.1 and FLAN-T5, which have the same model_type, and mT5 (Xue et al., 2021).
 
 They are pre-norm stacks with RMSNorm, and without biases and position tables. Each stack has one table of relative
 biases, which all of its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D)
@@ -19,7 +19,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import LABELLED, MOST, Config, Decoder, Positions
 from npformer.families import base
 from npformer.families.base import PieceOrder, Source
-from npformer.families.vaswani import Transformer, residual_rates
+from npformer.families.vaswani import Transformer, check_one_end, residual_rates
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Causal, RelativeBias
 from npformer.norms import Norm
@@ -63,7 +63,7 @@ LONGEST = 2**20
 class T5Family(Transformer):
     """The family of T5."""
 
-    scales: bool = True  # scale_decoder_outputs in config.json is respected; if False, rows are never scaled
+    scales: bool = True  # read scale_decoder_outputs in config.json; if False, rows are never scaled
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -83,11 +83,7 @@ class T5Family(Transformer):
         checks.whole("num_layers", config.n_layers, 1, MOST)
         if config.gated and config.activation == "gelu":
             raise NpformerError("activation: expected 'gelu_tanh' for a gated T5 model, got 'gelu'")
-        if config.head == "sequence-classification" and len(config.decoder.end_ids) != 1:
-            raise NpformerError(
-                f"eos_token_id: expected one id, because a classifier reads the row of this token, got "
-                f"{config.decoder.end_ids}"
-            )
+        check_one_end(config)
         for each in config.mechanisms:
             replace(each, bidirectional=not config.decoder).check(config)
         return super().check(config)

@@ -44,7 +44,7 @@ VISION = ("vision_tower", "multi_modal_projector")
 
 
 def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of the text model in a checkpoint, or `data` itself for a checkpoint that only reads texts."""
+    """The config.json of the text model, or `data` itself if the checkpoint reads only texts."""
     name = data.get("model_type")
     if not isinstance(name, str) or name not in TEXT_MODELS:
         return data

@@ -83,7 +83,7 @@ NAMES = {
     "head": "",
     "head.output": "head",
 }
-MOST_MODULES = 200  # `*` stands for all layers, so that the number of layers does not count
+MOST_MODULES = 200  # a pattern with `*` counts once for all layers
 THIRDS = {"query": 0, "key": 1, "value": 2}
 
 

@@ -89,7 +89,7 @@ def ignored(data: Mapping[str, Any], family: Family) -> list[str]:
 
 
 def _own_code(data: Mapping[str, Any]) -> str:
-    """An error message if the checkpoint comes with its own code, else ""."""
+    """The error message for a checkpoint with its own code, or "" for one without."""
     classes = data.get(CODE)
     named = (
         [each for key, each in classes.items() if key.startswith("AutoModel")] if isinstance(classes, Mapping) else []

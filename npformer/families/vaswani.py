@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.embeddings import Embeddings
 from npformer.families.base import Family
@@ -60,6 +61,15 @@ class Transformer(Family):
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
         return {**residual_rates(rate), "*ffn.activation": rate, "*attention.weights": attention}
+
+
+def check_one_end(config: Config) -> None:
+    """Raises NpformerError for a classifier with several end tokens, or none."""
+    ends = config.decoder.end_ids
+    if config.head == "sequence-classification" and len(ends) != 1:
+        raise NpformerError(
+            f"eos_token_id: expected one id, because a classifier reads the row of this token, got {ends}"
+        )
 
 
 def residual_rates(rate: float) -> dict[str, float]:
