@@ -176,8 +176,8 @@ def gelu_tanh_backward(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 # NumPy has no erf, but erf(x / sqrt 2) = tanh(x P(x^2)) for a smooth function P. A polynomial that approximates P gives
-# GELU without branches or clipping. These seven coefficients are its minimax fit for float32. The paper's
-# approximation, sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2), is close to the first two terms.
+# GELU without branches or clipping. These seven coefficients are a minimax fit of P for float32. The first two are
+# close to a and b of the paper's approximation, sqrt(2 / pi) (x + 0.044715 x^3) = x (a + b x^2).
 _EXACT = (0.79788494, 0.036333084, -3.2594951e-5, -5.5306205e-5, 3.9647466e-6, -1.3226354e-7, 1.7561766e-9)
 _TANH = (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)
 

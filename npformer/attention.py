@@ -22,8 +22,8 @@ from npformer.tape import Stages
 from npformer.taps import listening, spare, tap
 
 Linear = Mapping[str, np.ndarray]
-Add = Callable[[np.ndarray], np.ndarray]  # changes the scores; it may overwrite its argument
-#: Backward of an `Add`: takes the gradient of its output and returns that of its input, and terms to add to dq and dk.
+Add = Callable[[np.ndarray], np.ndarray]  # adds to the scores; may overwrite its argument
+#: Backward of an `Add`: gradient of the new scores -> gradient of the old scores, and terms to add to dq and dk.
 AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]
 
 QUERIES = 64  # queries per block: enough for a fast product, and few enough to skip most of the masked keys
@@ -80,8 +80,8 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     q, k, v : (..., L, K), (..., S, K), (..., S, W) arrays
-    mask : boolean array, True = may attend, or floats added to the scores; broadcasts to (..., L, S)
-    is_causal : bool, query i sees keys 0 ... i only, as in torch
+    mask : array that broadcasts to (..., L, S): booleans, True = may attend, or floats to add to the scores
+    is_causal : bool, query i sees only keys 0 ... i, as in torch
     scale : float, 1 / sqrt(K) unless given
 
     Returns
@@ -91,7 +91,7 @@ def scaled_dot_product_attention(
     Raises
     ------
     NpformerError
-        The shapes do not fit; a mask and is_causal together.
+        The shapes do not match, or both mask and is_causal are given.
 
     Examples
     --------
@@ -122,8 +122,8 @@ def attend(
 ) -> np.ndarray:
     """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
 
-    in_order: with a mask, sum over keys in the fixed order of `masked_attention`. If False, every query must have a
-    key that it may attend to.
+    in_order: with a mask, sums over keys have the fixed order of `masked_attention`. If in_order is False, every query
+    must have a key to which it may attend.
     """
     if mask is not None and in_order:
         return masked_attention(q * scale, k, v, mask, add=add)
@@ -206,11 +206,12 @@ def masked_attention(
     front: int = 0,
     add: Add | None = None,
 ) -> np.ndarray:
-    """softmax(add(q k^T)) v over the keys that the mask allows, for a scaled q. Masked keys do not change its bits.
+    """softmax(add(q k^T)) v over the keys that the mask allows, where q is scaled already.
 
-    Masked keys have a weight of exactly 0, and sums over keys have the fixed order of `runtime.sums.groups`. A decoder
-    may thus keep its keys in an array with free space, or the keys of several beams in one array. Long queries are
-    computed in blocks; a block skips keys before the first and after the last that any of its queries may attend to.
+    Masked keys do not change the bits of the result: their weight is exactly 0, and sums over keys have the fixed order
+    of `runtime.sums.groups`. So a decoder may keep its keys in an array with free space, or the keys of several beams
+    in one array. Many queries are computed in blocks. A block omits the keys before the first and after the last key
+    to which any of its queries may attend.
     """
     square = mask.dtype == bool and mask.shape[-2:] == (q.shape[-2], k.shape[-2])
     if q.shape[-2] > QUERIES and square and add is None and not listening():
@@ -222,7 +223,7 @@ def masked_attention(
 
 
 def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """`masked_attention` of QUERIES queries at a time. A block's keys are whole groups of `runtime.sums.groups`."""
+    """`masked_attention` in blocks of QUERIES queries. Keys of a block are whole groups of `runtime.sums.groups`."""
     rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
     columns = in_columns(k.mT, rows)
     context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)

@@ -28,7 +28,7 @@ _weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", def
 
 @contextmanager
 def constant_weights() -> Iterator[None]:
-    """Backward passes inside compute dx only. The gradients of weights would be half of the work."""
+    """Inside, `linear_backward` omits the gradient of the weight matrix, which is half of its work."""
     token = _weights_are_constant.set(True)
     try:
         yield
@@ -117,7 +117,7 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
     Raises
     ------
     NpformerError
-        ids are not integers, or not all within 0 ... V - 1.
+        ids are not integers, or an id is outside 0 ... V - 1.
 
     Examples
     --------
@@ -137,14 +137,14 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 class SparseRows(NamedTuple):
-    """The gradient of a table: `values` (U, D) in the rows `ids` (U,), zero elsewhere. The ids strictly increase."""
+    """The gradient of a table: values[i] (D,) for row ids[i], zeros for all other rows. The ids strictly increase."""
 
     ids: np.ndarray
     values: np.ndarray
 
 
 def embedding_backward(grad: np.ndarray, ids: np.ndarray) -> SparseRows:
-    """Backward of `embedding`: dweight[i] = sum of the rows of grad (..., D) where ids == i, in their order."""
+    """Backward of `embedding`: dweight[i] = sum of the rows of grad (..., D) where ids == i."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
@@ -162,7 +162,7 @@ def layer_norm(
 ) -> np.ndarray:
     """y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias, with mean and biased variance over the last axis.
 
-    A row with an infinity, or with a variance that overflows the dtype, becomes NaN.
+    A row becomes NaN if it has an infinite element, or if its variance overflows the dtype.
 
     Parameters
     ----------
@@ -375,13 +375,13 @@ def cross_entropy(
     logits : (..., C) array
     targets : (...) integer array of classes 0 ... C - 1, or ignore_index
     ignore_index : int, the loss ignores targets with this value
-    label_smoothing : float e; the target has probability 1 - e, and e / C is added to every class
+    label_smoothing : float e; the target gets probability 1 - e, and then every class gets e / C in addition
     reduction : "mean", "sum", or "none" for the loss of each target, which is 0 for ignored targets
     log_probabilities : (..., C) array, optional, log_softmax(logits) if already computed
 
     Returns
     -------
-    scalar, or (...) array for "none"; the mean of no targets is NaN, as in torch
+    scalar, or (...) array for "none". If every target is ignored, the mean is NaN, as in torch.
 
     Raises
     ------
@@ -436,8 +436,8 @@ def cross_entropy_backward(
 ) -> np.ndarray:
     """Backward of `cross_entropy`: dlogits = grad (softmax(logits) - onehot(target)), 0 for ignored targets.
 
-    With "mean" it is divided by the number of targets that are not ignored. Label smoothing replaces onehot with
-    (1 - e) onehot + e / C. grad is a number, or (...) for reduction="none".
+    With reduction="mean", dlogits is divided by the number of targets that are not ignored. Label smoothing replaces
+    onehot with (1 - e) onehot + e / C. grad is a number, or (...) for reduction="none".
     """
     kept, classes = targets != ignore_index, np.where(targets == ignore_index, 0, targets)[..., None]
     dx = softmax(logits) if log_probabilities is None else np.exp(log_probabilities)

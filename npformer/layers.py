@@ -136,13 +136,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in sequence, then an optional norm. If the weights have fewer layers, the stack ends there.
+    """Layers in sequence, then an optional norm. If the weights have fewer layers, only those are computed.
 
     Parameters
     ----------
     layers : tuple of Layer; layer i has the weights `layers.i`
     norm : Norm of the last layer's output, optional
-    after_first : Layer computed after the first layer, optional; its weights are not below `layers`
+    after_first : Layer computed after the first layer, optional; its weights are next to `layers`, not in it
     """
 
     layers: tuple[Layer, ...]
@@ -218,7 +218,7 @@ class Stack:
         return self.read(x)[-1] if self.norm is None else "norm"
 
     def read(self, x: str) -> list[str]:
-        """The stages that the layers read, beginning with x, and the stage that the norm of the stack reads."""
+        """The stages with the input of each layer, beginning with x, and of the norm of the stack."""
         found = [x, *(f"layers.{i}.{layer.output}" for i, layer in enumerate(self.layers))]
         if self.after_first is not None:
             found[1] = self.after_first.output
@@ -267,7 +267,7 @@ class Stack:
         if not self.mechanisms and embedded is None:
             return rows
         begun = {each: each.begin(weights, rows.batch) for each in self.mechanisms}
-        [keys] = all_gather(rows.batch.places)  # of the whole text, if threads share its rows
+        [keys] = all_gather(rows.batch.places)  # threads may share the rows of a text, but attend to all of them
         return rows._replace(embedded=embedded, mechanisms=begun, places=(rows.batch.places, keys))
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:

@@ -71,7 +71,7 @@ class Model(GeneratingModel):
         Parameters
         ----------
         input_ids : (L,) or (B, L) integers, or a ragged list of sequences; (B, N, L) for a multiple-choice head
-        attention_mask : of the same shape, 1 = token, 0 = padding; padding is ignored, and its answers are zeros
+        attention_mask : of the same shape, 1 = token, 0 = padding. Padding is ignored, and answers for it are zeros.
         token_type_ids : of the same shape, zeros unless given
 
         Returns
@@ -117,7 +117,7 @@ class Model(GeneratingModel):
         return answers
 
     def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """As `run`, from the packed rows (T, D) that a layer reads. Earlier layers are not computed."""
+        """Continues `run` at a layer, from the packed rows (T, D) that it reads."""
         with self.cores(1):
             answers = self._forward(texts, resumed=(layer, rows))
         expect_finite(answers)

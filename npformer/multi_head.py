@@ -102,7 +102,7 @@ def packed_attention(
     lengths are computed together.
     """
     own_rows, n_kv_heads = len(k), kv_heads(q, k, n_heads)
-    k, v = all_gather(k, v)  # of the whole text, if threads share its rows
+    k, v = all_gather(k, v)  # threads may share the rows of a text, but attend to all of them
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
     combined = np.empty_like(q)
@@ -143,8 +143,8 @@ def packed_attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Backward of `packed_attention`: dq (T, H K), dk and dv (S, G K).
 
-    scale: factor of q k^T; 0: 1 / sqrt(K). add_backward: backward of the mechanisms' changes to the scores, as in
-    `scaled_dot_product_attention_backward`.
+    scale: factor of q k^T; 0 means 1 / sqrt(K). add_backward: as in `scaled_dot_product_attention_backward`, for the
+    terms that mechanisms add to the scores.
     """
     names, n_kv_heads = ("query_heads", "key_heads", "value_heads"), stages["key_heads"].shape[1]
     of_source = int(source_lengths.sum()), grad.shape[-1] * n_kv_heads // n_heads
@@ -189,7 +189,7 @@ def repeat_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 def repeat_heads_backward(grad: np.ndarray, n_kv_heads: int) -> np.ndarray:
-    """Backward of `repeat_heads`: sums over the heads that share one, (..., H, L, K) -> (..., G, L, K)."""
+    """Backward of `repeat_heads`: sums over the repetitions of each head, (..., H, L, K) -> (..., G, L, K)."""
     *lead, n_heads, length, width = grad.shape
     if n_heads == n_kv_heads:
         return grad

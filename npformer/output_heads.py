@@ -230,7 +230,7 @@ class Transform:
     ----------
     activation : function such as `gelu`
     norm : Norm
-    of_texts : bool, it reads one row per text, not every row
+    of_texts : bool, the head reads one row per text, not every row
     width : int, width of the output, for the shapes of the weights
     bias : bool, the linear layer has a bias
     """
@@ -276,8 +276,8 @@ class Head(ABC):
     Parameters
     ----------
     below : Pooler, Transform or OutputScale before the linear layer of the head, optional
-    of_texts : bool, it reads one row of each text, not every row
-    means : bool, that row is the mean of the rows of the text
+    of_texts : bool, the head reads one row per text, not every row
+    means : bool, the row of a text is the mean of its rows
     n_outputs : int, columns of the linear layer, for the shapes of the weights
     bias : bool, the linear layer has a bias
     """
@@ -301,7 +301,10 @@ class Head(ABC):
     def backward(
         self, grads: Mapping[str, np.ndarray], stages: Stages, x: np.ndarray, read: np.ndarray, weights: Weights
     ) -> Gradients:
-        """Backward of `__call__`: dx (T, D) and dread (B, D), None for the one not read; gradients of weights."""
+        """Backward of `__call__`: dx (T, D) or None, dread (B, D) or None, and the gradients of the weights.
+
+        The gradient of rows that the head does not read is None.
+        """
         rows, more = read if self.of_texts else x, dict[str, Any]()
         read_last = rows if self.below is None else stages[self.below.output]
         grad, d_head = self._answer_backward(grads, stages, read_last, **weights["head"])

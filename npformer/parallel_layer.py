@@ -1,7 +1,7 @@
 """`ParallelLayer`: attention and feed-forward network read the same rows, each through its own norm.
 
-Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.3; Wang and Komatsuzaki, 2021,
-GPT-J-6B.
+Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.1, "Parallel Attention + FF
+Layers"; Wang and Komatsuzaki, 2021, GPT-J-6B.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npformer.taps import scope, tap
 
 @dataclass(frozen=True)
 class ParallelLayer(Layer):
-    """Z = X + Attention(Normalize(X)) + FFN(Normalize'(X)). Black et al., 2022, section 2.3.
+    """Z = X + Attention(Normalize(X)) + FFN(Normalize'(X)). Black et al., 2022, section 2.1.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Token tables narrower than the layers, with a projection before positions are added and one after the last layer.
+"""Token tables that are narrower than the layers. One projection precedes the positions, another ends the stack.
 
 Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, in the published code of the 350M model.
 """

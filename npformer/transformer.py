@@ -39,8 +39,8 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """The answers of the head from packed token ids: rows (T, ...) for heads on tokens, (B, ...) for heads on texts.
 
-    all_rows: compute every row of the last layer, even if the head reads only one row of each text. resumed: the
-    index of a layer and the rows (T, D) that it reads; earlier layers are skipped. A model with a decoder ignores both.
+    all_rows: compute every row of the last layer, even if the head reads only one row of each text. resumed: the index
+    of the layer to begin with, and the rows (T, D) that it reads. A model with a decoder ignores both arguments.
     """
     if config.decoder:
         return reread(weights, config, batch)
@@ -49,7 +49,7 @@ def forward(
     x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None, resumed=resumed)
     rows = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
-        [whole] = all_gather(x)  # if threads share the rows of a text, the first one computes the answer
+        [whole] = all_gather(x)  # threads may share the rows of a text; the first one computes the answer
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
         return head(x, mean_rows(whole, lengths)[: len(rows)], weights)
     return head(x, x if pooled_only else x[rows], weights)
@@ -76,7 +76,7 @@ def backward(
 
 
 def _scattered(dx: np.ndarray | None, d_read: np.ndarray | None, x: np.ndarray, rows: Any) -> np.ndarray:
-    """The gradient of all rows x: dx, or zeros if it is None, with d_read added to the rows that the head reads."""
+    """The gradient of all rows x: dx (None means zeros), with d_read added to the rows that the head reads."""
     if dx is None:
         dx = np.zeros_like(x)
         dx[rows] = d_read

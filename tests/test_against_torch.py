@@ -172,7 +172,7 @@ PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-seque
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
 def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) -> None:
-    """Each known mistake of ports, planted in float32 by the first way that changes a number, in every such case."""
+    """Plants each known mistake of ports in float32, by the first way that changes a number, in every case that has one."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):
@@ -224,8 +224,8 @@ def test_every_family_head_and_option_has_a_case() -> None:
 
 # --- the bundled checkpoint on the forty texts -----------------------------------------------------------------------
 
-# Torch ran them in two batches. An error's size is a matter of luck in a single text: its largest numbers are a few
-# outliers of a trained model. So it is taken over a batch; one of them has no text longer than a sentence.
+# Torch ran the texts in two batches, one of which has only single sentences. The error in a single text depends on
+# chance, because its largest numbers are a few outliers of a trained model. So errors are measured over a batch.
 GROUPS = [range(24), range(24, 40)]
 
 

@@ -103,7 +103,7 @@ def test_torchs_numbers(name: str, dtype: str) -> None:
 
 
 def textbook(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    """softmax(q k^T / sqrt(K)) v in float64, one query at a time; a masked key is left out."""
+    """softmax(q k^T / sqrt(K)) v in float64, one query at a time, without the masked keys."""
     shape = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (np.broadcast_to(a, (*shape, *a.shape[-2:])).astype(np.float64) for a in (q, k, v))
     admitted = np.broadcast_to(True if mask is None else mask, (*shape, q.shape[-2], k.shape[-2]))
@@ -346,7 +346,7 @@ def test_a_listener_changes_no_bit() -> None:
 
 
 def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
-    """With more queries than a block has. 0 admits a key."""
+    """There are more queries than in a block. A 0 in a mask of floats admits the key."""
     q, k, v = normal(1, 100, 8), normal(1, 100, 8), normal(1, 100, 8)
     admitted = np.tri(100, dtype=bool)
     added = np.where(admitted, 0, -np.inf).astype(q.dtype)

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 DATA = torch_values.DATA.parent / "gradients_data"
 DTYPES = ("float32", "float64")
-CLOSE = 1e-9  # of a gradient's largest entry, in float64: two orders of additions differ by less
+CLOSE = 1e-9  # relative to the largest entry of a gradient, in float64; orders of summation differ by less
 
 
 @cache
@@ -62,7 +62,7 @@ def dense(grad: np.ndarray | SparseRows, like: np.ndarray) -> np.ndarray:
 
 
 def flat(tree: Mapping[str, Any], weights: Mapping[str, Any], tied: bool) -> dict[str, np.ndarray]:
-    """Dense gradients by name; that of a tied projection is part of its table's."""
+    """Dense gradients by name. The gradient of a tied projection is added to that of its table."""
     arrays = layout.flatten(dict(weights))
     grads = {name: dense(grad, arrays[name]) for name, grad in layout.flatten(dict(tree)).items()}
     if tied:
@@ -113,7 +113,7 @@ def test_cross_entropy_from_log_probabilities_at_hand() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", file("functions.safetensors")[1]["options"])
 def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
-    """They agree in float32 within the budget of `torch_values.over_budget`, and in float64 to the last bits."""
+    """They agree in float32 within the budget of `torch_values.over_budget`, and in float64 except for rounding."""
     arrays, described = file("functions.safetensors")
     found = torch_values.below(arrays, name)
     truth, torch32, errors = (
@@ -157,8 +157,9 @@ def model_gradients(case: str, dtype: str) -> dict[str, np.ndarray]:
 def test_torchs_gradients_of_models(case: str) -> None:
     """The gradient of every parameter, for every family, head and activation, of the loss that transformers computes.
 
-    float64: the largest entry, the sum and two checksums are torch's. float32: against our own float64, three times
-    torch's error, as the entries in which the two err most are not the same ones, and one ulp of the largest.
+    In float64 the largest entry, the sum and two checksums equal torch's. In float32 the error against npformer's float64
+    gradient is at most three times torch's error plus one ulp of the largest entry, because npformer and torch have their
+    largest errors in different entries.
     """
     arrays, described = file("models.safetensors")
     truth, run32 = model_gradients(case, "float64"), model_gradients(case, "float32")
@@ -183,7 +184,7 @@ def numerical(loss: Callable[[float], float], step: float = 1e-4) -> float:
 
 @pytest.mark.parametrize("head", slow_after(2, ["base", "masked-lm", "token-classification", "multiple-choice"]))
 def test_finite_differences_of_models(head: str) -> None:
-    """Each parameter moved along a random direction, in float64. BERT: DistilBERT's pooler has a kink."""
+    """Moves each parameter along a random direction, in float64. The model is BERT, because DistilBERT's pooler has a kink."""
     model = tiny.model("bert", head, dtype=np.float64)
     random, batch, recording = np.random.default_rng(0), pack(given.texts(model.config)), Recording()
     with listen(recording):
@@ -289,7 +290,7 @@ def test_finite_differences_of_the_encoder_decoder(norm_first: bool, tied: bool)
 
 
 def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> None:
-    """The row gets what the tied projection gives it, and nothing for being looked up: torch's `padding_idx`."""
+    """As with torch's `padding_idx`, the row gets the gradient of the tied projection, but none from the lookup."""
     model = golden_model("marian-small", "float64")
     pad = model.config.pad_id
     assert model.config.decoder.start_id == pad  # every target looks it up
@@ -297,7 +298,7 @@ def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> 
     example = Example(Text(np.array([5, 9, 0])), np.array([7, 8]))
     found = gradients(loss, weights, [example]).flat
     (table,) = (name for name in found if name.endswith("embeddings.token.weight"))
-    projection = weights.tree["head"]["output"]["weight"].copy()  # a table of its own, which alone is moved
+    projection = weights.tree["head"]["output"]["weight"].copy()  # a separate table, the only one that is moved
     head = {"output": {**weights.tree["head"]["output"], "weight": projection}}
 
     def value(step: float) -> float:
@@ -308,7 +309,7 @@ def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> 
 
 
 def test_every_stage_has_a_gradient() -> None:
-    """`keep_gradients`: each stage's gradient, in the stage's own shape, from the last stage to the first."""
+    """`keep_gradients` stores the gradient of each stage in the shape of the stage, from the last stage to the first."""
     model = tiny.model("bert", "token-classification")
     batch, recording = pack(given.texts(model.config)), Recording(keep_gradients=True)
     heard: dict[str, list[np.ndarray]] = {}

@@ -41,7 +41,7 @@ def test_sinusoidal_positions() -> None:
 
 
 def test_sinusoidal_positions_are_the_checkpoints() -> None:
-    """transformers makes the same table, to the last bit, and stores it like a learned one."""
+    """Transformers computes the same table to the last bit, and stores it like a learned one."""
     _, tree = load_folder(torch_values.DATA / "distilbert-sinusoidal")
     table = tree["embeddings"]["position"]["weight"]
     assert np.array_equal(sinusoidal_positions(*table.shape), table)

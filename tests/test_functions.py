@@ -73,7 +73,7 @@ def test_odd_numbers_of_softmax(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_softmax_of_differences_that_overflow(dtype: str) -> None:
-    """The difference is -inf, whose exponential is correct, so there is no warning."""
+    """The difference overflows to -inf, and its exponential 0 is correct, so there is no warning."""
     largest = np.finfo(dtype).max
     with warnings.catch_warnings():
         warnings.simplefilter("error")

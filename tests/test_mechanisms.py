@@ -101,7 +101,7 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
     model = combined(name)
     config, weights = model.config, model.weights
     recorded = trace(model, texts()[1])
-    distance = np.arange(12) - np.arange(12)[:, None]  # key less query
+    distance = np.arange(12) - np.arange(12)[:, None]  # key - query
     for i in range(config.n_layers):
         at = f"layers.{i}.attention"
         [attention, *_] = [block for _, block in parts_of(config).stack.layers[i].blocks]
@@ -150,7 +150,7 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
 @pytest.mark.parametrize("rows", ["all", "read"])
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_gradients_are_finite_differences(name: str, rows: str) -> None:
-    """Central differences of 1e-6 in float64 are good to about 1e-8 of the gradient."""
+    """Central differences with steps of 1e-6 in float64 have a relative error of about 1e-8."""
     model = combined(name)
     config, weights = model.config, dict(model.weights)
     batch = packed(config, texts())
@@ -212,7 +212,7 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_text_shared_by_two_threads_has_the_same_bits(name: str) -> None:
-    """One of the two computes no row of the last layer, because the head reads a row of the other."""
+    """One of two threads computes no row of the last layer, because the head reads a row of the other thread."""
     model = combined(name, np.float32, "sequence-classification", threads=2, max_length=250)
     text = Text(np.random.default_rng(0).integers(5, 60, 230))
     [shared] = model.run([text])

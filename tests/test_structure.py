@@ -17,8 +17,8 @@ PACKAGE = ROOT / "npformer"
 PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in (ROOT / folder).rglob("*.py"))
 LONGEST = 450  # lines; a longer file has two subjects
 
-# Modules from the lowest to the highest: a module ever imports only modules before it or on its own line.
-# A package has one place; a module in it that imports more has its own, such as checkpoint.loading, which makes models.
+# Modules from the lowest to the highest. A module imports only modules in earlier lines or in its own line.
+# A package has one line. A module that imports more than its package has another line, such as checkpoint.loading.
 ORDER = (
     *(
         "common.errors",
@@ -86,7 +86,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 @cache
 def imports(name: str) -> frozenset[str]:
-    """All imports of a module, in full names: at its head, in its functions and for type checkers."""
+    """The full names of all imports of a module: at the top, in functions and for type checkers."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     return frozenset[str]().union(*(imported(node, name) for node in ast.walk(tree)))
 

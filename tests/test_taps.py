@@ -116,7 +116,7 @@ def test_other_threads_hear_nothing() -> None:
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
 def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
-    """A function never writes to what it has tapped: not in place, not as room for a later result."""
+    """A function never writes to an array that it has tapped, neither in place nor as memory for a later result."""
     model = tiny.model(family, head, threads=2)
     heard: list[tuple[str, np.ndarray, np.ndarray]] = []
 
@@ -133,7 +133,7 @@ def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_listener_hears_every_stage_once_and_whole(threads: int) -> None:
-    """This holds for any number of threads. The order is firing order, each layer's stages before the next layer's."""
+    """With any number of threads, stages are in firing order: all stages of a layer before those of the next."""
     model, ear = tiny.model(threads=threads), Ear()
     with listen(ear):
         model.run([Text(np.arange(1, length + 1)) for length in (60, 60, 30)] * 10)

@@ -49,8 +49,8 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
     hub for updates: to get another version, name a commit or delete the model from the cache. Only files that npformer
-    reads are downloaded, and without `weights` only config.json and the settings of the tokenizer. `offline`, or
-    the environment variable HF_HUB_OFFLINE, forbids network access.
+    reads are downloaded. Without `weights`, these are config.json and the settings of the tokenizer. `offline`, or the
+    environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.
@@ -229,7 +229,7 @@ def _explained(name: str, revision: str, file: str = "") -> Iterator[None]:
     """Converts errors of huggingface_hub and of its HTTP library to an NpformerError."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Its bases are the exceptions of the HTTP library that this version of huggingface_hub uses.
+    # The bases of HfHubHTTPError are exceptions of the HTTP library that this version of huggingface_hub uses.
     failures: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
         yield

@@ -64,9 +64,9 @@ def load(
         call uses the change. By default weights are read-only, because the model also keeps copies in another layout.
         A writable model has no such copies and is slower on short texts.
     keep : dtype of the weights in memory. "bfloat16" and "float16" take half of the memory of "float32"; "int8", with a
-        scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. The weights are widened to
-        float32 in parts as they are used, and only they are rounded: a bfloat16 checkpoint kept in bfloat16 gives the
-        same bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
+        scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. All computation is in
+        float32, to which the weights are widened in parts as they are used. A bfloat16 checkpoint kept in bfloat16 thus
+        gives the same bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def bundled() -> dict[str, Path]:
 
 
 def _not_installed(name: str) -> str:
-    """The error message for a bundled model that is not installed, with the place to get it."""
+    """The error message for a bundled model that is not installed. It says where to get the model."""
     path = Path("weights", name)
     folder = installed_from() / path
     if (folder / CONFIG).is_file():

@@ -60,7 +60,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def home(folder: Path) -> Path:
-    """The sentence-transformers folder that contains the folder of an encoder, or else that folder itself."""
+    """The sentence-transformers folder that contains an encoder's folder, or `folder` itself if there is none."""
     inside = not (folder / MODULES).exists() and (folder.parent / MODULES).exists()
     return folder.parent if inside and encoder_folder(folder.parent) == folder else folder
 
@@ -72,7 +72,7 @@ def file_at_home(folder: Path | None, name: str) -> Path | None:
 
 
 def flattened(folder: Path) -> str:
-    """The content of modules.json for the same modules if the files of the encoder are next to it."""
+    """The content of modules.json for a copy of the folder in which the encoder's files are next to modules.json."""
     listed = json.loads(read_text(folder / MODULES))
     inner = encoder_folder(folder).name
     return json.dumps([{**each, "path": ""} if each["path"] == inner else each for each in listed], indent=2)

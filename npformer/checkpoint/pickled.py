@@ -21,7 +21,7 @@ _MOST_AXES = 32  # maximum number of axes of a tensor
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of elements in the file. `view`: (first element, number of elements) of the part in use, or None."""
+    """A range of elements in the file. `view`: (first element, number of elements) of the used part; None means all."""
 
     dtype: str  # torch's name, such as "FloatStorage"
     key: str
@@ -58,7 +58,7 @@ PARAMETER = "torch._utils._rebuild_parameter"
 ORDERED_DICT = "collections.OrderedDict"
 ADMITTED = {*STORAGES, *REBUILD, PARAMETER, ORDERED_DICT}
 
-# Instructions that push their argument. They belong to protocol 2 or newer, because torch.save cannot write older ones.
+# Instructions that push their argument, except those of protocol 0, which read it from a line of text.
 _LITERALS = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT",
     "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING",
@@ -94,8 +94,8 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields the name and the argument of each instruction.
 
-    Only instructions of protocol 0 have arguments that end with a newline, except GLOBAL, which has two. These are read
-    here, because pickletools would decode escapes in them, and warn about invalid ones.
+    Arguments that end with a newline belong to protocol 0 and are refused, except the two arguments of GLOBAL. They are
+    read here, because pickletools would decode escapes in them, and warn about invalid escapes.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))

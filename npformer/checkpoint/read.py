@@ -121,12 +121,12 @@ def read_tree(
 
 
 def read_description(folder: Path, limits: Limits = LIMITS) -> dict[str, Any]:
-    """The content of a folder's config.json. For a model that also reads pictures, it describes the text model."""
+    """The content of a folder's config.json, or its part about the text model if the model also reads pictures."""
     return dict(text_config(read_json(folder / CONFIG, limits, "config")))
 
 
 def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
-    """The config of a model from the content of its config.json. Errors are those of `read_config`, with the path."""
+    """`read_config` of the content of a folder's config.json, with the path of the file in errors."""
     try:
         return read_config(data, head, limits)
     except NpformerError as error:
@@ -153,7 +153,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
 
 
 def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The metadata of a file in npformer's layout, which is marked if its numbers are finite, to save a check later."""
+    """The metadata of a file in npformer's layout. It records if all numbers are finite, which saves a check later."""
     finite = all(first_nonfinite(array) is None for array in arrays.values())
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 

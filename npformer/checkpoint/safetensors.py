@@ -44,7 +44,7 @@ def read_tensors(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> tu
     """Reads a safetensors file as (name -> read-only view of the file, metadata). mapped: as in `load`.
 
     Every tensor keeps its dtype (bfloat16 as `BFLOAT16`). The header and all shapes are checked. The tensors must fill
-    the file without gaps or overlaps. No memory is allocated by sizes in the header.
+    the file without gaps or overlaps. Sizes in the header never decide how much memory is allocated.
     """
     buffer = open_buffer(path, mapped)
     try:

@@ -101,7 +101,7 @@ def view(
     strides: Sequence[int] | None = None,
     offset: int = 0,
 ) -> Array:
-    """An array in the bytes `span` of a file. `strides` (None: contiguous) and `offset` are in elements.
+    """An array in the bytes `span` of a file. strides (by default contiguous) and offset are in elements.
 
     Raises NpformerError if the array would extend beyond the span.
     """
@@ -140,7 +140,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def converted(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array:
-    """Returns the array C-contiguous, aligned, read-only and in `dtype` (None: its own). Copies it only if necessary.
+    """The array, C-contiguous, aligned, read-only and in `dtype`; None keeps its dtype. Copies it only if necessary.
 
     copy: always copy, so that the result does not depend on a file. Widening is exact, because float16 and bfloat16 are
     subsets of float32, and float32 is a subset of float64.
@@ -221,10 +221,10 @@ def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
-    """Checks that arrays have no more bytes in total than the memory of which they are views.
+    """Checks that arrays have in total at most as many bytes as the files and arrays of which they are views.
 
-    Otherwise a file of a few bytes could describe any number of large arrays, with strides of 0 or overlapping bytes.
-    An array that occurs several times, even transposed, counts once.
+    Otherwise a file of a few bytes could describe many large arrays, with strides of 0 or overlapping bytes. An array
+    that occurs several times, even transposed, counts once.
     """
     views = {}
     stored = {name: parts(array)[0] for name, array in arrays.items()}
@@ -232,11 +232,11 @@ def check_storage(arrays: Mapping[str, Array | NarrowWeight]) -> None:
         start, dtype, shape, strides = place(array)
         views[start, dtype, tuple(sorted(zip(strides, shape, strict=True)))] = name, array.nbytes
     bases = {id(base): base for base in map(_base, stored.values())}
-    held = sum(base.nbytes if isinstance(base, np.ndarray) else len(base) for base in bases.values())
+    available = sum(base.nbytes if isinstance(base, np.ndarray) else len(base) for base in bases.values())
     needed = sum(size for _, size in views.values())
-    if needed > held:
+    if needed > available:
         name, size = max(views.values(), key=lambda view: view[1])
         raise NpformerError(
-            f"tensors of {needed} bytes in files of {held} bytes: some have strides of 0 or overlap; save them as "
+            f"tensors of {needed} bytes in files of {available} bytes: some have strides of 0 or overlap; save them as "
             f"contiguous tensors. The largest is {name} with {size} bytes"
         )

@@ -90,7 +90,7 @@ def own_to_tree(
 
 
 def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors of a converted checkpoint, with int8 tensors and their scales as `NarrowWeight`s."""
+    """The tensors of a converted checkpoint. An int8 tensor and its scale become a `NarrowWeight`."""
     found: dict[str, Any] = dict(flat)
     for name in [name for name in flat if name + SCALE in flat]:
         values, scale = flat[name], found.pop(name + SCALE)
@@ -123,7 +123,7 @@ def _known(config: Config) -> frozenset[str]:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """A view of a tensor: the array that a source describes, without a buffer's leading axis of 1."""
+    """The array that a source describes, as a view of a tensor. A leading axis of 1, as in buffers, is removed."""
     outputs = -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and source.part.fits(array.shape[outputs]):
         array = source.part.of(array, outputs)
@@ -144,8 +144,8 @@ def _build(
 ) -> Tree:
     """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
-    One error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers, or an error
-    in a strict family (torch's own modules). titles: npformer's name -> the name in the file.
+    A single error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers, but are
+    an error in a strict family (torch's own modules). titles: npformer's name -> the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
@@ -183,7 +183,7 @@ def _loaded(
     allow_nonfinite: bool,
     keep: str,
 ) -> dict[str, Array]:
-    """The arrays as they are kept in memory. An array with two names is loaded once."""
+    """The arrays in the form in which the model keeps them. An array with two names is loaded once."""
     names = {place(found[name]): name for name in reversed(list(needed))}
     loaded: dict[tuple[Any, ...], Any] = {}
     for where, name in names.items():

@@ -35,7 +35,7 @@ def bounded(message: str) -> str:
 
 
 class NpformerError(ValueError):
-    """An error in the input, such as a corrupt checkpoint, an unsupported setting or an invalid argument. A ValueError.
+    """A ValueError for wrong input, such as a corrupt checkpoint, an unsupported setting or an invalid argument.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class NpformerError(ValueError):
 
 
 class NpformerWarning(UserWarning):
-    """The class of npformer's warnings, such as that a text was truncated or a tensor was ignored. A UserWarning.
+    """A UserWarning from npformer, for example about a truncated text or an ignored tensor.
 
     Parameters
     ----------

@@ -25,9 +25,9 @@ LINE = 2**24  # maximum bytes of a line, which is a text or a row of a table
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file in the folder of a model in binary mode.
 
-    Raises NpformerError, which names the file, in three cases. It cannot be opened. It is not a regular file: reading
-    from a pipe could block forever, and reading from a device never ends. Or it is a link out of the folder: in an
-    untrusted folder, a link could expose any of your files in a message or a converted model.
+    Raises NpformerError, which names the file, if it cannot be opened, is not a regular file, or is a link out of the
+    folder. Reading from a pipe could block forever, and reading from a device never ends. A link in an untrusted folder
+    could expose any of your files in a message or a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))

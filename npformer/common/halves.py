@@ -16,7 +16,7 @@ def half(kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def cut_bits(array: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds away the last bits of float32, to nearest with ties to even."""
+    """Rounds float32 to numbers with `bits` fewer bits, to nearest with ties to even."""
     number = array.astype(np.float32).view(np.uint32)
     kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return kept.view(np.float32).astype(array.dtype)

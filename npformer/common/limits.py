@@ -37,7 +37,7 @@ class Limits:
         The deepest published encoders have 48.
     labels : int, labels of a classification head
         The largest known sets have 21,000.
-    positions : int, numbers in a table of sinusoidal positions, which is computed, not stored
+    positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
         The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
         GPT-2 XL takes 0.6 GB for its 1,024 tokens, and as much for each further beam.

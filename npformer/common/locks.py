@@ -55,8 +55,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
     Only its owner can read it, because it may be in the temporary folder of the system.
 
-    A lock file next to it is created before the folder and removed after it. If the process is killed at any time, the
-    lock is free.
+    A lock file next to the folder is created before it and removed after it. If the process is killed, the system
+    releases the lock.
     """
     from shutil import rmtree  # slow to import
 

@@ -25,7 +25,7 @@ class Mistake(NamedTuple):
     ----------
     name, explanation : str
     changes : description of each way -> its `Rules`, or a function of a `Port` that yields `Ways`
-    reorders : bool, the mistake changes which array a name of a stage stands for
+    reorders : bool, the mistake changes the order of texts or blocks, so that a stage's name refers to another array
     """
 
     name: str

@@ -71,9 +71,9 @@ def note(text: str) -> None:
 
 @contextmanager
 def waiting(command: str) -> Iterator[None]:
-    """Shows the elapsed time of a command on a terminal while there is no other progress line.
+    """Shows the elapsed time of a command on a terminal until the command prints something (see `shown`).
 
-    It stops when the command prints something: see `shown`.
+    Other progress lines take precedence.
     """
     line, began, ended = Line(), time.monotonic(), Event()
 

@@ -38,9 +38,9 @@ class Disentangled(Mechanism):
     Parameters
     ----------
     n_rows : int, rows of the distance table
-    max_distance : int, as in `log_buckets`; 0 if each distance has its own row
+    max_distance : int, as in `log_buckets`; 0 means that each distance has its own row
     forms : the products with distances: "key" for content to distance, "query" for distance to content
-    own : bool, layers project the table with separate weights, not with those of query and key
+    own : bool, layers have separate weights to project the table; otherwise they use those of query and key
     norm : bool, the table has a norm
     eps : float, eps of that norm
     table : (R, D) array, the normalized rows of the table that the batch needs
@@ -65,7 +65,6 @@ class Disentangled(Mechanism):
         checks.boolean("disentangled.norm", self.norm)
         if self.forms not in ((), ("key",), ("query",), ("key", "query")):
             raise NpformerError(f"disentangled.forms: expected key, query, both or neither, got {self.forms!r:.200}")
-
         if config.kv_heads != config.n_heads or config.d_head * config.n_heads != config.d_model:
             raise NpformerError(
                 "disentangled: expected n_kv_heads 0 and head_width 0, because the distance table has d_model columns, "
@@ -126,7 +125,7 @@ class Disentangled(Mechanism):
         return {"table": d_table}
 
     def _layers(self, projections: Mapping[str, Linear]) -> dict[str, str]:
-        """The name of the projection for each form: one for distances, or the one that words use."""
+        """Form -> the name of its projection, which is that of query or key if distances have none of their own."""
         own = {form: f"distance_{form}" for form in self.forms}
         return {form: name if name in projections else form for form, name in own.items()}
 
@@ -211,8 +210,8 @@ def distance_rows(
 ) -> np.ndarray:
     """The row of the distance table for each query and key, (N, L), (N, S) -> (N or 1, L, S).
 
-    The distance is query - key. Distances beyond the table use its first or last row. The result has one text if the
-    rows are the same for all.
+    The distance is query - key. Distances beyond the table use its first or last row. The result is
+    (1, L, S) if the rows are the same for all texts.
 
     Parameters
     ----------

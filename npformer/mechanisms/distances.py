@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of queries (N, L) and keys (N, S), or only the first text's if all texts have the same distances."""
+    """The places of queries (N, L) and keys (N, S), only of the first text if all texts have the same distances."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]
@@ -34,7 +34,7 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def at_distances_backward(grad: np.ndarray, queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Backward of `at_distances`: dvalues (H, count) are sums of grad (N, H, L, S) where the value was read."""
+    """Backward of `at_distances`: adds up grad (N, H, L, S) for each value that was read, -> (H, count)."""
     columns = _columns(queries, keys, count).ravel()
     heads = np.moveaxis(grad, 1, 0).reshape(grad.shape[1], -1)
     return np.stack([np.bincount(columns, head, minlength=count) for head in heads]).astype(grad.dtype)

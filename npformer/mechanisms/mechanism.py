@@ -1,7 +1,7 @@
 """`Mechanism`: the base class of the ways in which attention uses the places of tokens.
 
-The place of a token is its index in the text. A position is a row of a table or a multiple of an angle. A distance is
-the difference of two places. A mechanism may turn queries and keys, add to their scores, or hide keys.
+The place of a token is its index in the text. The position of a token selects its row of a table, or multiplies its
+angles. A distance is the difference of two places. A mechanism may turn queries and keys, add to scores, or hide keys.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Mechanism:
     """
 
     cached: ClassVar[bool] = False  # whether it works with the keys and values in a cache
-    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, for equal bits with a cache
+    in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache gives the same bits
     read: ClassVar[tuple[str, ...]] = ()  # stages of attention that its backward reads
     mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @property
     def products(self) -> int:
-        """The number of products in a score, which is their sum divided by sqrt(products * K)."""
+        """The number of products of which a score is the sum, divided by sqrt(products * K)."""
         return 1
 
     # --- config ---

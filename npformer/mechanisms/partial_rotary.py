@@ -1,6 +1,7 @@
 """Rotary embeddings of part of each head: only its first columns are rotated.
 
-Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.2.
+Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.1, "Rotary
+Positional Embeddings".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from npformer.stage import Stage
 
 @dataclass(frozen=True)
 class PartialRotary(Rotary):
-    """`Rotary` of the first columns of each head, with frequencies theta^(-2 i / columns). Black et al., 2022, 2.2.
+    """`Rotary` of the first columns of each head, with frequencies theta^(-2 i / columns). Black et al., 2022, 2.1.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ class RelativeBias(Mechanism):
     ----------
     n_buckets, n_heads : int, rows and columns of the table
     max_distance : int, this distance and all greater ones share a bucket
-    bidirectional : bool, keys after the query have separate buckets; False, as in T5's decoder: they share bucket 0
+    bidirectional : bool, keys after the query have separate buckets; if False, as in T5's decoder, they share bucket 0
     bias : (H, 2 M - 1) array, the bias for distance d in column M - 1 + d
     """
 
@@ -93,9 +93,9 @@ def relative_buckets(
 ) -> np.ndarray:
     """The bucket of each distance d = key - query.
 
-    Each direction has B = n_buckets / 2 buckets. The first E = B / 2 of them hold one distance |d| < E each. Greater
-    distances have the bucket E + (B - E) log(|d| / E) / log(max_distance / E), rounded down and at most B - 1. Keys
-    after the query have the upper half of the buckets.
+    Each direction has B = n_buckets / 2 buckets; keys after the query use the upper half of the buckets. A distance
+    |d| < E = B / 2 has its own bucket, |d|. A greater distance has the bucket
+    E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, but at most B - 1.
 
     If not bidirectional, B = n_buckets, and keys after the query have bucket 0.
 

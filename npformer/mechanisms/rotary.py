@@ -121,7 +121,7 @@ def rotary_angles(
 
     The frequencies are rounded to float32 for every dtype, as in the training of the checkpoints. The angles are not
     rounded. `scaling` changes the frequencies and multiplies cosines and sines by its `magnitude`. length: number of
-    positions in the text, by default the largest one plus 1.
+    positions in the text; by default the largest position plus 1.
 
     References
     ----------
@@ -241,8 +241,7 @@ def _whole_row(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _half_of(columns: slice) -> Formula:
-    """Rotates the first half of each head. columns: the columns of the table of whole heads that have the
-    frequencies."""
+    """Rotates the first half of each head. columns: which angles of whole heads it uses."""
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]
@@ -296,7 +295,7 @@ def _rounded(port: Any) -> Ways:
 
 @dataclass(frozen=True)
 class _Rounded(Scaling):
-    """Another scaling, and then the frequencies rounded to 16 bits."""
+    """Another scaling, with its frequencies rounded to 16 bits."""
 
     scaling: Scaling | None
     kind: str
@@ -312,7 +311,7 @@ class _Rounded(Scaling):
 
 @dataclass(frozen=True)
 class _OfLength(Scaling):
-    """Another scaling, as for texts of one length."""
+    """Another scaling, applied as if every text had this length."""
 
     scaling: Scaling
     length: int

@@ -29,7 +29,7 @@ class Scaling(ABC):
         return 1.0
 
     def check(self, config: Any, d_head: int) -> None:  # noqa: B027, most scalings fit every model
-        """Raises NpformerError if it does not fit the `Config` of a model that rotates d_head columns of each head."""
+        """Raises NpformerError if the `Config` contradicts the scaling. d_head: number of rotated columns in a head."""
 
     def same_until(self, length: int) -> int | None:
         """The maximum length up to which frequencies are the same as at this length; None if there is no maximum."""
@@ -95,7 +95,7 @@ class Yarn(Scaling):
     factor : float
     original : int, number of positions in training before the scaling
     fast, slow : float, number of rotations in `original` positions at the ends of the ramp
-    attention : float, factor of cosines and sines; 0: 0.1 ln(factor) + 1
+    attention : float, factor of cosines and sines; 0 means 0.1 ln(factor) + 1
     truncate : bool, the ends of the ramp are rounded to whole columns
     """
 
@@ -183,7 +183,7 @@ class LongRope(Scaling):
     short, long : tuples of K / 2 floats
     original : int, number of positions in training before the scaling
     factor : float, length of the longest text / original
-    attention : float, factor of cosines and sines; 0: sqrt(1 + ln(factor) / ln(original))
+    attention : float, factor of cosines and sines; 0 means sqrt(1 + ln(factor) / ln(original))
     """
 
     short: tuple[float, ...]

@@ -1,7 +1,7 @@
 """Soft caps of scores: a scaled tanh keeps scores between -cap and cap.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2; Bello et al., 2016, Neural
-Combinatorial Optimization with Reinforcement Learning, section 4.
+Combinatorial Optimization with Reinforcement Learning, appendix A, "Logit clipping".
 """
 
 from __future__ import annotations

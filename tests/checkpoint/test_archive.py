@@ -11,7 +11,7 @@ from npformer.checkpoint.archive import load_arrays, save_arrays
 
 
 def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
-    """Returns a member with this header, which may be invalid."""
+    """Returns the content of an npy file with this header, which may be invalid."""
     text = header.encode().ljust(118) + b"\n"
     return b"\x93NUMPY" + version + len(text).to_bytes(2 if version < b"\x02" else 4, "little") + text + data
 

@@ -223,8 +223,8 @@ def test_a_bad_source_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
-    """A file whose tensors must be copied (half precision, transposed) is freed piece by piece: the peak over the
-    float32 weights stays under a quarter of them."""
+    """If tensors must be copied (half precision, transposed), the memory of the file is freed piece by piece. The peak exceeds
+    the float32 weights by at most a quarter."""
     config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout
 

@@ -121,7 +121,7 @@ def many_entries(folder: Path) -> Path:
 
 
 def many_shards(folder: Path) -> Path:
-    """Each of a hundred files is listed with thousands of tensors, of which it has one."""
+    """The index lists thousands of tensors for each of a hundred files, which have one tensor each."""
     for number in range(100):
         write_tensors(folder / f"{number}.safetensors", {f"t{number}": np.zeros(1, np.float32)}, {})
     weight_map = {f"t{number}": f"{number % 100}.safetensors" for number in range(300_000)}
@@ -204,7 +204,7 @@ def test_hostile_folders_are_refused_cheaply(tmp_path, name):
 
 
 def test_tensors_over_the_same_bytes_are_one(tmp_path):
-    """Any number of views takes the memory once: 100 layers of the same megabyte take 1 MB, not 600 MB."""
+    """Views of the same bytes take memory once: 100 layers that are views of one megabyte take 1 MB, not 600 MB."""
     config = {**BERT, "hidden_size": 500, "num_hidden_layers": 100, "intermediate_size": 500}
     said, grown = loaded_alone(views(tmp_path, config, rows, 0, 10**6 + 16_000))
     assert said.startswith("<npformer.Model bert base: 100 layers")

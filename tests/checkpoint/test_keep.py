@@ -1,4 +1,4 @@
-"""`keep`: weights in memory in bfloat16, float16 or int8, from any checkpoint, with the answers of their float32 numbers."""
+"""`keep`: weights in memory in bfloat16, float16 or int8. Answers equal those of the rounded weights in float32."""
 
 from __future__ import annotations
 

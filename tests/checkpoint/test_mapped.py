@@ -99,7 +99,7 @@ def test_weights_read_into_memory_depend_on_no_file(own):
 
 @pytest.mark.parametrize("make", [tiny.folder, shards, pickled])
 def test_weights_in_torch_s_layout_are_copies(tmp_path, make):
-    """All tensors, including tables, which need not be transposed."""
+    """All tensors are copied, including tables, which need not be transposed."""
     folder = make(tmp_path / "model")
     assert mapped_files(flatten(npformer.load(folder).weights).values()) == []
     assert truncated(folder) == "True"
@@ -117,7 +117,7 @@ def test_files_that_are_not_mapped_give_the_same_numbers(tmp_path, make):
 
 
 def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
-    """Values are compared: a copy needs no file, and no copy is made after the file has changed."""
+    """Compares values: a copy does not need the file, and a changed file cannot be copied."""
     model = npformer.load(own)
     expected = model(IDS).logits
     again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)
@@ -134,7 +134,7 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
 
 
 def test_another_file_under_the_name_is_no_change(own, tmp_path):
-    """The mapped file stays unchanged, even if its name goes to another file."""
+    """A model keeps its mapped file, even if another file gets the name."""
     model = npformer.load(own)
     before = model(IDS).logits
     other = tiny.folder(tmp_path / "other", own=True, seed=1)

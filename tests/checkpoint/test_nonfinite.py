@@ -128,7 +128,7 @@ def test_translations_of_such_weights_are_errors(tmp_path):
 
 
 def test_a_converted_checkpoint_marked_as_finite_is_not_checked_again(tmp_path):
-    """The mark makes checking every number unnecessary; a wrong mark shows in the answers."""
+    """With the mark, numbers are not checked when they are loaded. If the mark is wrong, the answers are not finite."""
     finite = convert(tiny.folder(tmp_path / "a"), tmp_path / "b")
     assert read_tensors(finite / OWN_WEIGHTS)[1]["finite"] == "true"
     source = damaged(tmp_path / "c")

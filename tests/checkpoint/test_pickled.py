@@ -70,7 +70,7 @@ def test_a_state_dict_s_attributes_are_dropped():
 
 
 class Trap:
-    """Pickles to a call, as malware does."""
+    """The pickle of an object is a call of a function, as in malware."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments

@@ -1,4 +1,4 @@
-"""safetensors files: read like by the safetensors library, with everything that the format forbids refused."""
+"""safetensors files are read as by the safetensors library, and all files that the format forbids are refused."""
 
 import hashlib
 import json
@@ -75,7 +75,7 @@ def test_the_library_reads_our_files(tmp_path):
 @settings(max_examples=100)
 @given(st.dictionaries(st.text(), st.text(), min_size=1))
 def test_metadata_may_be_any_text(tmp_path_factory, metadata):
-    """The header is rewritten in place and in order: its length stays, with any escapes."""
+    """The metadata is sorted in place. The header keeps its length, even with escaped characters."""
     path = tmp_path_factory.getbasetemp() / "metadata.safetensors"
     write_tensors(path, ARRAYS, metadata)
     with safetensors.safe_open(path, "np") as file:

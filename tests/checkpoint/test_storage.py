@@ -1,4 +1,4 @@
-"""Bytes as arrays: nothing outside its span is read, and half precision widens exactly."""
+"""Bytes as arrays: no byte outside the span of an array is read, and half precision widens exactly."""
 
 import os
 

@@ -66,7 +66,7 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
 
 
 def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -> None:
-    """Large files by their SHA-256, small ones by git's hash of their content."""
+    """Large files are named by their SHA-256, and small ones by git's hash of their content."""
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
     blobs.mkdir(parents=True)
     (snapshot / "1_Pooling").mkdir(parents=True)

@@ -159,7 +159,7 @@ def test_a_closed_pipe_is_reported(tmp_path: Path) -> None:
 
 
 def test_an_open_descriptor_is_written_at_its_position(tmp_path: Path) -> None:
-    """As in `npformer view ... -o /dev/stdout >> page.html`: the content stays, and so does the file."""
+    """As in `npformer view ... -o /dev/stdout >> page.html`, the file is not replaced, and its content stays."""
     (tmp_path / "a").write_text("before ")
     (tmp_path / "link").symlink_to("/dev/fd")
     inode = (tmp_path / "a").stat().st_ino
@@ -321,7 +321,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 
 
 def test_rows_of_two_tables_are_read_by_turns() -> None:
-    """These readers have their own cell limits, and csv's limit for the rest of the process stays."""
+    """Each reader has its own limit for cells. The limit of the csv module does not change for the rest of the process."""
     usual = csv.field_size_limit()
     long = csv_rows([(1, "a\n"), (2, "b" * 2 * usual)], "long", 3 * usual)
     short = csv_rows([(1, "a\n"), (2, "b" * 9)], "short", 8)
@@ -334,7 +334,7 @@ def test_rows_of_two_tables_are_read_by_turns() -> None:
 
 
 def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
-    """A lone surrogate cannot be written again; a pair is a character."""
+    """A pair of surrogates is a character. A lone surrogate is refused, because it cannot be written again."""
     (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude00"}')
     assert read_json(tmp_path / "whole.json") == {"a": "\U0001f600"}
     (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')

@@ -1,4 +1,4 @@
-"""The table of limits: values above a limit are refused by its name, and an argument or an option raises it."""
+"""The table of limits: an error for a value above a limit names the limit, and an argument or option raises the limit."""
 
 import json
 from dataclasses import fields, replace

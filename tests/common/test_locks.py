@@ -118,7 +118,7 @@ while had < 100:
 
 
 def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
-    """The lock's file is removed at the end, while others open it or its successor at any moment."""
+    """The lock file is removed at the end, while other processes may open it or a new file of the same name."""
     runs = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")], cwd=ROOT) for _ in range(3)]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
 

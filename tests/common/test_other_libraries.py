@@ -41,7 +41,7 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
 def test_a_name_of_another_library_is_answered(table, name):
-    """The error has Python's own type, so that `hasattr` works. A task with the name needs no error."""
+    """The error is an AttributeError, so that `hasattr` works. A task that has the name needs no error."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:

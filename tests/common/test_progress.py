@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, nothing in a pipe, one line of summary, and messages on lines of their own."""
+"""Progress on stderr: a bar on a terminal, nothing in a pipe, a summary line, and a separate line for each message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Terminal(StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """The screen at the end: a carriage return moves to the start of the line."""
+        """The final content of the screen. A carriage return moves to the start of the line."""
         shown = []
         for line in self.getvalue().split("\n"):
             row = ""

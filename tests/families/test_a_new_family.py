@@ -1,7 +1,7 @@
 """A family outside the library, defined by one table, can be read, run, traced and trained.
 
-It is BERT under other names: positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no token type
-table. So its weights fit a BERT, and must give the same numbers.
+The family is BERT with other names. Positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no token
+type table. So its weights fit a BERT, which must compute the same numbers.
 """
 
 from __future__ import annotations

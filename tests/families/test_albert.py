@@ -38,7 +38,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
 
 
 def test_a_layer_is_that_of_its_group() -> None:
-    """Twelve layers in one group, as in the published models; and groups that do not divide their number."""
+    """One group for twelve layers, as in the published models, and numbers of groups that do not divide that of layers."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
     assert places(n_layers=6, sharing=Sharing(2, 2)) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
@@ -69,7 +69,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
-    """There is one copy in memory, in both kinds of files, and among the trained weights."""
+    """Shared weights exist once: in memory, in both kinds of files, and among the trained weights."""
     fields = {"n_layers": 6, "sharing": Sharing(2, 2)}
     folder = tiny.folder(tmp_path / "torch", "albert", **fields)
     own = convert(folder, tmp_path / "own")
@@ -130,7 +130,7 @@ def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
 
 
 def test_the_order_of_sentences_is_read_and_cannot_be_written(tmp_path: Path) -> None:
-    """No transformers class has only this head, and a file without a class would be read as another model."""
+    """Transformers has no class with only this head. A config.json without a class would be read as another model."""
     config = read_config(described("ForPreTraining"), "next-sentence")
     assert (config.n_outputs, config.pooler) == (2, "tanh")
     model = Model(config, tiny.weights(config))

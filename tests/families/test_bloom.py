@@ -35,7 +35,7 @@ def test_older_and_newer_names() -> None:
 
 
 def test_slopes_of_powers_of_two_and_of_other_numbers() -> None:
-    """The paper's example of eight heads; twelve have every other slope of sixteen after them."""
+    """Eight heads as in the paper. For twelve heads, every other slope of sixteen heads follows those of eight."""
     eight = [2.0**-h for h in range(1, 9)]
     assert alibi_slopes(8).tolist() == eight
     np.testing.assert_allclose(alibi_slopes(12), [*eight, *(2.0 ** (-h / 2) for h in (1, 3, 5, 7))], rtol=1e-6)

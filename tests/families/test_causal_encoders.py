@@ -1,6 +1,6 @@
 """Encoders that predict the next token: `is_decoder` and the ids in config.json, their weights, and their uses.
 
-tests/oracle/test_every_family.py compares their answers with transformers, test_prompts.py the texts they generate.
+tests/oracle/test_every_family.py compares their answers with those of transformers, and test_prompts.py their texts.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_torch_s_files_are_read_in_each_dtype(family: str, tied: bool, tmp_path:
     assert np.array_equal(npformer.load(made)(ids).logits, expected)
     half = {name: np.array(each, np.float16) for name, each in tensors.items()}
     save(made / "pytorch_model.bin", half)
-    # float16 keeps 11 bits of each weight; some ten products follow each other.
+    # float16 keeps 11 bits of each weight, and an answer is the result of about ten products in sequence.
     np.testing.assert_allclose(npformer.load(made)(ids).logits, expected, atol=0.05)
 
 

@@ -85,7 +85,7 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 @pytest.mark.numbers
 @pytest.mark.parametrize("forms", FORMS)
 def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
-    """Alone, a text needs fewer rows of the table than in a batch with a longer text. A gap between tokens counts."""
+    """A text alone reads fewer rows of the table than in a batch with a longer text. Gaps between tokens add to distances."""
     fields = {"labels": tuple("abc"), "mechanisms": (tiny.distances(forms=forms),)}
     same_bits("deberta-v2", "token-classification", **fields)
     model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)

@@ -72,7 +72,7 @@ def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_p
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: Path) -> None:
-    """Its head has no task, so a pipeline without a task gives tokens' vectors."""
+    """The discriminator's head has no task, so a pipeline without a task returns the vectors of tokens."""
     folder = tiny.folder(tmp_path / "model", "electra", "replaced-token", own=own)
     base = npformer.load(folder, head="base")
     assert tasks_of(npformer.load(folder).config) == ["feature-extraction", "sentence-embedding"]

@@ -26,7 +26,7 @@ def random_checkpoint(name, **changes):
     return config, tensors
 
 
-#: A class with more heads than one -> its tensors that its first head does not need.
+#: A class with several heads -> the tensors that its first head does not need.
 MORE_THAN_A_HEAD = {
     "BertForPreTraining": ("cls.seq_relationship.", "bert.pooler."),
     "AlbertForPreTraining": ("sop_classifier.", "albert.pooler."),
@@ -162,7 +162,7 @@ def test_old_names_of_norms_and_buffers():
 @pytest.mark.parametrize("family", ["Bert", "Albert"])
 @pytest.mark.parametrize("named", ["ForPreTraining", "ForMaskedLM"])
 def test_a_checkpoint_that_has_more_heads_than_one(family, named):
-    """bert-base-uncased's own file names BertForMaskedLM and holds the pooler and the next-sentence head as well."""
+    """The file of bert-base-uncased names BertForMaskedLM, but also has the pooler and the next-sentence head."""
     _, tensors = random_checkpoint(f"{family}ForPreTraining")
     described = ARCHITECTURES[f"{family}{named}"]["config"]
     for head, groups in {

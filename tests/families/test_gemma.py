@@ -35,7 +35,7 @@ SIZES = {
 }  # fmt: skip
 CAPPED = (Rotary(30.0), SoftCap(1.5))
 HEAD_NORM = ZeroCentredHeadNorm()
-#: Caps and windows that scores, logits and texts of the tiny models exceed.
+#: Caps and windows that are small enough to change the tiny models' scores, logits and attention.
 CHOICES: dict[str, dict[str, Any]] = {
     "gemma2": {
         "mechanisms": CAPPED, "local": Local((0,), (*CAPPED, Window(2))), "logit_cap": 1.5, "score_scale": 5**-0.5,
@@ -190,7 +190,7 @@ def test_a_damaged_description_of_the_text_model_is_an_error(fields: dict[str, A
 def test_norms_begin_as_the_normalized_row() -> None:
     flat = flatten(initialise(tiny.config("gemma3_text", "base")))
     norms = [array for name, array in flat.items() if "norm" in name]
-    assert len(norms) == 13  # four and the two of heads in each layer, and the last
+    assert len(norms) == 13  # in each layer four norms of rows and two of heads; then the last norm
     assert not np.concatenate(norms).any()
 
 
@@ -204,7 +204,7 @@ def test_scores_and_logits_are_capped() -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_gradients_are_finite_differences(name: str) -> None:
-    """Central differences of 1e-6 in float64 are good to about 1e-8 of the gradient."""
+    """Central differences with steps of 1e-6 in float64 have a relative error of about 1e-8."""
     of = model(name, dtype=np.float64)
     batch, recording = packed(of.config, [Text(np.arange(5, 14)), Text(np.arange(20, 24))]), Recording()
     with listen(recording):
@@ -241,7 +241,7 @@ CASES = [
     for planted in PLANTED
     if not any(word in planted for other, words in ONLY.items() if other != name for word in words)
     and (name == "gemma2" or any(word in planted for word in ONLY[name]))
-]  # mistakes in parts that both have are planted in one
+]  # mistakes in parts that both models have are planted in only one of them
 QUICK = ("w for 1 + w", "Llama's places", "norm of the sum", "no cap of scores", "rotated first")
 
 

@@ -35,7 +35,7 @@ def described(name: str = "LMHeadModel", **changes: Any) -> dict[str, Any]:
 
 
 def old_tensors(folder: Path, n_layers: int = 2, size: int = 64) -> dict[str, np.ndarray]:
-    """As gpt2's own file has them: no prefix, and every layer's masks."""
+    """The tensors as in the file of gpt2: names without a prefix, and a mask in every layer."""
     tensors, _ = read_tensors(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): np.array(array) for name, array in tensors.items()}
     for i in range(n_layers):
@@ -253,7 +253,7 @@ def test_texts_of_one_token_are_traced_as_others_are() -> None:
 
 
 def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
-    """A row's index in the padded batch is its position; the mask hides the padding before it."""
+    """The position of a row is its index in the padded batch. The mask hides the padding before a text."""
     model, text = tiny.model("gpt2", pad_id=7), ids(5)
     batch, mask = np.full((2, 8), 7), np.zeros((2, 8), np.int64)
     batch[0, 3:], mask[0, 3:] = text, 1
@@ -265,7 +265,7 @@ def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
 
 
 def test_a_missing_mask_is_diagnosed(tmp_path: Path) -> None:
-    """The golden file comes from the command, which records text by text, so that there is no padding."""
+    """The command records the golden file text by text, so there is no padding."""
     folder = golden.tiny(tmp_path / "m", "gpt2")
     model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)
     arrays = {f"{i}/{name}": array for name in recorded.stages for i, array in enumerate(recorded.stages[name])}

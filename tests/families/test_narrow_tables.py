@@ -77,7 +77,7 @@ def test_narrow_ones_are_read_and_written(head: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [0, 32])
 def test_as_wide_as_the_layers_they_need_no_projection(width: int, tmp_path: Path) -> None:
-    """Both spellings compute the same; a file has the width, which is read as 0."""
+    """d_embedding 0 and d_model mean the same. A file has the width, which is read as 0."""
     config = narrow("base", width).config
     assert written(tmp_path / "torch", config)["embedding_size"] == 32
     assert PROJECT not in NARROW.weights(config, "base")
@@ -95,7 +95,7 @@ def test_the_projection_is_a_linear_of_the_normalized_sum() -> None:
 
 @pytest.mark.parametrize("head", slow_after(1, ["masked-lm", "sequence-classification"]))
 def test_gradients_match_differences(head: str) -> None:
-    """Each parameter moved along a random direction, the table tied to the masked-word head among them."""
+    """Moves each parameter along a random direction, including the table that the masked-word head shares."""
     config = narrow(head).config
     trained, random = Trainable(tiny.weights(config, dtype=np.float64), config), np.random.default_rng(0)
     trained = Trainable(unflatten({name: array.copy() for name, array in flatten(trained.tree).items()}), config)

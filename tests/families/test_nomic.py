@@ -24,7 +24,7 @@ from npformer.model import Model
 from npformer.training.start import start
 from tests.support import tiny
 
-#: nomic-embed-text-v1.5's own, with small sizes.
+#: The config.json of nomic-embed-text-v1.5, with small sizes.
 HUB: dict[str, Any] = {
     "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0,
     "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
@@ -52,7 +52,7 @@ def test_the_hub_s_config_is_read_and_its_code_is_not_run() -> None:
     )
     assert (config.vocab_size, config.pad_id) == (320, None)
     assert read_config(write_config(config)) == config
-    assert read_config({**HUB, "vocab_size": 300, "n_inner": None}).vocab_size == 320  # a whole number of 64
+    assert read_config({**HUB, "vocab_size": 300, "n_inner": None}).vocab_size == 320  # the next multiple of 64
     assert read_config({**HUB, "n_inner": None}).d_ffn == 128
     assert read_config({**HUB, "architectures": ["NomicBertForPreTraining"]}).head == "masked-lm"
     assert {"use_flash_attn", "fused_bias_fc", "use_xentropy"} <= set(ignored(HUB, FAMILIES["nomic_bert"]))

@@ -31,7 +31,10 @@ V1_1: dict[str, Any] = {"gated": True, "activation": "gelu_tanh", "tied": False}
 
 
 def test_buckets_of_one_direction() -> None:
-    """Exact below 16, then borders at 16 * 8^(k / 16), up to 128; keys after the query have that of distance 0."""
+    """Distances below 16 have their own bucket. Greater ones share buckets with borders at 16 * 8^(k / 16), up to 128.
+
+    Keys after the query have the bucket of distance 0.
+    """
     found = relative_buckets(-np.arange(200), 32, bidirectional=False)
     assert found[:16].tolist() == list(range(16))
     borders = [int(np.ceil(16 * 8 ** (k / 16) - 1e-9)) for k in range(16)]
@@ -92,7 +95,7 @@ def test_other_families_refuse_its_fields() -> None:
 
 
 def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """Like in sentence-transformers, the decoder and the projection are left out, without a warning."""
+    """As in sentence-transformers, the decoder and the projection are omitted without a warning."""
     whole = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     source = Text(np.arange(5, 30))
     model = npformer.load(whole, head="base")
@@ -142,7 +145,7 @@ def test_steps_have_the_bits_of_a_whole_pass(search: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("fields", [{"scale_output": True}, V1_1], ids=["1.0", "1.1"])
 def test_gradients_are_finite_differences(fields: dict[str, Any]) -> None:
-    """Central differences of 1e-6 in float64 are good to about 1e-8 of the gradient."""
+    """Central differences with steps of 1e-6 in float64 have a relative error of about 1e-8."""
     sizes = {"d_model": 8, "n_heads": 2, "head_width": 3, "d_ffn": 6, "n_layers": 1}
     model = tiny.model("t5", "translation", dtype=np.float64, mechanisms=BUCKETS, **sizes, **fields)
     random, config = np.random.default_rng(0), model.config

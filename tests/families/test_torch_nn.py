@@ -228,7 +228,7 @@ def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
 
 
 def test_untied_tables_of_marian() -> None:
-    """Without ties, Transformers uses each side's own table, regardless of model.shared."""
+    """If the tables are not tied, Transformers uses a separate table for each stack and ignores model.shared."""
     config = replace(read_config(cases.model_config("marian-small")), shared=True, tied=False)
     flat = {}
     for ours, source in layout.sources(config).items():
