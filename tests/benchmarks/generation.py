@@ -7,7 +7,6 @@ tokens. Engines take turns in one process, and the minimum time of each counts. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable
@@ -155,10 +154,7 @@ def npformer_engine(folder: Path, threads: int) -> Engine:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.generation", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="one turn: a look, not a measurement")
-    arguments = parser.parse_args()
+    arguments = measure.parser("generation", __doc__, "one turn: a look, not a measurement").parse_args()
     import torch
 
     threads, rows = available_cores(), []
@@ -193,8 +189,7 @@ def main() -> None:
             rows.append([work, f"{own * 1e3:.1f} ms", *(f"{own / seconds[each]:.2f}" for each in list(engines)[1:])])
             print(" ".join(rows[-1]), flush=True)
         print(table.markdown(["prompts", "npformer, a step", *list(engines)[1:]], rows), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(result, arguments.json)
 
 
 if __name__ == "__main__":

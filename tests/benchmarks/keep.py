@@ -1,8 +1,8 @@
 """Memory and time of a decoder with narrow weights: `python -m tests.benchmarks.keep gpt2`.
 
-A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. Memory: each way of
-keeping weights has its own process; the figures are its resident memory at the end and at its peak, relative to the
-bytes of the weights in float32. Time: all ways take turns in one process, and the minimum time of each counts.
+A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. For memory, each way
+of keeping weights has its own process. The figures are its resident memory at the end and at its peak, relative to the
+bytes of the weights in float32. For time, all ways take turns in one process, and the minimum time of each counts.
 """
 
 from __future__ import annotations
@@ -100,16 +100,8 @@ def main() -> None:
         total = sum(array.nbytes for array in distinct.values()) / 1e6
         print(f"{total:.0f} MB of weights in float32")
         for keep, folder in folders.items():
-            command = [
-                sys.executable,
-                "-m",
-                "tests.benchmarks.keep",
-                args.shape,
-                "--memory-of",
-                keep,
-                "--folder",
-                folder,
-            ]
+            options = [args.shape, "--memory-of", keep, "--folder", folder]
+            command = [sys.executable, "-m", "tests.benchmarks.keep", *options]
             found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             print(f"{keep:9} " + "   ".join(f"{name} {mb:6.0f} MB ({mb / total:.2f})" for name, mb in found.items()))
         if not args.memory:

@@ -7,6 +7,8 @@ once. npformer may beat the first with few rows: `x @ W` copies the weight in ev
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import time
@@ -64,8 +66,8 @@ def race(
 ) -> dict[str, dict[str, Any]]:
     """Returns each engine's minimum time of a call, its best setup, and every setup's minimum time.
 
-    All setups take a turn in the first round; then only those near their engine's best. check: called with each
-    runner's answer in its first turn, to raise an error if it is wrong.
+    All setups take a turn in the first round, and later only setups that are nearly as fast as their engine's best.
+    check: called with each runner's answer in its first turn, to raise an error if it is wrong.
     """
     least: dict[tuple[str, str], float] = {}
     for number in range(rounds):
@@ -101,10 +103,11 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 
 
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
-    """Floating-point operations, a multiply and an add as two.
+    """Counts floating-point operations; a multiplication and an addition are two.
 
-    products: x @ W as npformer needs them, the last layer only as far as the first token's row asks for.
-    attention: the scores and the weighted sums of values, likewise. whole: both, with every row of every layer.
+    products: all x @ W that npformer computes. Of the last layer it computes only the row of each text's first token,
+    and the keys and values that this row reads. attention: the scores and the weighted sums of values of these rows.
+    whole: both, with every row of every layer.
     """
     layers, width, hidden = config.n_layers, config.d_model, config.d_ffn
     tokens, texts, squares = sum(lengths), len(lengths), sum(each * each for each in lengths)
@@ -120,7 +123,7 @@ def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def weight_arrays(model: Model) -> list[np.ndarray]:
-    """Returns the bytes of the weights of all products, which one short text must read; it reads few rows of tables."""
+    """Returns the weights of all products, which even a short text must read. It reads few rows of the tables."""
     layers = [
         group["weight"]
         for layer in model.weights["layers"]
@@ -129,7 +132,7 @@ def weight_arrays(model: Model) -> list[np.ndarray]:
     return [*layers, model.weights["pooler"]["weight"]]
 
 
-# --- the floors ------------------------------------------------------------------------------------------------------
+# --- lower bounds ----------------------------------------------------------------------------------------------------
 
 
 class BareProducts:
@@ -161,7 +164,7 @@ Product = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _bare_work(model: Model, lengths: Sequence[int]) -> list[Product]:
-    """(x, W, room for the result) of each product for these texts, in order."""
+    """Returns x, W and an array for the result of each product for these texts, in order."""
     config = model.config
     random, room = np.random.default_rng(0), np.empty(sum(lengths) * config.d_ffn, np.float32)
     inputs = {
@@ -189,7 +192,7 @@ def _multiply(products: list[Product]) -> None:
 
 
 class Reading:
-    """Reads the weights once, on all threads: each thread computes its share's dot product with itself."""
+    """Reads the weights once, on all threads. Each thread computes the dot product of its share with itself."""
 
     engine = "reading the weights"
 
@@ -207,6 +210,23 @@ class Reading:
 def _read(arrays: list[np.ndarray]) -> None:
     for array in arrays:
         np.dot(array, array)
+
+
+# --- a benchmark's options and figures -------------------------------------------------------------------------------
+
+
+def parser(name: str, description: str | None, quick: str) -> argparse.ArgumentParser:
+    """Makes a parser with --json and --quick. quick: the help of --quick."""
+    made = argparse.ArgumentParser(prog=f"python -m tests.benchmarks.{name}", description=description)
+    made.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    made.add_argument("--quick", action="store_true", help=quick)
+    return made
+
+
+def save(result: dict[str, Any], path: Path | None) -> None:
+    """Writes the figures to the file that --json names, if any."""
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class _Batch:
     """The input of an engine that pads."""
 
     ids: np.ndarray  # (B, L)
-    mask: np.ndarray  # (B, L): 1 where a token stands
+    mask: np.ndarray  # (B, L): 1 for tokens, 0 for padding
 
     @property
     def is_padded(self) -> bool:
@@ -52,7 +52,7 @@ Run = Callable[[list[_Batch]], Iterator[np.ndarray]]
 
 
 def folders(path: Path) -> dict[str, Path]:
-    """The two checkpoints, written below `path`: DistilBERT-base's size with random weights, and the bundled model."""
+    """Writes the two checkpoints: DistilBERT-base's size with random weights, and the bundled model."""
     import torch
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
@@ -82,7 +82,7 @@ class Engines:
         self.encoders = _encoders(folder, threads)
 
     def contenders(self, ids: Ids) -> list[Contender]:
-        """Yields every engine's ways to compute the logits of these texts; peers' batches are made before timing."""
+        """Returns every engine's ways to compute the logits of these texts. Batches for peers are made beforehand."""
         texts = [Text(each) for each in ids]
         found = [Contender("npformer", "", lambda: np.stack([each["logits"] for each in self.npformer.run(texts)]))]
         for size in BATCH_SIZES:
@@ -113,7 +113,7 @@ class Engines:
                 yield self.torch(torch.from_numpy(batch.ids), attention_mask=mask).logits.numpy()
 
     def _run_encoder(self, encoder: Any, callers: int, batches: list[_Batch]) -> Iterator[np.ndarray]:
-        """CTranslate2 has only the encoder; the head's two small products are added here, in NumPy."""
+        """Runs the encoder. CTranslate2 has no head, so NumPy computes the head's two small products."""
         from ctranslate2 import StorageView
 
         def first_rows(batch: _Batch) -> np.ndarray:
@@ -134,7 +134,7 @@ class Engines:
 
 
 def _batches(ids: Ids, size: int) -> tuple[np.ndarray, list[_Batch]]:
-    """Returns the texts' order by length, longest first, and batches of `size` in that order, with little padding."""
+    """Returns the texts' order by length, longest first, and batches of `size` texts in that order."""
     order = np.argsort([-len(each) for each in ids], kind="stable")
     batches = []
     for start in range(0, len(order), size):
@@ -176,7 +176,7 @@ def _torch_model(folder: Path, attention: str) -> Any:
 def _export(folder: Path) -> dict[str, Path]:
     """Writes two ONNX files: the export, and the same with layers fused by ONNX Runtime's own tool.
 
-    Attention is exported as it is written out ("eager"): the tool knows that pattern, and the plain file is no slower.
+    Attention is exported in its plain form ("eager"), which the tool recognises. It does not make the first file slower.
     """
     import torch
     from onnxruntime.transformers import optimizer

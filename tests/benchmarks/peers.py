@@ -7,8 +7,6 @@ engines, `measure.py` races them, `table.py` prints.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -94,13 +92,9 @@ def measure_all(effort: Effort) -> dict[str, Any]:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="a few turns only: a look, not a measurement")
-    arguments = parser.parse_args()
+    arguments = measure.parser("peers", __doc__, "a few turns only: a look, not a measurement").parse_args()
     result = measure_all(QUICK if arguments.quick else FULL)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(result, arguments.json)
 
 
 if __name__ == "__main__":

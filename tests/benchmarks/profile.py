@@ -1,22 +1,19 @@
 """Profiles the stages of a forward pass: `python -m tests.benchmarks.profile [--json FILE] [--quick]`.
 
-While a model runs, the functions of each stage are wrapped in clocks, each of which counts a function's own time
-without its callees. Clocks run on the calling thread, so the figures are the milliseconds that a caller waits; work
-that a helper has not finished counts as waiting. A clock costs about a microsecond per call. The rows below the table
-show attention's share at every length, and so how far the cost is linear in tokens.
+While a model runs, clocks wrap the functions of each stage. A clock counts a function's own time, without that of the
+clocked functions that it calls. Clocks run on the calling thread, so the figures are the milliseconds that a caller
+waits, and waiting for a helper is a stage too. A clock costs about a microsecond per call. The second table has the
+cost of a token at every length, and attention's share of it.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
@@ -168,10 +165,7 @@ def growth_table(found: list[dict[str, float]]) -> str:
 
 def main() -> None:
     """Profiles three rows of the table and every length, at DistilBERT-base's size."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profile", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="fewer calls")
-    arguments = parser.parse_args()
+    arguments = measure.parser("profile", __doc__, "fewer calls").parse_args()
     seconds, mixed = (0.5, 64) if arguments.quick else (8.0, 256)
 
     model = sizes.base_model(threads_module.available_cores())
@@ -183,9 +177,7 @@ def main() -> None:
     print(f"{stages_table(profiles)}\n", flush=True)
     grown = growth(model, seconds)
     print(growth_table(grown))
-    if arguments.json:
-        result = {"machine": machine, "profiles": profiles, "growth": grown}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save({"machine": machine, "profiles": profiles, "growth": grown}, arguments.json)
 
 
 if __name__ == "__main__":

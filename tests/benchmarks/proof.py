@@ -8,8 +8,6 @@ sentence-transformers.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -93,10 +91,8 @@ def size(folder: Path) -> int:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.proof", description=__doc__)
+    parser = measure.parser("proof", __doc__, "fewer runs")
     parser.add_argument("sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file, a sentence a line")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="fewer runs")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)  # the peers' own
 
@@ -129,8 +125,7 @@ def main() -> None:
         for (each, packages), model_size in zip(result["installed"].items(), sizes.values(), strict=True)
     ]
     print(table.markdown(["installed files of", "take", "packages", "and the model of the first table"], body))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(result, arguments.json)
 
 
 def size_of_models() -> int:

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.service [--onnx FOLDER] [--seconds N] [--soak MINUTES]
 
-The figures are requests per second, and their waiting times. The load comes from `wrk` (apt-get install wrk) over
-loopback, on the same cores as the server: 64 different texts of 6 to 60 words in turn, one text a request to /embed.
-The servers take turns, and the best turn counts for each figure. `--export FOLDER` makes the ONNX file, which needs
-torch and transformers, where those are in another environment. `--soak` asks one server with two workers for minutes,
+The figures are requests per second, and their waiting times. `wrk` (apt-get install wrk) sends the requests over
+loopback, on the same cores as the server. Each request sends one of 64 texts of 6 to 60 words to /embed. The servers
+take turns, and the best turn counts for each figure. `--export FOLDER` only makes the ONNX file: it needs torch and
+transformers, which may be in another environment. `--soak` sends requests to one server with two workers for minutes,
 kills a worker each minute, and shows memory and errors.
 """
 

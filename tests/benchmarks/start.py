@@ -2,13 +2,12 @@
 
 Whole processes take turns: an import, and the first answer of the command and of a pipeline, compared with importing
 NumPy and with a transformers pipeline (if torch and transformers are installed). Then a model of DistilBERT-base's size
-is loaded from npformer's own layout, which is mapped, and from torch's, which must be read and transposed: the figures
-are its time, its peak memory, and the memory that two processes share.
+is loaded from npformer's own layout, which is mapped, and from torch's, which must be read and transposed. The figures
+are the time of loading, the peak memory, and the memory that two processes share.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import subprocess
@@ -122,10 +121,7 @@ def _pages(process: int) -> dict[str, int]:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="fewer runs")
-    arguments = parser.parse_args()
+    arguments = measure.parser("start", __doc__, "fewer runs").parse_args()
     rounds = 3 if arguments.quick else 15
 
     result: dict[str, Any] = {"machine": measure.machine()}
@@ -147,8 +143,7 @@ def main() -> None:
         result["together"] = {form: {n: together(path, n) for n in (1, 2)} for form, path in forms.items()}
         head = ["processes with it", "resident", "shared", "own", "proportional, all"]
         print(table.markdown(head, _together_rows(result["together"])))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(result, arguments.json)
 
 
 TIMES = ("import", "load", "first answer", "later answers")

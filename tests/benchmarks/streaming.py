@@ -1,13 +1,11 @@
 """Compares a generator of texts with a list: `python -m tests.benchmarks.streaming [--json FILE] [--quick]`.
 
-100,000 short texts go through `pipeline(generator)` while the process's memory is watched; then, in turns, the same
-texts as a generator and as a list, for their throughput. The bundled model, so nothing but npformer is needed.
+100,000 short texts go through `pipeline(generator)` while the memory of the process is measured. Then the throughput
+of a generator and of a list of texts is measured in turns. The model is the bundled one, so only npformer is needed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -68,10 +66,7 @@ def throughput(task: Any, count: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.streaming", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the texts")
-    arguments = parser.parse_args()
+    arguments = measure.parser("streaming", __doc__, "a tenth of the texts").parse_args()
     count, compared, rounds = (10_000, 2_000, 3) if arguments.quick else (100_000, 10_000, 7)
 
     task, machine = pipeline("text-classification"), measure.machine()
@@ -95,9 +90,9 @@ def main() -> None:
         f"{compared:,} texts: {compared_seconds['generator']:.2f} s from a generator, {compared_seconds['list']:.2f} s "
         f"from a list: {ratio:.3f} of its time"
     )
-    if arguments.json:
-        result = {"machine": machine, "before": before, "stream": streamed, "compared": compared_seconds}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(
+        {"machine": machine, "before": before, "stream": streamed, "compared": compared_seconds}, arguments.json
+    )
 
 
 def megabytes(size: float) -> str:

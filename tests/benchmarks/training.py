@@ -8,11 +8,8 @@ their first losses must agree.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,10 +97,7 @@ def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.training", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="two turns only: a look, not a measurement")
-    arguments = parser.parse_args()
+    arguments = measure.parser("training", __doc__, "two turns only: a look, not a measurement").parse_args()
     threads = available_cores()
     torch.set_num_threads(threads)
     result: dict[str, Any] = {"machine": measure.machine(), "rows": {}}
@@ -118,8 +112,7 @@ def main() -> None:
         print(f"{name}: first losses differ by {found['apart']:.1e}", flush=True)
     head = ["a step", "npformer", "lazy tables", "torch", "npformer / torch", "lazy / torch", "tokens/s"]
     print(table.markdown(head, lines), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ a token as the target grows. Engines take turns in one process, and the minimum 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import warnings
@@ -122,10 +121,9 @@ def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
 
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.translation", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument("--quick", action="store_true", help="shorter targets and one turn: a look, not a measurement")
-    arguments = parser.parse_args()
+    arguments = measure.parser(
+        "translation", __doc__, "shorter targets and one turn: a look, not a measurement"
+    ).parse_args()
     threads, length, rounds = available_cores(), 8 if arguments.quick else 32, 1 if arguments.quick else 3
     result: dict[str, Any] = {"machine": measure.machine(), "length": length, "rows": {}}
     print(measure.described(result["machine"]), flush=True)
@@ -153,8 +151,7 @@ def main() -> None:
         print(table.markdown(["work", "npformer", "Transformers", "CTranslate2"], lines), flush=True)
         result["token"] = token_times(model, 64 if arguments.quick else 256)
         print("\na token of one target: " + "; ".join(f"{part}: {1e3 * each:.1f} ms" for part, each in result["token"]))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    measure.save(result, arguments.json)
 
 
 if __name__ == "__main__":
