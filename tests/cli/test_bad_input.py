@@ -70,7 +70,7 @@ def test_a_model_of_another_task_is_bad_input(models):
     assert "expected a token-classification model" in errors
 
 
-def test_texts_that_are_cut_are_named(models):
+def test_truncated_texts_are_named(models):
     text = "ice cream " * 60
     code, output, errors = run("classify", "-m", models["classify"], "--json", text, "ice", text)
     assert code == 0
@@ -148,7 +148,7 @@ def test_a_character_that_the_encoding_lacks_is_written_as_its_number(models):
     assert rows(done[1])[0]["text"] == "naïve"
 
 
-def test_text_cannot_command_a_terminal(models):
+def test_control_characters_of_a_text_are_not_printed(models):
     _, output, _ = run("classify", "-m", models["classify"], "red \x1b[31m alarm \x07")
     assert "\x1b" not in output
     assert "\x07" not in output
@@ -177,7 +177,7 @@ def test_texts_typed_on_a_terminal_are_answered_one_by_one(models):
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals that a program can play")
 @pytest.mark.parametrize("watched", ["stdout", "stderr"])
-def test_only_a_terminal_that_shows_them_cuts_lines(watched, models, tmp_path):
+def test_lines_are_truncated_only_if_stdout_is_a_terminal(watched, models, tmp_path):
     (tmp_path / "texts").write_bytes(b"ice cream " * 30 + b"\n")
     user, terminal = os.openpty()
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, watched: terminal}

@@ -241,7 +241,7 @@ def test_rerank_shows_the_best_text_first(models, tmp_path):
     )
 
 
-def test_no_texts_are_an_empty_answer(models, tmp_path):
+def test_no_texts_give_an_empty_answer(models, tmp_path):
     assert run("classify", "-m", models["classify"]) == (0, "", "")
     assert run("embed", "-m", models["embed"], "-o", tmp_path / "v.npy")[0] == 0
     assert np.load(tmp_path / "v.npy").shape == (0, 32)

@@ -204,7 +204,7 @@ def test_a_limit_of_size_leaves_no_verdicts(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["suite", "verdicts.xml"]
 
 
-def test_a_search_that_cannot_keep_its_vectors_answers_all_the_same(model, data, tmp_path, capsys):
+def test_a_search_that_cannot_store_its_vectors_still_answers(model, data, tmp_path, capsys):
     lines = tmp_path / "lines.txt"
     lines.write_text((data / "a.txt").read_text())
     command = ["search", "hot", str(lines), "-m", str(model)]

@@ -1,6 +1,6 @@
-"""The command as a process, started by its script and by `python -m`: streams that are closed, full, gone or limited to
-few characters, and Ctrl-C from the first import to the last. No traceback, the right exit code, and no message from
-Python itself."""
+"""The command as a process, started by its script and by `python -m`: closed, full and broken streams, encodings with
+few characters, and Ctrl-C at any import. There is no traceback and no message from Python itself, and the exit code is
+right."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path)
         assert shell(f'"$@" {errors}', way, arguments, models, tmp_path) == (expected, "", ""), arguments
 
 
-def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
+def test_a_closed_input_is_an_error_only_if_it_is_read(way, models, tmp_path):
     """stdin is not needed if texts are given; otherwise the error names it."""
     (tmp_path / "texts").write_text("ice\n")
     for arguments in (["classify", "ice"], ["classify", "-f", "texts"]):
@@ -125,7 +125,7 @@ def test_a_closed_input_is_missed_only_where_it_is_read(way, models, tmp_path):
         (MODULE, {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}),
     ],
 )
-def test_an_encoding_of_few_letters_changes_no_text_that_is_read(environment, way, models, tmp_path):
+def test_an_encoding_with_few_characters_changes_no_text_that_is_read(environment, way, models, tmp_path):
     """Text is read as UTF-8 in any locale; characters that the locale lacks are written as numbers."""
     for arguments in (
         ["classify", "naïve 我 😀"],
@@ -145,7 +145,7 @@ def test_an_encoding_of_few_letters_changes_no_text_that_is_read(environment, wa
     assert shell('"$@"', way, ["--help"], models, tmp_path, **environment)[0] == 0
 
 
-def test_the_process_ends_after_all_that_was_registered_for_its_end(tmp_path):
+def test_exit_hooks_run_before_the_process_ends(tmp_path):
     """Hooks run in order, after all output is written, and the exit code is the command's."""
     for argument, code in (("--version", 0), ("nothing", 2)):
         program = f"""
@@ -263,7 +263,7 @@ def test_an_interrupt_that_compiled_code_prints_is_not_shown():
 
 
 def test_a_background_job_ignores_ctrl_c(way, models, tmp_path):
-    """A shell starts a background job with SIGINT ignored, which stays so."""
+    """A shell starts background jobs with SIGINT ignored, and the command does not change that."""
     code, output, said = shell('trap "" INT; "$@"', way, ["classify", TEXT], models, tmp_path)
     assert (code, said) == (0, "")
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)

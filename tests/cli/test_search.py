@@ -96,7 +96,7 @@ def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
 def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
-    """Their checksum may be correct or not: such files were once used, or made every search fail."""
+    """Such files, with a correct checksum or without one, were once used or made every search fail."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     arrays, metadata = load_arrays(kept(file))
@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """The name is so long that no suffix fits. It stands for a read-only folder, which root can write to."""
+    """The name is too long for a suffix. A read-only folder would not do, because root can write into it."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

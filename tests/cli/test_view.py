@@ -81,7 +81,7 @@ def test_view_without_a_file_prints_eighty_columns(kind: str, folder: Path, caps
     assert all(word in out for word in ("love", "ice", "cream")) or kind == "model"
 
 
-def test_view_makes_a_page_of_all_views_where_no_kind_is_given(folder: Path, tmp_path: Path, capsys) -> None:
+def test_view_without_a_kind_makes_a_page_of_all_views(folder: Path, tmp_path: Path, capsys) -> None:
     assert run(capsys, TEXT, "-m", folder) == run(capsys, TEXT, "-m", folder, "--kind", "heads")
     assert run(capsys, TEXT, "-m", folder, "--method", "gradient", "-o", tmp_path / "view.html") == (0, "", "")
     page = (tmp_path / "view.html").read_text(encoding="utf-8")
@@ -142,7 +142,7 @@ def test_measures_can_be_chosen(folder: Path, capsys) -> None:
         (("--svg", "-o", "nowhere/view.svg"), "view.svg"),
     ],
 )
-def test_a_view_that_cannot_be_is_an_error_of_one_line(
+def test_an_impossible_view_is_an_error_of_one_line(
     arguments: tuple[object, ...], message: str, folder: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,7 +200,7 @@ def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", command.KINDS)
-def test_a_text_longer_than_the_model_is_cut_as_elsewhere(kind: str, folder: Path, capsys) -> None:
+def test_a_text_too_long_for_the_model_is_truncated_with_a_warning(kind: str, folder: Path, capsys) -> None:
     """The view shows the text that the model reads, with one warning."""
     long = run(capsys, "love " * 150, "-m", folder, "--kind", kind)
     assert long[::2] == (0, "npformer: input 0: 152 tokens, cut to 128\n")

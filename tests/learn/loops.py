@@ -1,4 +1,4 @@
-"""A learner's file that is right by other means: plain loops, einsum, other reshapes, float64 inside."""
+"""A learner's file with unusual but right solutions: plain loops, einsum, other reshapes, float64 inside."""
 
 import math
 
@@ -142,7 +142,7 @@ def layer_norm_backward(grad, x, weight, eps=1e-12):
 
 
 def attention_backward(grad, q, k, v):
-    """softmax's sum of dW * W is grad * context, summed over the width: the softmax keeps one number of each row."""
+    """softmax_backward needs the row sums of dW * W, which equal the row sums of grad * context."""
     scale = 1 / math.sqrt(q.shape[-1])
     scores = np.einsum("hik,hjk->hij", q, k) * scale
     weights = np.exp(scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True))
@@ -156,7 +156,6 @@ def attention_backward(grad, q, k, v):
 
 
 def loss_and_gradients(ids, target, n_heads, weights):
-    """Every weight has the same few lines: gradients flow back through one list of steps."""
     x = embeddings(ids, weights["token"]["weight"], weights["position"]["weight"])
     parts = {name: split_heads(linear(x, **weights[name]), n_heads) for name in ("query", "key", "value")}
     total = combine_heads(scaled_dot_product_attention(*parts.values())) + x

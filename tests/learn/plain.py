@@ -1,4 +1,4 @@
-"""A learner's file that is right, in plain NumPy: the usual way to write each function."""
+"""A learner's file with right solutions in plain NumPy, written in the usual way."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Causes beyond the tables: mistakes in one branch, in a step written out, in pairs, and in some of the values."""
+"""Causes beyond the tables: mistakes in one branch, in a copied step, in pairs, and in some of the values."""
 
 from __future__ import annotations
 
@@ -289,8 +289,8 @@ def every_row_of_half(ids: Any, target: int, n_heads: int, weights: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_a_value_that_is_0_in_all_programs_shows_no_cause() -> None:
-    """key.bias has the gradient 0: its rounding errors are wrong here, and any mistake gives them."""
+def test_a_value_that_is_always_0_shows_no_cause() -> None:
+    """The gradient of key.bias is 0 up to rounding. Its rounding errors differ, but show no mistake."""
     cases = cases_of("loss_and_gradients", every_row_of_half)
     assert _in_some_values(EXERCISES["loss_and_gradients"], cases) == ("", "")
 
@@ -310,8 +310,8 @@ def test_the_largest_difference_is_named_by_its_value() -> None:
 
 
 @pytest.mark.parametrize("is_in_set", [np.less, np.less_equal])
-def test_the_last_word_of_the_set_left_out_is_named_also_beside_the_most_likely_one(is_in_set: Any) -> None:
-    """All words may be kept at top_p = 1, as rounding has it."""
+def test_the_last_word_of_the_set_left_out_is_named_if_at_least_one_word_is_kept(is_in_set: Any) -> None:
+    """Whether all words are kept at top_p = 1 depends on rounding."""
 
     def sample(logits: Any, temperature: float, top_p: float, u: float) -> int:
         p = right.softmax(logits / temperature)
@@ -326,7 +326,7 @@ def test_the_last_word_of_the_set_left_out_is_named_also_beside_the_most_likely_
     assert found.cause == "last word of the set left out"
 
 
-def test_a_change_of_a_list_of_arrays_is_said_with_its_place() -> None:
+def test_a_changed_list_of_arrays_is_named_with_its_place() -> None:
     def decoder_step(ids: Any, n_heads: int, weights: Any, caches: Any = None) -> Any:
         given = caches and list(caches)
         if caches:

@@ -1,4 +1,4 @@
-"""`learn check`: the plain sentence for each thing that can go wrong in a learner's file, and the report."""
+"""`learn check`: the sentence for each problem of a learner's file, and the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def problems(report: Report) -> dict[str, str]:
 
 
 def judged(folder: Path) -> dict[str, str]:
-    """The problem of each wrong function of a file, without a process of its own and without a search for causes."""
+    """The problem of each wrong function of a file, in this process and without a search for causes."""
     module, problem = loaded(str(folder / "my_transformer.py"))
     assert module is not None, problem
     verdicts = (judge(each, getattr(module, name), signatures()[name], module.__file__ or "").verdict
@@ -114,7 +114,7 @@ def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) 
 
 
 def test_the_search_for_a_cause_is_not_part_of_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the search takes longer than the limit, and a fast function would be called an endless loop."""
+    """On a busy machine the search may exceed the limit. A fast function would then be reported as an endless loop."""
     events: list[str] = []
     monkeypatch.setattr("npformer.learn.judge.cause", lambda *_: (events.append("search"), ("", ""))[1])
 
@@ -171,7 +171,7 @@ def test_no_cause_is_named_for_numbers_that_no_known_mistake_gives(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_function_is_judged_by_itself_when_one_that_it_calls_is_wrong(tmp_path: Path) -> None:
+def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -> None:
     """The layer is right, although it calls a wrong layer norm and a linear that is not yet written."""
     wrong = {
         "layer_norm": "def layer_norm(x, weight, bias, eps=1e-12):\n    return x",
@@ -181,7 +181,7 @@ def test_a_function_is_judged_by_itself_when_one_that_it_calls_is_wrong(tmp_path
     states = {each.name: each.state for each in report.verdicts}
     assert {name for name, state in states.items() if state != "passed"} == {"layer_norm", "linear"}
     assert "layer_norm was replaced by npformer's in the functions that call it." in str(report)
-    assert report.runs == ()  # the whole model would be the learner's in part only
+    assert report.runs == ()  # only a part of the whole model would be the learner's
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_named_in_spite_of_cases_that_do_not_determine_it(tmp_path: Path) -> None:
-    """Without the word that reaches top_p the set may be empty, and programs then do different things."""
+    """The set without the word that reaches top_p may be empty, and programs differ in what they do then."""
     code = """
 def sample(logits, temperature, top_p, u):
     p = np.exp(logits / temperature - (logits / temperature).max())

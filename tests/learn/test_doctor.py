@@ -20,7 +20,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_right_function_has_no_mistake(doctor: Doctor, name: str) -> None:
-    """If a right function gets no diagnosis, the question asks for the stage that the function computes."""
+    """This also shows that each question names the stage that its function computes."""
     arrays = doctor.answers(name, EXERCISES[name].right)
     assert arrays is not None
     assert doctor.cause(name, arrays) == ("", "")

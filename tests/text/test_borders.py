@@ -1,4 +1,4 @@
-"""Texts too long to be tokenized at once: cut, they give the whole text's tokens; above the limit, they are refused."""
+"""Long texts are tokenized in blocks, and give the tokens of the whole text. Texts above the limit are cut or refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_text_that_is_read_in_blocks_gives_the_tokens_of_the_whole(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_text_is_that_of_the_tokenizers_library(kind: str) -> None:
+def test_a_truncated_text_has_the_tokens_of_the_tokenizers_library(kind: str) -> None:
     """The library truncates before it adds special tokens, and shifts offsets only once."""
     made, tokenizer = encoder(KINDS[kind]()), KINDS[kind]()
     tokenizer.enable_truncation(20, strategy="only_first")
@@ -176,7 +176,7 @@ def test_blocks_cover_a_text_and_end_at_borders() -> None:
         {"pre_tokenizer": pre_tokenizers.Split(Regex(r"\S+ \S+"), "isolated")},
     ],
 )
-def test_a_tokenizer_that_may_look_further_reads_texts_whole(part: dict[str, Any]) -> None:
+def test_texts_are_not_split_if_a_part_may_read_across_spaces(part: dict[str, Any]) -> None:
     tokenizer = bert(True)
     for name, value in part.items():
         setattr(tokenizer, name, value)
@@ -216,7 +216,7 @@ def test_a_text_over_the_limit_is_cut_or_refused() -> None:
         assert len(made.shortened(long).split()) == 18
 
 
-def test_the_limit_is_of_every_way_to_read_a_text(tmp_path: Path) -> None:
+def test_every_way_to_read_a_text_has_the_limit(tmp_path: Path) -> None:
     model = Model(
         tiny.config(), tiny.weights(tiny.config()), tiny.folder(tmp_path / "model"), limits=Limits(characters=99)
     )
@@ -233,7 +233,7 @@ def test_the_limit_is_of_every_way_to_read_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """This is the memory of Python; that of the library was measured by hand, and is that of one block."""
+    """Measures the memory of Python. The library's memory was measured by hand: it is that of one block."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):

@@ -1,4 +1,4 @@
-"""SentencePiece's character map is refused if a reader could follow it beyond its end."""
+"""SentencePiece's character map is refused if a reader could read beyond its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from npformer.text.tokenizer_checks import check_charsmap
 
 
 def charsmap(units: int = 256, texts: bytes = b"a\0", **changed: int) -> bytes:
-    """A map with this many units; changed: units by their index, as `at_3=...`."""
+    """A map with this many units. changed: values of units by index, such as `at_3=...`."""
     table = np.zeros(units, "<u4")
     for name, value in changed.items():
         table[int(name.removeprefix("at_"))] = value
     return (4 * units).to_bytes(4, "little") + table.tobytes() + texts
 
 
-def test_a_map_of_characters_is_followed_only_inside() -> None:
+def test_a_map_with_an_index_out_of_bounds_is_refused() -> None:
     assert check_charsmap("here", charsmap(texts=b"abc\0" + "é".encode() + b"\0")) == 3
     assert check_charsmap("here", charsmap(512, at_0=256 << 10)) == 1
     value = {"at_0": 1 << 8 | 5 << 10, "at_5": 1 << 31 | 1}  # the root has a value, in unit 5: text 1

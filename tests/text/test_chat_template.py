@@ -21,7 +21,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_texts_stand_where_the_template_puts_them(folder):
+def test_texts_are_inserted_where_the_template_has_them(folder):
     plain = pair_template(folder, False, {"tail": "answer:"})
     assert plain(query=" {{ a }}", document="b") == "<s>[query] {{ a }}\n[document]b\nanswer:"
     assert plain.end == "\nanswer:"

@@ -32,8 +32,7 @@ LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
 
 @pytest.mark.parametrize("kind", ["window", "truncate"])
 def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts of a pair may have any length: the library would pair each token of one with each token of the
-    other."""
+    """Otherwise the library would combine each overflowing part of one text of a pair with each part of the other."""
     model = tiny.model("bert")
     parts: list[int] = []
 
@@ -49,7 +48,7 @@ def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest
 
 
 def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
-    """The word is read a second time for the special tokens around it."""
+    """The word is tokenized a second time to place the special tokens."""
     model = tiny.model("bert")
     model.limits = Limits(characters=1000)
     for pair in (Pair("x" * 900, "ice " * 90), Pair("ice " * 90, "x" * 900)):
@@ -109,7 +108,7 @@ def test_every_way_reads_the_same_ids(way: str, text: Any, model: Model) -> None
     assert all(f": {expected.n_tokens} tokens, cut to 64" in each for each in said)
 
 
-def test_a_view_is_of_the_words_that_are_read(model: Model) -> None:
+def test_a_view_shows_the_words_that_the_model_reads(model: Model) -> None:
     with pytest.warns(UserWarning, match="input 0: 82 tokens, cut to 64"):
         shown = view.attribution(model, LONG)
     read = LONG.split()[:62]
@@ -127,7 +126,7 @@ def test_token_ids_are_never_cut(model: Model) -> None:
         trace(model, ids)
 
 
-def test_of_several_texts_the_first_that_was_cut_is_named_and_the_others_counted(model: Model) -> None:
+def test_one_warning_names_the_first_truncated_text_and_counts_all(model: Model) -> None:
     with pytest.warns(UserWarning, match=r"^input 1: 82 tokens, cut to 64; 2 of 3 texts were cut$"):
         trace(model, ["ice", LONG, LONG], "logits")
 
@@ -188,7 +187,7 @@ def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -
     assert [each.sequence_ids.count(1) for each in read.pieces] == [30] * len(read.pieces)
 
 
-def test_a_rows_place_is_named_where_a_file_s_text_is_cut(model: Model, tmp_path: Path) -> None:
+def test_a_warning_names_the_line_of_a_truncated_text(model: Model, tmp_path: Path) -> None:
     rows = [LabelledText(model.config.labels[0], text, None, line) for line, text in enumerate(["ice", LONG, LONG], 2)]
     with pytest.warns(UserWarning, match=r"a\.tsv:3: 82 tokens, cut to 64; 2 of 3 texts were cut$"):
         encode(model, tmp_path / "a.tsv", rows)
@@ -209,7 +208,7 @@ def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
     assert tokens[2:6].word_to_chars(1) == (2, 4)
 
 
-def test_a_text_that_the_tokenizer_refuses_leaves_the_others_their_answers(monkeypatch):
+def test_a_text_that_the_tokenizer_refuses_does_not_affect_the_others(monkeypatch):
     """This also holds on several threads, where the library gets all texts at once."""
     classify = pipeline("text-classification", "distilbert-sst2", threads=2)
     alone = [classify(text) for text in ("ice", "cream")]

@@ -1,5 +1,5 @@
-"""A tokenizer is an untrusted file. If it would make the library abort, panic, hang or fail at a call, it is refused
-with its name when it is read. Any later failure of the library is an NpformerError."""
+"""A tokenizer is an untrusted file. A file that would make the library abort, panic, hang or fail is refused by name
+when it is read. Any later failure of the library is an NpformerError."""
 
 from __future__ import annotations
 
@@ -153,17 +153,17 @@ PANICS = (
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_would_hurt_is_refused(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_harmful_file_is_refused(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fields, said = REFUSED[case]
     with pytest.raises(NpformerError, match=f"(?s)tokenizer.json.*{said}") as caught:
         load_tokenizer(write(tmp_path, **fields), CONFIG)
     assert len(str(caught.value)) < 700
     if case not in PANICS:
-        assert capfd.readouterr().err == ""  # where Rust prints a panic, whoever catches it
+        assert capfd.readouterr().err == ""  # Rust prints a panic here even if Python catches it
 
 
-def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """Readers differ in which of two entries they use, so checking one does not cover the other."""
+def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
+    """Readers differ in which of two entries they use, so a check of one does not protect a reader of the other."""
     text = (write(tmp_path) / "tokenizer.json").read_text()
     for before in ('"decoder"', '"max_input_chars_per_word"'):
         twice = text.replace(before, f"{before}: 100, {before.replace('d', chr(92) + 'u0064', 1)}", 1)
@@ -172,7 +172,7 @@ def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
             load_tokenizer(tmp_path, CONFIG)
 
 
-def test_a_limit_can_be_raised_by_who_trusts_the_file(tmp_path: Path) -> None:
+def test_a_user_who_trusts_a_file_can_raise_a_limit(tmp_path: Path) -> None:
     write(tmp_path, normalizer=replaced("b", "a" * 300))
     with pytest.raises(NpformerError, match=r"Limits\(growth="):
         load_tokenizer(tmp_path, CONFIG)
@@ -221,7 +221,7 @@ def test_files_as_people_publish_them_are_read(tmp_path: Path) -> None:
         ({"special_tokens_map.json": "[" * 100_000}, "not JSON"),
     ],
 )  # fmt: skip
-def test_older_files_are_refused_too(files: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_harmful_older_files_are_refused(files: dict[str, str], said: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", {})
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
@@ -230,8 +230,8 @@ def test_older_files_are_refused_too(files: dict[str, str], said: str, tmp_path:
     assert len(str(caught.value)) < 700
 
 
-def test_an_added_token_of_a_zero_character(tmp_path: Path) -> None:
-    """BERT's clean-up makes it empty, and an empty token would be everywhere."""
+def test_an_added_token_that_is_a_null_character(tmp_path: Path) -> None:
+    """BERT's clean-up removes the character, and an empty token would match everywhere."""
     folder = write_folder(tmp_path / "model", {})
     (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"7": {"content": "\\u0000"}}}')
     config = tiny.config(vocab_size=len(tiny.VOCABULARY) + 8)
@@ -256,11 +256,11 @@ def test_pipes_and_devices_are_not_waited_for(name: str, tmp_path: Path) -> None
 
 
 class Panic(BaseException):
-    """Stands for pyo3_runtime.PanicException, which is not an Exception."""
+    """A substitute for pyo3_runtime.PanicException, which is not an Exception."""
 
 
 class Failing:
-    """Stands for a tokenizer whose library fails."""
+    """A tokenizer that raises this error."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -345,7 +345,7 @@ def test_growth_by_normal_forms_is_counted(tmp_path: Path) -> None:
             tokenizer.encode_batch(texts)
 
 
-def test_a_safe_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
+def test_other_attributes_are_those_of_the_librarys_tokenizer(tmp_path: Path) -> None:
     tokenizer: Any = load_tokenizer(write(tmp_path), CONFIG)
     assert tokenizer.token_to_id("a") == 4
     assert tokenizer.padding is None
@@ -358,7 +358,7 @@ def test_a_safe_tokenizer_is_the_librarys_in_all_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "bart"])
-def test_a_call_of_a_tokenizer_is_answered_with_the_line_to_write(family: str, tmp_path: Path) -> None:
+def test_calling_a_tokenizer_is_an_error_with_the_right_call(family: str, tmp_path: Path) -> None:
     head = "translation" if family == "bart" else "base"
     tokenizer: Any = npformer.load(tiny.folder(tmp_path / "model", family, head)).tokenizer
     with pytest.raises(NpformerError, match=r"^tokenizer: expected tokenizer\.encode\(text\), got a call"):

@@ -1,5 +1,5 @@
-"""The tokenizer of a checkpoint folder, from any of its files: the ids are those of transformers (the golden file says
-how they were made), and a folder without a tokenizer for the model is refused with the reason."""
+"""The tokenizer of a checkpoint folder, read from any of its files. The ids are those of transformers; the golden file
+describes how they were made. A folder without a tokenizer for the model is refused with the reason."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_the_ids_are_transformers(case, tmp_path):
         assert encoding.ids == ids, text
 
 
-def test_the_forty_texts_tell_the_cases_apart():
+def test_the_forty_texts_distinguish_the_cases():
     distinct = {json.dumps(case["ids"]) for case in GOLDEN["cases"]}
     assert len(GOLDEN["texts"]) == 40
     assert len(distinct) >= 15
@@ -146,7 +146,7 @@ def test_settings_that_make_no_sense(name, content, tmp_path):
 
 
 @pytest.mark.parametrize("token", ["$A", "${HOME}", "[CLS]:1"])
-def test_special_tokens_that_would_mean_something_else(token, tmp_path):
+def test_special_tokens_with_a_meaning_in_templates_are_refused(token, tmp_path):
     message = refused(folder(tmp_path, {"tokenizer_config.json": {"cls_token": token}}))
     assert f"the special token {token!r} must not begin with $ or contain :" in message
 
@@ -168,7 +168,7 @@ def test_places_of_byte_level_pieces_begin_after_their_spaces(tmp_path):
     assert set(pair.type_ids) == {0}
 
 
-def test_the_normalizer_of_a_byte_level_tokenizer_json_counts(tmp_path):
+def test_the_normalizer_of_a_byte_level_tokenizer_json_is_applied(tmp_path):
     made = load_tokenizer(folder(tmp_path / "merges", CASES["merges"]), ROBERTA)
     made.save(str(tmp_path / "merges" / "tokenizer.json"))
     plain = load_tokenizer(tmp_path / "merges", ROBERTA)

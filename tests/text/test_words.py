@@ -1,4 +1,4 @@
-"""Tokens as a reader sees them: without a tokenizer's marks, bytes as characters; and titles cut at a word."""
+"""Readable names of tokens, without marks and with bytes decoded, and titles truncated at a word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from npformer.text.words import name_after_word, piece_names, shortened, word_text
 
-#: How byte-level BPE writes each byte: GPT-2's table, written out independently of the package's.
+#: GPT-2's table of characters for bytes, written independently of the package's.
 BYTE_LEVEL = {byte: chr(byte) for byte in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]}
 BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - BYTE_LEVEL.keys()))}
 

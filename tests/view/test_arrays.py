@@ -62,7 +62,7 @@ def test_floats_are_stored_bit_for_bit(dtype: type) -> None:
     np.testing.assert_array_equal(np.signbit(stored), np.signbit(array))
 
 
-def test_twelve_by_twelve_heads_at_128_tokens_fit_however_even_they_are() -> None:
+def test_any_weights_of_144_heads_at_128_tokens_fit() -> None:
     for sharp, decimals in ((0.0, 4), (1.0, 2), (3.0, 3)):
         layers = [weights(layer, 12, 128, 128, sharp=sharp) for layer in range(12)]
         assert sum(layer.size for layer in layers) == ALWAYS_FITS
@@ -122,7 +122,7 @@ def test_a_text_is_cut_into_words(text: str, words: list[str]) -> None:
     assert [text[first:end] for first, end in text_words(text)] == words
 
 
-def test_printable_text_obeys_nothing() -> None:
+def test_printable_text_has_no_control_characters() -> None:
     assert printable("a\x1b[2J\x00\x9b\u202e\ud800b") == "a\ufffd[2J\ufffd\ufffd\ufffd\ufffdb"
     assert printable("é 我 👩\u200d🚀 \u05e9") == "é 我 👩\u200d🚀 \u05e9"
 

@@ -127,14 +127,14 @@ def names(shown: NeuronView) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_scores_weights_and_outputs_are_not_stored_where_they_follow(dtype: type) -> None:
+def test_stages_that_the_page_computes_are_not_stored(dtype: type) -> None:
     assert names(view.neurons(head_stages(1, dtype=dtype), tokens=WORDS)) == {"query", "key", "value"}
     assert names(view.neurons(tiny.model(), TEXT)) == {"query", "key", "value"}
 
 
 @pytest.mark.parametrize("stage", ["scores", "weights", "context"])
-def test_independent_arrays_are_stored(stage: str) -> None:
-    """Arrays are independent after an edit; later stages follow from the edited one."""
+def test_an_edited_stage_is_stored(stage: str) -> None:
+    """The page can compute every stage except the edited one."""
     with edit({f"layers.1.attention.{stage}": lambda array: array * np.float32(0.5)}):
         shown = view.neurons(tiny.model(), TEXT)
     stored = [block.name for block in shown._blocks() if block.name.split(".")[2] not in ("query", "key", "value")]
@@ -195,7 +195,7 @@ def test_a_page_opens_on_the_head_that_the_answer_depends_on_most() -> None:
 
 
 def test_the_effects_of_heads_are_measured() -> None:
-    """The page shows measured changes of the log-odds without each head. Estimates have another sign for some heads."""
+    """The page shows the measured change of the log-odds without each head, because some estimates have a wrong sign."""
     model = tiny.model()
     (answer,) = view.page(model, TEXT, methods="roll-out").answers
     estimated = answer_of(model, TEXT)

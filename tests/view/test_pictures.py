@@ -150,7 +150,7 @@ def test_svg_is_well_formed_and_shows_every_token_as_text() -> None:
         assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
 
 
-def test_svg_lines_are_the_weights_worth_seeing() -> None:
+def test_svg_has_a_line_for_each_weight_above_the_threshold() -> None:
     array = weights(6, 4, 7, 7)
     root = ElementTree.fromstring(view.heads(array, tokens=WORDS, heads=[1, 2]).svg())
     paths = list(root.iter("{http://www.w3.org/2000/svg}path"))
@@ -182,7 +182,7 @@ def test_save_replaces_the_file_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     assert path.read_text(encoding="utf-8") == shown.html()
 
 
-def test_a_page_holds_no_address_and_no_markup_of_a_tokens() -> None:
+def test_a_page_has_no_addresses_and_no_markup_from_tokens() -> None:
     for shown in every_view(HOSTILE):
         page = shown.html()
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg\")|//cdn|@import|url\(", page)
@@ -198,7 +198,7 @@ def test_a_notebook_cell_is_one_frame_that_may_run_scripts_and_save_pictures() -
     )
 
 
-def test_a_view_names_itself_and_its_pictures_share_no_state() -> None:
+def test_a_view_names_itself_and_two_pages_are_equal() -> None:
     shown = view.heads(weights(1, 7, 7), tokens=WORDS)
     assert repr(shown).startswith("<npformer view: Attention heads: time flies like an arrow; print()")
     assert shown.html() == shown.html() == view.heads(weights(1, 7, 7), tokens=WORDS).html()
@@ -220,7 +220,7 @@ def test_heads_have_distinct_and_visible_colours(count: int) -> None:
 
 
 def _distance(one: str, other: str) -> float:
-    """Distance in Oklab (Ottosson 2020): the way back from the conversion in colour.py."""
+    """Distance in Oklab (Ottosson 2020), by the inverse of the conversion in colour.py."""
     return float(np.linalg.norm(_oklab(one) - _oklab(other)))
 
 
@@ -307,7 +307,7 @@ def test_the_answer_is_explained_unless_a_label_is_named(model: Any) -> None:
     assert np.array_equal(view.attribution(model, text).methods[0].scores, by_number.methods[0].scores)
 
 
-def test_more_words_than_run_at_once(model: Any) -> None:
+def test_more_words_than_one_batch(model: Any) -> None:
     text = " ".join(["love"] * 40)
     assert view.attribution(model, text).methods[0].scores.shape == (40,)
 

@@ -75,7 +75,7 @@ def test_every_kind_draws_a_translation(model: Any, kind: str) -> None:
 
 
 @needs_sentencepiece
-def test_the_walk_shows_source_and_target(model: Any) -> None:
+def test_the_stage_view_shows_source_and_target(model: Any) -> None:
     t, shown = trace(model, TEXT), view.stages(model, TEXT)
     assert shown.sides.distinct == [shown.sides.keys, shown.sides.queries]
     assert shown.ids == {"queries": tuple(t.ids.tolist()), "keys": tuple(t.key_ids.tolist())}
@@ -123,7 +123,7 @@ def test_a_tokenizer_of_the_tokenizers_library_names_both_sides(tmp_path: Path) 
     assert cross.queries.tokens[0] == "<pad>"
 
 
-def test_a_trace_of_ones_own_still_takes_both_lists() -> None:
+def test_a_recorded_trace_takes_the_tokens_of_both_sides() -> None:
     model = random_model()
     with trace() as t:
         model([3, 4, 5], decoder_input_ids=[499, 7])
