@@ -69,7 +69,7 @@ class FeedForward(Block):
 
 def output_stage(parent: str) -> Stage:
     """The stage with the output of a feed-forward network."""
-    formula = "B = activation W_2 + b_2"
+    formula = f"B = {parent} W_2 + b_2"
     return Stage("output", "(T, D)", formula, "functions.linear", "hook_mlp_out", (parent,), kept=False)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from npformer import mechanisms
+from npformer.activations import gelu
+from npformer.blocks import Gated
 from npformer.checkpoint import load_folder
 from npformer.families import FAMILIES, encoders
 from npformer.interpret import stages
@@ -86,6 +88,10 @@ def test_a_look_up_without_a_model_has_the_formulas_of_plain_models(name: str) -
     for stage in stages.of_model(MODELS[name]().config).values():
         if not stage.name.startswith(("embeddings", "pool")):
             assert stages.find(stage.name).formula == stage.formula
+
+
+def test_the_output_of_a_gated_network_has_its_own_formula() -> None:
+    assert Gated(gelu).stages[-1].formula == "B = gated W_2 + b_2"
 
 
 @pytest.mark.parametrize("name", slow_after(5, EDITED))
