@@ -6,7 +6,7 @@ Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from npformer.runtime.tiles import in_place
 from npformer.tape import Stages
 from npformer.taps import listening, spare, tap
 
-Linear = Mapping[str, np.ndarray]
 Add = Callable[[np.ndarray], np.ndarray]  # adds to the scores; may overwrite its argument
 #: Backward of an `Add`: gradient of the new scores -> gradient of the old scores, and terms to add to dq and dk.
 AddBackward = Callable[[np.ndarray], tuple[np.ndarray, Any, Any]]

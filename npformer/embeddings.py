@@ -161,7 +161,7 @@ class Embeddings:
     scale : float, factor of token rows
     first_position : int, row of the position table for the first token of a text
     padding_idx : int, a token whose row is not trained, optional
-    n_tokens, n_positions, n_token_types : int, rows of the tables; 0: no such table
+    n_tokens, n_positions, n_token_types : int, rows of the tables; 0 means no such table
     width : int, width of the tables
     projected : bool, a linear layer projects the rows to the width of the model
     """

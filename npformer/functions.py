@@ -144,7 +144,7 @@ class SparseRows(NamedTuple):
 
 
 def embedding_backward(grad: np.ndarray, ids: np.ndarray) -> SparseRows:
-    """Backward of `embedding`: dweight[i] = sum of the rows of grad (..., D) where ids == i."""
+    """Backward of `embedding`: dweight[i] = sum of the rows of grad (..., D) where ids == i, added in order."""
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]

@@ -1,7 +1,7 @@
 """`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`.
 
-`generation` is imported when it is first used, because the import would take a twentieth of the time of a process that
-classifies one sentence.
+`generation` is imported when it is first used. Its import takes a twentieth of the time of a process that classifies
+one sentence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GeneratingModel(BaseModel):
     """A model that generates texts if its head predicts tokens. Parameters as in `Model`."""
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
-        """Generates texts for the token ids of sources or prompts: one, a padded array with its mask, or a list.
+        """Generates texts from the token ids of one source or prompt, or of several in a list or a padded array.
 
         `generation.generate` lists the settings.
         """

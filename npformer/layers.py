@@ -29,7 +29,7 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class Layer:
-    """Y = Normalize(X + Block(X)) for one block after another, or Y = X + Block(Normalize(X)) with norm_first.
+    """Blocks in sequence: Y = Normalize(X + Block(X)), or with norm_first Y = X + Block(Normalize(X)).
 
     Parameters
     ----------

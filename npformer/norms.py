@@ -112,7 +112,7 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def of_norms(rule: Rule) -> Rules:
-    """Rules that apply a rule to every norm: those of rows, and those of each head of queries and keys."""
+    """Rules that apply a rule to every norm, whether of rows or of the heads of queries and keys."""
     return {"*norm": rule, "*_normed": lambda y, at: of_heads(rule, y, at)}
 
 

@@ -60,8 +60,8 @@ def backward(
 ) -> dict[str, Any]:
     """Backward of `forward`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
-    grads: the gradients of the answers by name. stages: the recording of the forward pass. If the projection to the
-    vocabulary shares the token table, its part of the gradient is in "head", and that of the lookup in "embeddings".
+    grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is also
+    the projection to the vocabulary, the gradient of the projection is in "head", that of the lookup in "embeddings".
     """
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
@@ -154,8 +154,8 @@ def transformer_backward(
 ) -> dict[str, Any]:
     """Backward of `transformer`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
-    grads: the gradient of the logits. stages: the recording of the forward pass. If the projection to the vocabulary
-    shares a token table, its part of the gradient is in "head", and that of the lookup in "encoder" or "decoder".
+    grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is also the
+    projection to the vocabulary, the gradient of the projection is in "head", that of the lookup in its stack.
     """
     x = last_decoded(stages, config)
     grad, _, tree = parts_of(config).head.backward(grads, stages, x, x, weights)

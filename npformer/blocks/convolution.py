@@ -53,7 +53,7 @@ class Convolution(Block):
         return np.zeros_like(x), grads, {EMBEDDED: {"rows": d_embedded}}
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K - 1) / 2] W_j): one term for each row of E."""
+        """u . act(h) = (u act(h) / h) . (b + sum_j E[place + j - (K + 1) / 2] W_j): one term for each row of E."""
         rows = direction.stages[direction.embedded]
         here = replace(direction)  # the direction in the rows of the layer does not change
         here.gate(f"{at}hidden", f"{at}activation")
@@ -89,7 +89,7 @@ def convolve(
     bias: np.ndarray | None = None,
     row_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """y_i = b + sum_j x[place_i + j - (K - 1) / 2] W_j, with zeros for places without a row.
+    """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for places without a row.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Reads the pickle in a torch checkpoint without executing it.
 
 A pickle is a program for a stack machine, and Python's machine can call any function. The machine here calls no
-function. It supports the instructions that torch.save writes for a dictionary of tensors, and recognizes the names of
-the functions that rebuild a tensor, for which it makes a record (`Tensor`). Everything else is an error.
+function. It supports the instructions that torch.save writes for a dictionary of tensors. It knows the names of the
+functions that rebuild a tensor, and makes a record (`Tensor`) instead of a call. Everything else is an error.
 `torch_file.py` finds the bytes that the records describe.
 """
 

@@ -139,19 +139,19 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype == BFLOAT16 or dtype.kind == "f"
 
 
-def converted(array: Array, dtype: np.dtype[Any] | None, copy: bool = False) -> Array:
+def converted(array: Array, dtype: np.dtype[Any] | None) -> Array:
     """The array, C-contiguous, aligned, read-only and in `dtype`; None keeps its dtype. Copies it only if necessary.
 
-    copy: always copy, so that the result does not depend on a file. Widening is exact, because float16 and bfloat16 are
-    subsets of float32, and float32 is a subset of float64.
+    Widening is exact, because float16 and bfloat16 are subsets of float32, and float32 is a subset of float64.
     """
-    return converted_all([array], dtype, copy)[0]
+    return converted_all([array], dtype)[0]
 
 
 def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bool = False) -> list[Array]:
     """`converted` for several arrays, with all copies in one block of memory.
 
     This is faster, because the system allocates one block in large pages. The block lives as long as any of the arrays.
+    copy: copy all arrays, so that the results do not depend on a file.
     """
     kinds = [np.dtype(dtype or array.dtype.newbyteorder("=")) for array in arrays]
     copied = [

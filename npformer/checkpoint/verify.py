@@ -25,7 +25,7 @@ class Verified(NamedTuple):
 
     name: str  # relative to the folder
     sha256: str
-    held_to: str  # source of the checksum, or the error message
+    verdict: str  # for example "matches the hub", or the error message
     damaged: bool = False
 
 
@@ -37,7 +37,7 @@ def verify(folder: Path) -> Iterator[Verified]:
         digest = ""
         try:
             digest = _digest(path)
-            yield Verified(name, digest, _held_to(path, digest))
+            yield Verified(name, digest, _verdict(path, digest))
         except NpformerError as error:
             yield Verified(name, digest, str(error), damaged=True)
 
@@ -52,8 +52,8 @@ def _digest(path: Path, kind: str = "sha256", before: bytes = b"") -> str:
     return digest.hexdigest()
 
 
-def _held_to(path: Path, sha256: str) -> str:
-    """The source of the checksum of a file. Raises NpformerError if the file does not match it.
+def _verdict(path: Path, sha256: str) -> str:
+    """Compares a file with its checksum. Raises NpformerError if they do not match.
 
     The cache of the hub names a large file by its SHA-256, and a small one by the SHA-1 of its git blob.
     """

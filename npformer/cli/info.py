@@ -76,7 +76,7 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     else:
         folders = [models.get(args.name) or find_folder(args.name, args.revision, args.offline)]
     found = {str(folder / each.name): each for folder in folders for each in verify(folder)}
-    facts = {name: f"{each.sha256}  {each.held_to}" for name, each in found.items()}
+    facts = {name: f"{each.sha256}  {each.verdict}" for name, each in found.items()}
     return facts, any(each.damaged for each in found.values())
 
 

@@ -1,4 +1,4 @@
-"""Checks of user input. A check returns the value, or raises NpformerError with the name and what was expected."""
+"""Checks of user input. A check returns the value, or raises NpformerError with its name and the expected values."""
 
 from __future__ import annotations
 

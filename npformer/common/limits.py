@@ -40,7 +40,7 @@ class Limits:
     positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
         The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
-        GPT-2 XL takes 0.6 GB for its 1,024 tokens, and as much for each further beam.
+        GPT-2 XL takes 0.6 GB for the 1,024 tokens of a beam.
     unpacked : int, bytes of the unpacked arrays of an npz file
         The default allows every stage of 18 texts of 128 tokens in BERT-base, in float32.
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
@@ -52,8 +52,8 @@ class Limits:
         Tokenizers of SentencePiece reach 72, because a rare Arabic character becomes eighteen characters.
         The result for a long text is also measured, and refused above 8 times `characters`.
     characters : int, characters of a text
-        A million characters take up to 3 s and 600 MB to tokenize at once. If texts can be split into blocks, as for
-        BERT and GPT-2, truncating a longer text needs memory for one block, and reading it in windows 100 MB.
+        A million characters take up to 3 s and 600 MB to tokenize at once. The tokenizers of BERT and GPT-2 can split
+        longer texts into blocks: truncating one needs memory for one block, and reading it in windows 100 MB.
 
     Examples
     --------

@@ -51,7 +51,7 @@ def in_use(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a temporary folder next to `target`, in which to write it. First removes such folders of dead runs.
+    """Yields a temporary folder next to `target`, in which to write it. First removes the folders of dead runs.
 
     Only its owner can read it, because it may be in the temporary folder of the system.
 

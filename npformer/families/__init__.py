@@ -75,7 +75,7 @@ def encoders() -> dict[str, EncoderTable]:
 
 
 def distinct_encoders() -> dict[str, EncoderTable]:
-    """`encoders` without families that have the tensor names of an earlier one, such as XLM-RoBERTa and CamemBERT."""
+    """`encoders` without XLM-RoBERTa, CamemBERT and other families that have the tensor names of an earlier family."""
     tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)

@@ -1,9 +1,8 @@
 """BART (Lewis et al., 2020): Marian's layers with a norm of the embeddings, and learned positions from row 2 on.
 
-Models for generation (BartForConditionalGeneration, and BartModel with a tied table), classification and question
-answering are supported. In the latter two the decoder reads the text again, shifted right, and the head reads the
-decoder's output. BartForCausalLM is the decoder alone: a causal stack, which does not use the cross-attention in its
-files.
+BartForConditionalGeneration, and BartModel with a tied table, generate texts. For classification and question answering
+the decoder reads the text again, shifted right, and the head reads the decoder's output. BartForCausalLM is the decoder
+alone: a causal stack, which does not use the cross-attention in its files.
 """
 
 from __future__ import annotations

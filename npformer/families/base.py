@@ -85,7 +85,7 @@ class Source(NamedTuple):
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # the tensor has a leading axis of 1 in a new file
-    kernel: int = 0  # width of a convolution with a tensor (out, in, kernel); 0: no convolution
+    kernel: int = 0  # width of a convolution with a tensor (out, in, kernel); 0 means no convolution
     apart: tuple[str, ...] = ()  # names of tensors with only this array, if the tensors in `names` store several
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import READ, SIZES, EncoderTable
 
 #: The masked-word head and the next-word head.
 WORDS = {
@@ -82,9 +82,5 @@ BERT = EncoderTable(
     lacking=frozenset({"pooler"}),
     buffers=frozenset({"bert.embeddings.position_ids"}),
     stages={**stages("bert."), "bert.pooler": "pooled"},
-    read={
-        "sequence-classification": "pooled",
-        "multiple-choice": "pooled",
-        "token-classification": "layers.*.ffn_norm",
-    },
+    read=READ,
 )

@@ -18,7 +18,7 @@ from npformer.config import MOST, Config, InputConvolution, Positions
 from npformer.families import base, bert
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import READ, SIZES, EncoderTable
 from npformer.layers import Layer, Stack
 from npformer.mechanisms import Disentangled
 
@@ -182,9 +182,5 @@ DEBERTA = Deberta(
         "pooler": "pooled",
         "classifier": "logits",
     },
-    read={
-        "sequence-classification": "pooled",
-        "multiple-choice": "pooled",
-        "token-classification": "layers.*.ffn_norm",
-    },
+    read=READ,
 )

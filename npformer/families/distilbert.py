@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npformer.families.encoder_table import EncoderTable
+from npformer.families.encoder_table import READ, EncoderTable
 
 DISTILBERT = EncoderTable(
     model_type="distilbert",
@@ -58,11 +58,6 @@ DISTILBERT = EncoderTable(
         "distilbert.embeddings": "embeddings.norm",
     },
     dropped=("embeddings.norm", "layers.*.ffn.output"),
-    read={
-        "sequence-classification": "pooled",
-        "multiple-choice": "pooled",
-        "token-classification": "layers.*.ffn_norm",
-        "question-answering": "layers.*.ffn_norm",
-    },
+    read={**READ, "question-answering": "layers.*.ffn_norm"},
     read_rate={"sequence-classification": 0.2, "multiple-choice": 0.2},
 )

@@ -6,7 +6,7 @@ The generator has the masked-word head. The discriminator has the replaced-token
 from __future__ import annotations
 
 from npformer.families import bert
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import READ, SIZES, EncoderTable
 
 #: The masked-word head and the next-word head.
 WORDS = {
@@ -62,10 +62,6 @@ ELECTRA = EncoderTable(
         "classifier": "logits",
         "generator_predictions": "head.norm",
     },
-    read={
-        "sequence-classification": "layers.*.ffn_norm pooled",
-        "multiple-choice": "pooled",
-        "token-classification": "layers.*.ffn_norm",
-    },
+    read={**READ, "sequence-classification": "layers.*.ffn_norm pooled"},
     read_rate={"multiple-choice": 0.1},
 )

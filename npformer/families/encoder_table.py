@@ -36,6 +36,13 @@ SIZES = {
     "max_length": "max_position_embeddings",
 }
 
+#: Head -> stages that the head reads with dropout, for BERT and most of its successors.
+READ = {
+    "sequence-classification": "pooled",
+    "multiple-choice": "pooled",
+    "token-classification": "layers.*.ffn_norm",
+}
+
 #: Field of config.json that changes the computation -> the supported value.
 SUPPORTED = {"add_cross_attention": False}
 
@@ -67,8 +74,8 @@ class EncoderTable(Family):
     lacking: frozenset[str] = frozenset()  # optional groups of the base model
     buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
     dropped: tuple[str, ...] = ()  # stages with dropout in training; `Parts.dropped` if empty
-    read: Mapping[str, str] = field(default_factory=dict)  # head -> stages that it reads, which also have dropout
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> dropout rate of those stages, if it differs
+    read: Mapping[str, str] = field(default_factory=dict)  # head -> stages that the head reads, which also have dropout
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> their dropout rate, if it differs
 
     # --- config.json -------------------------------------------------------------------------------------------------
 

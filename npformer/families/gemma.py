@@ -32,7 +32,7 @@ class Gemma(Llama):
     bidirectional = False  # use_bidirectional_attention is supported
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Reads config.json, in which "gelu" means the tanh approximation that Gemma was trained with."""
+        """As in `EncoderTable`. "gelu" in config.json means the tanh approximation, with which Gemma was trained."""
         if data.get(self.activation) == "gelu" and self.activation == "hidden_act":
             data = {**data, self.activation: self.usual_activation}
         return super().read_config(data, head)

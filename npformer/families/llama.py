@@ -53,7 +53,7 @@ class Llama(EncoderTable):
         }
 
     def width(self, data: Mapping[str, Any]) -> Any:
-        """The width of a head in config.json; None: hidden_size / num_attention_heads."""
+        """The width of a head in config.json; None means hidden_size / num_attention_heads."""
         return data.get("head_dim")
 
     def rotary(self, data: Mapping[str, Any], d_head: int) -> Rotary:
@@ -228,7 +228,7 @@ ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassifica
 
 
 def classes(name: str, answers: bool = True) -> dict[str, str]:
-    """Class -> head. Classes are called `name` with a suffix of ENDS. answers: there is one for question answering."""
+    """Class -> head. A class is `name` with a suffix of ENDS. answers: Transformers has one for question answering."""
     heads = dict(zip(ENDS, HEADS, strict=True))
     return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
 

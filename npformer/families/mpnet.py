@@ -6,7 +6,7 @@ Positions are counted as in RoBERTa, but the padding token is always 1. There ar
 from __future__ import annotations
 
 from npformer.config import Positions
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import READ, SIZES, EncoderTable
 from npformer.families.roberta import SPECIAL_TOKENS, WORDS
 from npformer.mechanisms import RelativeBias
 
@@ -70,9 +70,5 @@ MPNET = EncoderTable(
         "classifier": "logits",
         "lm_head": "logits",
     },
-    read={
-        "sequence-classification": "layers.*.ffn_norm pooled",
-        "multiple-choice": "pooled",
-        "token-classification": "layers.*.ffn_norm",
-    },
+    read={**READ, "sequence-classification": "layers.*.ffn_norm pooled"},
 )

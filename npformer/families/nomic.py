@@ -19,7 +19,7 @@ from npformer.families.rope import check_even_heads
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 
-#: Field in Transformers -> field on the hub, with the name from GPT-2.
+#: Field in Transformers -> field on the hub, which has the name of GPT-2's field.
 HUB = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from npformer.config import Positions
 from npformer.families import bert
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import READ, SIZES, EncoderTable
 
 SPECIAL_TOKENS = {
     "unk_token": "<unk>",
@@ -25,7 +25,7 @@ XLM_PIECES = PieceOrder(
     dropped=3,
     last=("mask_token",),
 )
-#: CamemBERT uses the start and end tokens of the file. The ones that fairseq puts first are unused.
+#: CamemBERT uses the start and end tokens of the file. The tokens that fairseq puts first are unused.
 CAMEMBERT_PIECES = PieceOrder(
     first=(
         ("<s>NOTUSED", 0.0), ("pad_token", 0.0), ("</s>NOTUSED", 0.0), ("unk_token", 0.0), ("<unk>NOTUSED", -100.0)
@@ -90,11 +90,7 @@ def _table(model_type: str, name: str, pieces: PieceOrder = AS_IN_THE_FILE) -> E
             "classifier": "logits",
             "lm_head": "logits",
         },
-        read={
-            "sequence-classification": "layers.*.ffn_norm pooled",
-            "multiple-choice": "pooled",
-            "token-classification": "layers.*.ffn_norm",
-        },
+        read={**READ, "sequence-classification": "layers.*.ffn_norm pooled"},
     )
 
 

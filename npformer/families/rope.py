@@ -17,16 +17,13 @@ ORIGINAL, LENGTH = "original_max_position_embeddings", "max_position_embeddings"
 SETTINGS = ("rope_scaling", "rope_parameters")
 
 
-def read_rotary(data: Mapping[str, Any], theta: float = 10_000.0) -> Rotary:
-    """The rotary embeddings of a config.json. theta: the default base.
-
-    Raises NpformerError for an unsupported kind of scaling.
-    """
+def read_rotary(data: Mapping[str, Any]) -> Rotary:
+    """The rotary embeddings of a config.json. Raises NpformerError for an unsupported kind of scaling."""
     name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     given = data.get(name) or {}
     if not isinstance(given, Mapping):
         raise NpformerError(f"{name}: expected an object, got {checks.shown(given)}")
-    base = given.get("rope_theta", data.get("rope_theta", theta))
+    base = given.get("rope_theta", data.get("rope_theta", 10_000.0))
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in _READERS:
         supported = ", ".join(_READERS)

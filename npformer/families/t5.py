@@ -213,7 +213,7 @@ def _read_bias(data: Mapping[str, Any]) -> RelativeBias:
 def _modules(group: str, head: str, config: Config) -> list[str]:
     """The modules that may have the weights of a group. The first one is written."""
     if group == "head.output" and head == "translation" and not config.tied:
-        return ["lm_head", "shared"]  # like Transformers 5, uses the token table if a file has no lm_head
+        return ["lm_head", "shared"]  # as in Transformers 5, the token table replaces a missing lm_head
     if group in TOP[head]:
         return [TOP[head][group]]
     side, _, rest = group.partition(".")

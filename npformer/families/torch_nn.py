@@ -65,7 +65,7 @@ OTHERS = (
     "dtype",
 )
 
-#: Last part of the name of a group -> its name in torch's enclosing module ("": not a separate module).
+#: Last part of the name of a group -> its name in torch's enclosing module; "" means that it is not a separate module.
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",

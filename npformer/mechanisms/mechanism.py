@@ -119,7 +119,7 @@ class Mechanism:
         keys: np.ndarray,
         stages: Stages,
     ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
-        """Backward of `add`: the gradient of the scores before it, terms of dq and dk, gradients of its own arrays."""
+        """Backward of `add`: the gradient of the old scores, terms to add to dq and dk, gradients of its arrays."""
         return grad, 0.0, 0.0, {}
 
     def formula(self, scores: str) -> str:

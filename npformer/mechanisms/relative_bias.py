@@ -93,9 +93,9 @@ def relative_buckets(
 ) -> np.ndarray:
     """The bucket of each distance d = key - query.
 
-    Each direction has B = n_buckets / 2 buckets; keys after the query use the upper half of the buckets. A distance
-    |d| < E = B / 2 has its own bucket, |d|. A greater distance has the bucket
-    E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, but at most B - 1.
+    Each direction has B = n_buckets / 2 buckets. A distance |d| < E = B / 2 has the bucket |d|. A greater distance has
+    the bucket E + (B - E) log(|d| / E) / log(max_distance / E), rounded down, but at most B - 1. If the key is after
+    the query, B is added.
 
     If not bidirectional, B = n_buckets, and keys after the query have bucket 0.
 

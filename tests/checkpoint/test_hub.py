@@ -304,7 +304,7 @@ def test_every_cached_file_can_be_checked_against_the_hub(hub, env, folder):
     hub.add(NAME, folder, large=5000)
     (answer,) = loads(env, {"name": NAME})
     checked = list(verify(Path(answer["folder"])))
-    assert {each.held_to for each in checked} == {"matches the hub"}
+    assert {each.verdict for each in checked} == {"matches the hub"}
     assert [each.name for each in checked] == answer["files"]
     weights = Path(answer["folder"], "model.safetensors").resolve()
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

@@ -42,7 +42,7 @@ def test_every_file_is_listed_with_its_sha256_and_its_reference(folder: Path) ->
     assert sorted(found) == ["config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
     for name, each in found.items():
         assert each.sha256 == hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        assert each.held_to == ("matches its metadata" if name == WEIGHTS else UNKNOWN)
+        assert each.verdict == ("matches its metadata" if name == WEIGHTS else UNKNOWN)
         assert not each.damaged
 
 
@@ -78,10 +78,10 @@ def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -
     for name, content in {"vocab.txt": large, "1_Pooling/config.json": small}.items():
         (blobs / names[name]).write_bytes(content)
         (snapshot / name).symlink_to(blobs / names[name])
-    assert {each.name: each.held_to for each in verify(snapshot)} == dict.fromkeys(names, "matches the hub")
+    assert {each.name: each.verdict for each in verify(snapshot)} == dict.fromkeys(names, "matches the hub")
     for blob in blobs.iterdir():
         flip(blob)
-    assert all(each.damaged and "differs from the file on the hub" in each.held_to for each in verify(snapshot))
+    assert all(each.damaged and "differs from the file on the hub" in each.verdict for each in verify(snapshot))
 
 
 def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixture[str]) -> None:
