@@ -18,13 +18,7 @@ from npformer.golden.suite import cases
 from npformer.interpret.stages import of_model
 from npformer.stage import Stage
 
-WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = (
-    104,
-    36,
-    116,
-    56,
-    26,
-)  # of a box, its place and the left lane, in pixels
+WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = (104, 36, 116, 56, 26)  # of a box, its place and the left lane, in pixels
 LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 HOOK = re.compile(r"(?<=blocks\.)\d+(?=\.)")
 

@@ -95,11 +95,7 @@ def tasks() -> Iterable[str]:
         yield from table(
             ("option", "default", "meaning"),
             (
-                (
-                    code(each.name),
-                    standard(each),
-                    literal(". ".join(filter(None, described.get(each.name, ("", ""))))),
-                )
+                (code(each.name), standard(each), literal(". ".join(filter(None, described.get(each.name, ("", ""))))))
                 for each in own
             ),
         )

@@ -125,10 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="record: texts; compare: golden file, port's arrays; suite: new folder; run: suite, program",
     )
     parser.add_argument(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help=f"a bundled model, a folder or a Hugging Face id (record: {RECORDED})",
+        "-m", "--model", metavar="MODEL", help=f"a bundled model, a folder or a Hugging Face id (record: {RECORDED})"
     )
     add_options(parser, LOADING)
     record = parser.add_argument_group("record")

@@ -7,15 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from npformer.cli.arguments import (
-    JSON,
-    PAIR,
-    OneOf,
-    add_options,
-    dataset_options,
-    model_options,
-    text_options,
-)
+from npformer.cli.arguments import JSON, PAIR, OneOf, add_options, dataset_options, model_options, text_options
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Command, Option, option
 
@@ -27,10 +19,7 @@ PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of each sec
 READS: dict[str, tuple[Option | OneOf, ...]] = {
     "text": text_options(),
     "prompt": text_options("prompt"),
-    "pair": (
-        *text_options(),
-        OneOf((PAIR, option("--pairs", "each text is a pair separated by a tab"), PAIR_COLUMN)),
-    ),
+    "pair": (*text_options(), OneOf((PAIR, option("--pairs", "each text is a pair separated by a tab"), PAIR_COLUMN))),
     "question": (
         *text_options("question"),
         OneOf(

@@ -23,14 +23,7 @@ from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
 from npformer.text.tokenizer import longest_text
 from npformer.text.translation_tokenizer import LANGUAGE
-from npformer.text.windows import (
-    Tokens,
-    kept_lengths,
-    moving_text,
-    tokens_of_blocks,
-    windows,
-    with_special_tokens,
-)
+from npformer.text.windows import Tokens, kept_lengths, moving_text, tokens_of_blocks, windows, with_special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

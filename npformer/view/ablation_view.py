@@ -23,11 +23,7 @@ BLOCKS = {"attention": "", "cross_attention": ", source"}
 
 
 def ablation(
-    source: Any,
-    text: Any = None,
-    *,
-    heads: Sequence[tuple[str, int]] | None = None,
-    progress: bool | None = None,
+    source: Any, text: Any = None, *, heads: Sequence[tuple[str, int]] | None = None, progress: bool | None = None
 ) -> AblationView:
     """Draws how the answer and its probability change without each attention head.
 

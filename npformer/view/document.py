@@ -140,11 +140,7 @@ def _document(title: str, texts: Sequence[tuple[str, Sequence[View]]], answers: 
         "policy": f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         "style": style,
         "meta": _json_in_html(
-            {
-                "scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
-                "texts": described,
-                "answers": answers,
-            }
+            {"scales": {"sequential": SEQUENTIAL, "diverging": DIVERGING}, "texts": described, "answers": answers}
         ),
         "data": "\n".join(
             f'<script type="text/plain" data-array="{at}">{text}</script>' for text, at in stored.items()

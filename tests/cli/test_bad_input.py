@@ -22,10 +22,7 @@ def test_lines_that_are_not_utf_8_are_named_and_the_rest_answered(models, tmp_pa
     (tmp_path / "bad.txt").write_bytes(b"ice\n\xff\xfe\ncream\nab\xc3\n")
     code, output, errors = run("classify", "-m", models["classify"], "--json", "-f", "bad.txt", cwd=tmp_path)
     assert code == 1
-    assert errors.splitlines() == [
-        "npformer: bad.txt:2: not UTF-8 (byte 0)",
-        "npformer: bad.txt:4: not UTF-8 (byte 2)",
-    ]
+    assert errors.splitlines() == ["npformer: bad.txt:2: not UTF-8 (byte 0)", "npformer: bad.txt:4: not UTF-8 (byte 2)"]
     assert [row.get("text") for row in rows(output)] == ["ice", None, "cream", None]
     assert rows(output)[3] == {"error": "bad.txt:4: not UTF-8 (byte 2)"}
 

@@ -131,10 +131,7 @@ def test_measures_can_be_chosen(folder: Path, capsys) -> None:
         (("--kind", "model", "--head", 0), "--head: not an option of --kind model, which shows every head"),
         (("--kind", "stages", "--layer", 0), "--layer: not an option of --kind stages"),
         (("--kind", "attribution", "--head", 1), "--head: not an option of --kind attribution"),
-        (
-            ("--kind", "model", "--method", "logit"),
-            "--method: expected --kind attribution or page, got model",
-        ),
+        (("--kind", "model", "--method", "logit"), "--method: expected --kind attribution or page, got model"),
         (("--open",), "--open: expected a file; give -o FILE"),
         (("-o", "nowhere/view.html"), "view.html"),
         (("-o", "."), ".: expected a file for the page, such as view.html, got a folder"),

@@ -237,10 +237,7 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.neurons(head_stages(1), tokens=WORDS[:3]), "query_heads: expected (3, 3, 8) for these tokens"),
         (lambda: view.stages(A, tokens=WORDS), "got plain arrays"),
         (lambda: view.stages({}, tokens=WORDS), "at least one stage, got none"),
-        (
-            lambda: view.stages(trace(tiny.model(), "I"), labels=["one"]),
-            "labels: expected 2, one per logit, got 1",
-        ),
+        (lambda: view.stages(trace(tiny.model(), "I"), labels=["one"]), "labels: expected 2, one per logit, got 1"),
         (lambda: view.attribution(A, tokens=WORDS, label="POSITIVE"), "label= needs a text classifier"),
         (lambda: view.attribution(A, tokens=WORDS, scores={"mine": [1.0]}), "scores 'mine': expected 7 finite numbers"),
         (lambda: view.attribution(tiny.model(), "I love it", label="GOOD"), "expected one of NEGATIVE, POSITIVE"),

@@ -1,4 +1,4 @@
-// Ablation view: the change of the answer's probability without each head; a click shows the answers without it.
+// Ablation view: how the answer's probability changes without each head. A click on a head shows the new answers.
 
 const grid = el("table", { class: "grid" });
 const panel = el("aside", { class: "panel", "aria-label": "Answer without the head" });
@@ -60,7 +60,7 @@ function cell(y, head, change) {
   );
 }
 
-// Every outcome with all heads and without the ablated one.
+// Each outcome's probability with all heads, and without the ablated head if one is selected.
 function comparison() {
   const before = new Map(meta.whole);
   if (!off)
@@ -86,7 +86,7 @@ function comparison() {
   ];
 }
 
-// A name with its probability before and after; "–" if it is not among those listed.
+// An outcome's name with its probability before and after, or "–" where the outcome is not listed.
 function outcome(name, before, after) {
   const number = (share) => (share === undefined ? "–" : percent(share));
   const bar = (share, kind) => el("i", { class: `share ${kind}`, "--w": share ?? 0 });

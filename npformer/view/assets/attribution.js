@@ -4,11 +4,11 @@ const controls = el("div", { class: "controls-row" });
 const about = el("p", { class: "about" });
 const texts = el("div", { class: "texts" });
 const list = el("table", { class: "list" });
-let explained = 0; // of a translation: all words, or one of them
+let explained = 0; // in a translation, the index of what is explained: all words or one word
 let method = 0;
 const methods = () => meta.explained[explained].methods;
 let order = "place";
-const opened = new Set(); // words of folded rows that were opened
+const opened = new Set(); // words from folded rows that the reader opened
 
 const colour = (m, share) => (m.signed ? signedColour(share, 1) : weightColour(share ** 2 * 0.6));
 
@@ -16,7 +16,7 @@ function word(m, number, text) {
   const share = m.shares[number];
   const rgb = colour(m, share);
   return el(
-    "span", // not a button: a line breaks inside words that were left out together
+    "span", // not a button, because a line may break between words that were left out together
     {
       role: "button",
       tabindex: 0,
@@ -51,7 +51,7 @@ function row(m, number) {
 
 const lengthOf = (m) => m.texts.flat().reduce((sum, [text]) => sum + text.length, 0);
 
-// A row for words with smaller scores, which a click opens.
+// A row in place of words with smaller scores. A click shows these words.
 function folded(numbers) {
   const open = () => {
     numbers.forEach((number) => opened.add(number));
@@ -92,7 +92,7 @@ function draw() {
   );
 }
 
-// The same word in the text and in the list, marked together.
+// Marks a word both in the text and in the list.
 function point(number) {
   document.querySelectorAll("[data-word]").forEach((node) => node.classList.toggle("on", node.dataset.word === number));
 }

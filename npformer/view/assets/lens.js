@@ -1,4 +1,4 @@
-// Lens view: the largest outputs after each layer, at every token read, or with their ranks if only one is read.
+// Lens view: the largest output after each layer at every token. For a single token the columns are ranks instead.
 
 const grid = el("table", { class: "grid" });
 const panel = el("aside", { class: "panel", "aria-label": "One token, layer by layer" });
@@ -38,7 +38,7 @@ function draw() {
   panel.replaceChildren(...ranks(), ...through(answer));
 }
 
-// The rows whose largest output is the last row's: from one row on, also earlier ones, or only the last.
+// A sentence that says in which rows the last row's answer has the largest output.
 function settled(answer) {
   const leads = meta.words.map((row) => row[column][0] === answer);
   const from = leads.lastIndexOf(false) + 1;
@@ -90,7 +90,7 @@ const ranks = () => [
   ),
 ];
 
-// The last row's answer through all rows.
+// The last row's answer in every row.
 function through(answer) {
   const most = meta.words[0][column].length;
   const rows = meta.rows.map((name, y) => {

@@ -5,7 +5,7 @@ const controls = el("div", { class: "controls-row" });
 const grid = el("table", { class: "grid" });
 const about = el("p", { class: "about" });
 const panel = el("aside", { class: "panel", "aria-label": "Largest parts" });
-let logit = meta.shown; // of a translation, index of the word explained
+let logit = meta.shown; // in a translation, the index of the explained word
 let by = "layers";
 let word = null; // the token whose contributions are shown for each head
 
@@ -16,7 +16,7 @@ const limitOf = ({ values, columns, plain }) =>
     return coloured ? Math.max(most, Math.abs(value)) : most;
   }, 0);
 
-// The selected table; for a word, the contributions that each head reads from it.
+// The selected table. For a selected word, the contributions that each head reads from it.
 async function chosen() {
   const { layers } = shownLogit();
   if (by === "words" || word === null) return shownLogit()[by];
@@ -70,7 +70,7 @@ async function draw() {
   panel.replaceChildren(...largestParts(by === "words" ? "Words that add most" : "Parts that add most", parts(table)));
 }
 
-// The words with their sums, or the other cells of the table.
+// The largest parts: words with their sums, or otherwise the cells of the table.
 function parts({ rows, columns, values, plain }) {
   if (by === "words")
     return rows.map((_, y) => ({ name: [placed(rows, y)], value: values[y][columns.length - 1] }));
@@ -82,7 +82,7 @@ function parts({ rows, columns, values, plain }) {
   );
 }
 
-// Opens the lines of a head; null for other parts.
+// A function that opens the lines of a head, or null for other parts.
 function lines(row, column) {
   const [layer, [kind, head] = []] = [layerOf(row), headOf(column)];
   if (!layer || !head || !page.has("heads")) return null;

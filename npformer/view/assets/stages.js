@@ -3,7 +3,7 @@
 
 const stored = loader(meta.arrays);
 
-// A stage's array; or, side by side, the heads of the stage that has the same numbers.
+// A stage's array, or side by side the heads of the stage that has the same numbers.
 async function load(i) {
   const { merged } = meta.steps[i];
   const array = await stored(merged ?? i);
@@ -16,7 +16,7 @@ async function load(i) {
 
 let stop = null; // current position: the stage's name or the section's id, and the selected head, for the address
 let stopHead = null;
-const EDGE = 3; // rows and columns from each end in the tables, as NumPy prints
+const EDGE = 3; // rows and columns that a table shows from each end, as NumPy prints them
 const LINES = 12; // rows, and columns of a small matrix, that a table shows in full
 const sections = [];
 for (const [i, step] of meta.steps.entries()) {
@@ -34,7 +34,7 @@ function placeOf(axis, kept, i) {
 }
 const nameOf = (axis, place) => (axis.tokens ? meta.tokens[axis.tokens][place] : axis.names?.[place]);
 
-// Kept indices, with null for the gap: all, or some from each end.
+// The indices that a table shows: all, or EDGE from each end with null for the gap.
 function ends(kept, whole, most) {
   if (kept <= most && kept === whole) return Array.from({ length: kept }, (_, i) => i);
   return [
@@ -46,7 +46,7 @@ function ends(kept, whole, most) {
 
 // ---- A stage -----------------------------------------------------------------------------------------------------
 
-// `W_h` and `K^T` with their letters lowered and raised.
+// A formula such as `W_h` or `K^T` with its subscripts and superscripts.
 const formula = (text) =>
   text
     .split(/([_^]\w+)/)
@@ -144,7 +144,7 @@ function place(axis, at, what) {
   return name === "" ? null : name === undefined ? `${what} ${at}` : el("span", {}, token(name), ` (${at})`);
 }
 
-// The corner numbers, as a tensor prints.
+// The corner numbers, laid out as a printed tensor.
 function numbers(step, array, rows, colour) {
   const [height, width] = array.shape.slice(-2);
   const down = ends(height, step.rows.size ?? height, LINES);
@@ -236,7 +236,7 @@ const idOf = (title) => title.toLowerCase().replaceAll(" ", "-");
 const once = (article) => (article.filled ??= fill(article));
 const observer = whenNear(once);
 
-// The cards of a section, made when it is first open.
+// The cards of a section, made when it is first opened.
 function build(block) {
   if (!block.open || block.dataset.built) return;
   block.dataset.built = "yes";
@@ -279,7 +279,7 @@ const nav = el(
 function go(target) {
   if (target instanceof HTMLDetailsElement) {
     target.open = true;
-    build(target); // now: the toggle event comes later
+    build(target); // at once, because the toggle event comes later
   }
   target.scrollIntoView({ block: "start" });
   (target.querySelector(":scope > summary") ?? target).focus({ preventScroll: true });
@@ -299,7 +299,7 @@ nav.addEventListener("click", (event) => {
   go(walkway.querySelector(`[id="${link.dataset.id}"]`));
 });
 
-// The stage before or after the one in focus, opening its layer.
+// Goes to the stage before or after the one in focus, and opens its section.
 function walk(by) {
   const focus = document.activeElement.closest("article, details, section");
   const stops = [words, ...blocks, ...(outcome ? [outcome] : [])].flatMap((block) =>
@@ -355,7 +355,7 @@ return {
       block.open = true;
       build(block);
       const article = cards().find((each) => Number(each.dataset.step) === i);
-      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // they move it down
+      await Promise.all(cards().filter((each) => Number(each.dataset.step) < i).map(once)); // else they move it later
       await (article.filled = fill(article));
       article.scrollIntoView({ block: "start" });
     } else if (known) walkway.querySelector(`[id="${stage}"]`).scrollIntoView({ block: "start" });
