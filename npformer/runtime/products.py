@@ -74,7 +74,7 @@ def column_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndar
     if not has_kernel(a, b):
         return a @ (b if scale == 1 else b * scale)
     k, rows, columns = kernel(a.dtype), a.shape[-2], b.shape[-1]
-    if rows == 1:
+    if rows == 1 and not plain_products():
         return column_products(with_rows(a, 2), b, scale)[..., :1, :]
     margin = GROUP if k.has_edges(rows) else 0
     room = k.span - 2 * margin if margin else columns

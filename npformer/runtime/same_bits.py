@@ -68,8 +68,7 @@ class Kernel:
     # --- rows and columns --------------------------------------------------------------------------------------------
 
     def rows(self, count: int) -> int:
-        """The smallest usable row count that is at least `count`. A row has the same bits for all usable counts."""
-        count = max(count, 2)
+        """A usable row count that is at least `count`. A row has the same bits for all usable counts."""
         while not self._good[count if count <= ROWS else ROWS + 1 + (count - ROWS - 1) % ROWS]:
             count += 1
         return count
