@@ -217,7 +217,6 @@ class Embeddings:
 
     @property
     def output(self) -> str:
-        """The stage with the output."""
         return "embeddings.project" if self.projected else self.dropped
 
     @property

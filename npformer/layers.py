@@ -210,7 +210,7 @@ class Stack:
         return grad, grads, shared
 
     def width(self, d_model: int) -> int:
-        """The width of the output."""
+        """The width of the output, for a model of width d_model."""
         return d_model
 
     def output(self, x: str) -> str:

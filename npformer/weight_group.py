@@ -21,12 +21,10 @@ class Group(NamedTuple):
 
 
 def linear(inputs: int, outputs: int, bias: bool = True, joined: int = 0) -> Group:
-    """The group of a linear layer."""
     return Group((inputs, outputs), outputs if bias else None, "linear", joined)
 
 
 def table(rows: int, width: int) -> Group:
-    """The group of a table."""
     return Group((rows, width))
 
 

@@ -168,8 +168,8 @@ def test_torchs_gradients_of_models(case: str) -> None:
     for name, row in zip(described["parameters"][case], arrays[f"summary/{case}"], strict=True):
         torchs_error, largest, total, *_ = row
         error = np.abs(run32[name] - truth[name]).max()
-        # A key's bias moves all scores of a row alike, as a span head's and a choice's move all logits: their gradients
-        # are 0 but for rounding, in torch as here.
+        # A key's bias adds the same number to all scores of a query, and the bias of a head on spans or choices adds the
+        # same number to all logits. So these gradients are 0 except for rounding, here and in torch.
         floor = 1e-13 * scale
         assert np.abs(given.summary(truth[name]) - row[1:]).max() <= CLOSE * total + floor * truth[name].size, name
         assert run32[name].dtype == np.float32

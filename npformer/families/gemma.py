@@ -69,7 +69,7 @@ class Gemma2(Gemma):
         kinds = data.get("layer_types")
         if kinds is not None:
             return read_layer_types(kinds, n_layers)
-        return between(2, n_layers)
+        return except_last(2, n_layers)
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
         own = super().own_fields(data, head, n_layers)
@@ -134,7 +134,7 @@ class Gemma3(Gemma2):
         if kinds is not None:
             return read_layer_types(kinds, n_layers)
         period = next((data[name] for name in named if data.get(name) is not None), 6)
-        return between(checks.whole(named[0], period, 1, MOST), n_layers)
+        return except_last(checks.whole(named[0], period, 1, MOST), n_layers)
 
     def rotations(self, data: Mapping[str, Any]) -> tuple[Rotary, Rotary]:
         """As in `Gemma2`. In older files, `rope_scaling` applies to global layers only."""
@@ -185,7 +185,7 @@ def _bidirectional(data: Mapping[str, Any]) -> bool:
     return checks.boolean(name, data.get(name) or False)
 
 
-def between(period: int, n_layers: int) -> tuple[int, ...]:
+def except_last(period: int, n_layers: int) -> tuple[int, ...]:
     """All layers except the last of each period."""
     return tuple(i for i in range(n_layers) if (i + 1) % period)
 

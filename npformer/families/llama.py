@@ -101,7 +101,6 @@ class Llama(EncoderTable):
         return Stack(tuple(layers), norm)
 
     def attention(self, config: Config, layer: int) -> Attention:
-        """The attention of a layer."""
         return Attention(
             *(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head),
             scale=config.score_scale,

@@ -30,7 +30,7 @@ class ModernBert(EncoderTable):
 
     def config(self, head: str, **fields: Any) -> Config:
         """As in `EncoderTable`. By default every third layer attends to the whole text."""
-        local = replace(self.constants["local"], layers=between(3, fields["n_layers"]))
+        local = replace(self.constants["local"], layers=except_first(3, fields["n_layers"]))
         return super().config(head, **{"local": local, **fields})
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
@@ -91,17 +91,17 @@ def _theta(data: Mapping[str, Any], kind: str, old: str, default: float) -> floa
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The local layers: those in `layer_types`, or by default all layers between regularly spaced global layers."""
+    """The local layers: those in `layer_types`, or by default all except regularly spaced global layers."""
     every = checks.whole("global_attn_every_n_layers", data.get("global_attn_every_n_layers", 3), 1, MOST)
     kinds = data.get("layer_types")
     if kinds is None:
-        return between(every, n_layers)
+        return except_first(every, n_layers)
     return read_layer_types(kinds, n_layers)
 
 
-def between(every: int, n_layers: int) -> tuple[int, ...]:
-    """All layers except 0, n, 2 n, ..."""
-    return tuple(i for i in range(n_layers) if i % every)
+def except_first(period: int, n_layers: int) -> tuple[int, ...]:
+    """All layers except the first of each period."""
+    return tuple(i for i in range(n_layers) if i % period)
 
 
 def _rotary(theta: float) -> tuple[Rotary, ...]:
@@ -111,7 +111,7 @@ def _rotary(theta: float) -> tuple[Rotary, ...]:
 
 def _steps(local: tuple[int, ...], n_layers: int) -> dict[str, int]:
     """The spacing of global layers, for versions of Transformers without layer_types, or {} if they are irregular."""
-    every = next((each for each in range(1, n_layers + 1) if between(each, n_layers) == local), None)
+    every = next((each for each in range(1, n_layers + 1) if except_first(each, n_layers) == local), None)
     return {} if every is None else {"global_attn_every_n_layers": every}
 
 

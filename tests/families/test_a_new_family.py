@@ -173,7 +173,7 @@ def test_tiny_golden_files_and_their_diagnosis(tmp_path: Path) -> None:
 
 
 def test_fine_tuning(tmp_path: Path) -> None:
-    """A new head on its encoder trains with the gradients of the same weights elsewhere, including dropout."""
+    """A new head on the encoder has the same gradients as on a DistilBERT with its weights, including dropout."""
     settings, tree, kept = start(folder(tmp_path / "new", "base"), ("no", "yes", "perhaps"))
     assert (settings.model_type, settings.labels, kept) == ("newcomer", ("no", "yes", "perhaps"), False)
     examples = [Example(Text(np.arange(5 + i)), i % 3) for i in range(6)]

@@ -41,8 +41,7 @@ def checkpoint(path: Path, name: str) -> Path:
 
 
 def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
-    """This holds in any layout. The head has the width and activation of the layers, not the width of the narrow
-    tables."""
+    """The answers are equal in any layout. The head has the width of the layers, not of the narrow tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
     assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]

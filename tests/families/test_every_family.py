@@ -9,7 +9,7 @@ import pytest
 from npformer.families import FAMILIES
 from tests.support.check_family import CHECKS
 
-#: mT5 is T5 with gates, under another name; the parts of Gemma's first version are in Gemma 2.
+#: The families without mT5, which is T5 with gates, and the first Gemma, because Gemma 2 has all of its parts.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
 #: Checks that take seconds: quick for families without common parts, and slow for the others.

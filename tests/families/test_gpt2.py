@@ -243,7 +243,7 @@ def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
 
 
 def test_texts_of_one_token_are_traced_as_others_are() -> None:
-    """Their logits have one row per token."""
+    """The logits of a classifier have one row per text, also if the text has one token."""
     model = tiny.model("gpt2")
     shapes = {trace(model, ids)["logits"].shape for ids in ([5], [5, 6])}
     assert shapes == {(len(model.config.labels),)}

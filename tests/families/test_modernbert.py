@@ -135,7 +135,7 @@ def test_the_logit_of_a_mean_is_not_taken_apart() -> None:
 
 @pytest.mark.parametrize("name", later_modernbert.CONFIGS)
 def test_later_checkpoints_are_read(name: str, tmp_path: Path) -> None:
-    """Their position_embedding_type means no table of positions, as in every ModernBERT."""
+    """Their config.json has position_embedding_type, which confirms that there is no table of positions."""
     folder = later_modernbert.folder(tmp_path / "model", name)
     config = load(folder).config
     assert (config.head, config.pooling) == ("masked-lm", "mean")
