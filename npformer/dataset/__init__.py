@@ -1,9 +1,9 @@
-"""Runs a task on whole datasets: files in, files with typed columns of answers out, each row exactly once.
+"""Runs a task on whole datasets: reads their files, answers each row once, and writes typed columns of answers.
 
-`mapping.map` is the entry point. `readers.py` reads a file (`jsonl.py` JSON Lines), `sources.py` all files of a
-dataset, which `sizes.py` splits into parts; `columns.py` converts answers to typed columns, `sinks.py` writes,
-`manifest.py` records finished parts so that an interrupted run can resume, `work.py` answers the rows of one part, and
-`cluster.py` distributes parts to Dask workers.
+`mapping.map` is the entry point. `readers.py` reads one file (`jsonl.py` reads JSON Lines). `sources.py` reads all
+files of a dataset, which `sizes.py` divides into parts. `work.py` answers the rows of one part, in this process or on
+the Dask workers of `cluster.py`. `columns.py` converts answers to typed columns, `sinks.py` writes them, and
+`manifest.py` records finished parts, so that an interrupted run can resume.
 """
 
 from importlib.util import find_spec

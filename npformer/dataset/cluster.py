@@ -1,7 +1,7 @@
 """Answers parts on Dask workers, each of which loads the model once.
 
-Workers only compute. The process that calls `map` reads, writes and keeps the manifest, so a part that is computed
-twice, because a worker died or was slow, is written once. Dask handles retries and workers that die or join.
+Workers only compute. The process that calls `map` reads, writes and keeps the manifest. So a part is written once, even
+if it is computed twice because a worker died. Dask handles retries, and workers that die or join.
 """
 
 from __future__ import annotations

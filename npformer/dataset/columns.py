@@ -1,7 +1,7 @@
 """The answers of tasks as typed columns, defined by `Task.columns`.
 
-Numbers have the model's dtype, so that answers are exact. Every task has two more columns: whether the text was
-truncated, and the error of a row without an answer.
+Numbers have the model's dtype, so that answers are exact. Every table of answers has two more columns: "truncated"
+shows whether the text was truncated, and "error" gives the reason if a row has no answer.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def results(task: Task, answers: Sequence[Any]) -> Any:
 
 
 def _missing(kind: Any) -> Any:
-    """Returns the value for a row without an answer: null, or NaN in a vector, as in .npy files.
+    """Returns the value for a row without an answer: null, or a vector of NaN, as in .npy files.
 
-    Before version 26, pyarrow cannot read null vectors from Parquet.
+    A vector is not null, because pyarrow before version 26 cannot read null vectors from Parquet.
     """
     if not pa.types.is_fixed_size_list(kind):
         return None

@@ -23,7 +23,7 @@ TYPES = {"": pa.null(), "true or false": pa.bool_(), "text": pa.string()}
 
 
 def objects(lines: Iterable[tuple[int, str]], where: object) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yields number, characters and object of each line that is not blank."""
+    """Yields the line number, the length in characters and the object of each line that is not blank."""
     for number, line in lines:
         if not line.strip():
             continue

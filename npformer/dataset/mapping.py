@@ -24,7 +24,7 @@ from npformer.tasks.task import Task
 
 PART = 8192  # rows: an interruption loses seconds to minutes of work, and the number of files stays moderate
 
-#: (place, columns of the input, texts) of parts -> results with the worker's probe, in any order.
+#: Place, input, results and the worker's probe of each part, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
 
 
@@ -127,7 +127,7 @@ def _empty(schema: Any, task: Task, prefix: str) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of packages that may change the output; the machine's probe covers NumPy and its BLAS."""
+    """Returns the versions of packages that may change the output. `machine` covers NumPy and its BLAS."""
     import tokenizers
 
     return {"npformer": __version__, "pyarrow": pa.__version__, "tokenizers": tokenizers.__version__}
@@ -147,7 +147,9 @@ class _Run:
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
-        if self.sink.form is not None and not self.source.unreadable:  # otherwise parts wait until the file is repaired
+        if (
+            self.sink.form is not None and not self.source.unreadable
+        ):  # otherwise a later run with repaired files needs them
             for name in names:
                 self.sink.part(name).unlink(missing_ok=True)
         self.manifest.finish()
@@ -215,7 +217,7 @@ class _Run:
             facts: dict[str, Any] = {
                 "rows": table.num_rows,
                 "errors": table.num_rows - results["error"].null_count,
-                "truncated": _true(results["truncated"]),
+                "truncated": sum(chunk.true_count for chunk in results["truncated"].chunks),
                 "sha256": checksum(partial),
             }
         if bits != self.manifest.header["machine"]["bits"]:
@@ -252,7 +254,3 @@ class _Run:
                 f"this run began on a BLAS that adds in another order ({first['kernels']}; here {here['kernels']}): "
                 "the last bits of answers may differ between its parts"
             )
-
-
-def _true(column: Any) -> int:
-    return sum(chunk.true_count for chunk in column.chunks)

@@ -1,7 +1,7 @@
 """Reads one file of a dataset as record batches of a few megabytes, unless the file itself has larger batches.
 
 Columns of csv and tsv are texts, so that values stay unchanged (007, 1.50, NA). Columns of jsonl have types that fit
-all their values (`jsonl.py`). A dictionary of texts stays a dictionary; other types become plain.
+all their values (`jsonl.py`). Texts with dictionary encoding keep it; other columns lose it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def plain(schema: Any) -> Any:
 
 
 def _carried(kind: Any) -> Any:
-    """Returns the type with dictionaries only for texts, ordered by rows."""
+    """Returns the type, with dictionary encoding only if a column of texts has it."""
     is_coded = pa.types.is_dictionary(kind) and any(test(_plain(kind)) for test in BYTES)
     return pa.dictionary(pa.int32(), _plain(kind)) if is_coded else _plain(kind)
 
@@ -185,7 +185,7 @@ def _arrow(file: Any) -> Iterator[Any]:
 
 
 def _checked(batch: Any) -> Any:
-    """Checks that offsets and dictionary numbers stay within a batch. Texts may be any bytes."""
+    """Checks that offsets and dictionary indices stay within a batch. Texts may be any bytes."""
     for column in batch.columns:
         column.view(_as_bytes(column.type)).validate(full=True)
     return batch

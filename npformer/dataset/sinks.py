@@ -65,7 +65,7 @@ class Sink:
         """Raises NpformerError if the output exists and is not from an earlier run."""
         if self.manifest.exists():
             return
-        begun = (LOCK, f".{self.manifest.name}.")  # left by a run that was killed before it wrote a manifest
+        begun = (LOCK, f".{self.manifest.name}.")  # files of a run that was killed before it wrote a manifest
         taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(
@@ -196,9 +196,9 @@ def _batches(tables: Iterable[Any]) -> Iterator[Any]:
 
 def _json(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_told)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_text)
     except ValueError:  # NaN and infinity, which JSON lacks
-        return json.dumps(_finite(value), ensure_ascii=False, default=_told)
+        return json.dumps(_finite(value), ensure_ascii=False, default=_as_text)
 
 
 def _finite(value: Any) -> Any:
@@ -209,7 +209,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Converts values without a JSON type to text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")

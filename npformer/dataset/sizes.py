@@ -1,6 +1,6 @@
 """The sizes of rows, and the division of a file into parts by number of rows or bytes, whichever is reached first.
 
-One part is in memory at a time. The size of a row is that of its values without a dictionary, so that parts depend only
+One part is in memory at a time. A row's size counts its values without dictionary encoding, so that parts depend only
 on the rows, not on how a file stores them.
 """
 
@@ -21,7 +21,7 @@ BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.ty
 
 
 class Cuts:
-    """Divides a file into parts by adding the sizes of its rows: at most `rows` in each, and `limit` in total."""
+    """Divides a file into parts by the sizes of its rows. A part has at most `rows` rows, all parts at most `limit`."""
 
     def __init__(self, rows: int, limit: int | None) -> None:
         self.rows, self.limit = rows, limit

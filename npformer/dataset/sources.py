@@ -1,7 +1,7 @@
 """Reads a dataset: a file, or the files of a folder sorted by name, as tables with one schema.
 
-`survey` reads everything once, to find unreadable files, differing columns and changed input before hours are spent on
-a model. Its result identifies the input and divides each file into parts (`sizes.py`). `parts` then reads the requested
+`survey` reads everything once, to find unreadable files, differing columns and changed input before the model runs for
+hours. It returns the identity of each file and divides it into parts (`sizes.py`). `parts` then reads the requested
 parts.
 """
 
@@ -116,7 +116,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
 
 
 def _check_size(file: File) -> None:
-    """Raises NpformerError if a file was changed: reading a missing page of a mapped file would kill the process."""
+    """Raises NpformerError if a file's size changed: reading beyond the end of a mapped file would kill the process."""
     with suppress(FileNotFoundError):  # an open file stays readable
         size = file.path.stat().st_size
         if size != file.bytes:

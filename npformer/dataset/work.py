@@ -1,7 +1,7 @@
-"""The work of a worker, which is this process or one of Dask's: answers the rows of a part, and identifies itself.
+"""The work of this process or of a Dask worker: answers the rows of one part, and describes its machine.
 
-`RemoteTask` describes a task so that a process on another machine can recreate it; `identity` has everything that its
-answers depend on, down to the bits of the weights.
+`RemoteTask` describes a task so that a process on another machine can recreate it. `identity` returns everything that
+the answers of a task depend on, including a checksum of its weights.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] =
 
 
 def _seeded(options: Any, place: Place) -> Any:
-    """Sets a seed for each part if the task samples: samples depend on the seed and the index in the part."""
+    """Gives each part its own seed if the task samples: a sample depends on the seed and on its index in the part."""
     settings = getattr(options, "settings", {})
     if not settings.get("do_sample"):
         return options
@@ -153,12 +153,12 @@ _making = threading.Lock()
 
 
 def answer_elsewhere(work: RemoteTask, texts: Any, place: Place) -> tuple[Any, str]:
-    """Answers a part in a worker, which creates the task once; returns the results and the worker's `probe`."""
+    """Answers a part on a worker, which creates the task once. Returns the results and the worker's `probe`."""
     return answer(_made(work), texts, place), probe()
 
 
 def describe(work: RemoteTask) -> dict[str, str]:
-    """Creates the task in a worker, and identifies the worker; an "error" if that fails."""
+    """Creates the task on a worker. Returns the worker's `machine`, with an "error" if the task cannot be created."""
     try:
         _made(work)
     except NpformerError as error:
@@ -190,7 +190,7 @@ _probed: list[str] = []
 
 
 def probe() -> str:
-    """Returns a digest of an encoder layer's output on fixed numbers: if it differs, so do the last bits of answers."""
+    """Returns a digest of an encoder layer's output for fixed numbers, which shows differences in the last bits."""
     if not _probed:
         random = np.random.default_rng(0)
         d, f = 384, 1536

@@ -51,7 +51,7 @@ class Answer:
 
 
 def answer_of(model: Any, given: Any) -> Answer | None:
-    """Runs a model forward and backward; None if it has neither labels nor words.
+    """Returns a model's answer and the effects of its heads, or None if it has neither labels nor words.
 
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
     Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.
@@ -79,9 +79,9 @@ def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, fl
 
 
 def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Returns the probability of each label or word (C,), or for a translation the mean over its words as (1,).
+    """Returns the probability of each label or word (C,), or the mean over a translation's words (1,).
 
-    None if the text has no single answer.
+    Returns None if the text has no single answer.
     """
     from npformer.tasks.task import probabilities
 

@@ -1,7 +1,7 @@
 """Attribution of a model's answer to words, by two measures that need no gradients.
 
-Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers: it
-shows where information could flow, not its effect on a label. `integrated_gradients.py` has the gradient measures,
+Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers. It
+shows where information could flow, but not its effect on a label. `integrated_gradients.py` has the gradient measures,
 `view/attribution_view.py` draws all of them.
 """
 
@@ -172,7 +172,7 @@ def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
-    """The token at which each part of a text or a pair begins, as `parts` has them for each text."""
+    """Returns the token at which each part of a text or pair begins. `parts` has the parts of each text."""
     from npformer.text.encoding import Encoder
 
     tokens = Encoder(model).read([given])[0].pieces[0]
@@ -187,7 +187,7 @@ def _first_tokens(model: Any, given: Any, parts: Sequence[Sequence[Span]]) -> tu
 
 
 def words_together(model: Any, count: int, tokens: int, asked: int | None) -> int:
-    """Returns how many adjacent words to leave out together in a text of `count` words: one, or more in long texts."""
+    """Returns how many adjacent words to leave out together in a text of `count` words: one, or more if it is long."""
     if asked is not None:
         return whole("attribution: group", asked, 1)
     return math.ceil(count * tokens / affordable(model, MOST))
@@ -263,7 +263,7 @@ def on_logit(found: Any) -> Method:
     about = (
         f"Contribution of each word to {found.what} ({found.logit:z.4f}), with layer norms held: through the heads that"
     )
-    about += f" read it for token {found.position}, and that token also through its own row. Biases add"
+    about += f" read it for token {found.position}. That token also contributes through its own row. Biases add"
     about += f" {sum(found.biases.values()):z.4f}. The largest head is head {head} of layer {layer}, with"
     about += f" {found.heads[layer, head].sum():z.4f}."
     return on_tokens("Logit attribution", about, found.tokens, found.words.sum(axis=0), signed=True)

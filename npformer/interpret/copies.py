@@ -30,9 +30,9 @@ def run_copies(
 ) -> list[Answers]:
     """Returns the answers of one input under each single change. A change is a stage and its edit, as in `edit`.
 
-    The answers have the same bits as in a separate run for each change. A copy runs from the layer of its change on, or
-    from the start in an encoder-decoder. progress: passed to `progress.bar` as `shown`; by default, only on a terminal.
-    Raises NpformerError for a stage that does not fire.
+    The answers have the same bits as in a separate run for each change. A copy starts at the layer of its change, or in
+    an encoder-decoder at the first layer. By default, `progress` shows a bar only on a terminal. Raises NpformerError
+    for a stage that does not fire.
     """
     read: list[np.ndarray] = []  # the rows that each layer read
     if isinstance(model, Model) and not model.config.decoder:
@@ -53,7 +53,7 @@ def run_copies(
 def _batches(
     given: Any, changes: Sequence[tuple[str, Change]], resumes: bool
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """Yields the first layer that a batch of copies runs (None: a whole run), and the numbers of their changes."""
+    """Yields the first layer of each batch of copies, None for a whole run, and the indices of its changes."""
     size = max(1, TOKENS // (sum(map(len, given)) if isinstance(given, tuple) else len(given)))
     of_layer: dict[int | None, list[int]] = {}
     for number, (stage, _) in enumerate(changes):

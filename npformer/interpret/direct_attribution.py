@@ -81,7 +81,7 @@ class LogitAttribution:
 
     @property
     def words(self) -> np.ndarray:
-        """The contribution of each token, (n_layers + 1, T): to the embeddings, then to each layer, without biases.
+        """The contribution of each token, without biases, (n_layers + 1, T): to the embeddings, then to each layer.
 
         A layer's heads attribute to the tokens that they read, its FFN to token `position`. The tokens of a convolution
         count towards the first layer.
@@ -164,10 +164,10 @@ def logit_attribution(
 ) -> LogitAttribution:
     """Decomposes a logit into the contributions of the embeddings, each head, each FFN and each word.
 
-    The parts add up to the logit. They are exact with the mean and deviation of layer norms held (a later norm scales
-    the output of earlier layers), and the factor act(h) / h in the head held. `interpret/direct_attribution.py` has the
-    formula. Inside `npformer.edit`, the edited forward is explained. An edit of a sum, a norm or a context shows as a
-    difference between `total` and `logit`, because no part computes it.
+    The parts add up to the logit. They are exact if two things are held at their values: the mean and deviation of
+    layer norms, and the factor act(h) / h in the head. A later norm scales the output of earlier layers.
+    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the edited forward is explained. An edit
+    of a sum, a norm or a context shows as a difference between `total` and `logit`, because no part computes it.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def logit_attribution(
     config = model.config
     names = ("start_logits", "end_logits") if config.head == "question-answering" else ("logits",)
     answers = {name: recorded[name] for name in names if name in recorded}
-    asked: dict[str, Any] = {"text": _Ids(recorded.ids), "caller": "logit_attribution"}
+    asked: dict[str, Any] = {"text": Text(recorded.ids), "caller": "logit_attribution"}
     if config.head in POOLED_HEADS and config.pooling == "mean":
         raise NpformerError("logit_attribution: unsupported: a head that reads the mean of all rows")
     label = "start" if config.head == "question-answering" and label is None else label
@@ -258,11 +258,6 @@ def head_results(model: Model, recorded: Trace) -> np.ndarray:
             written *= np.divide(after, before, out=np.zeros_like(after), where=before != 0)
         stacked.append(written)
     return np.stack(stacked)
-
-
-@dataclass(frozen=True)
-class _Ids:
-    ids: np.ndarray
 
 
 @dataclass
@@ -315,8 +310,11 @@ class _Walk:
         )
 
     def tokens(self) -> tuple[str, ...]:
-        """The tokens of the stack: for a decoder that reads the text again, its start token and the text's tokens; for
-        a translation, the decoder's tokens and the source's."""
+        """The tokens of the stack.
+
+        A decoder that reads the text again has its start token and the text's tokens. A translation has the decoder's
+        tokens and the source's.
+        """
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         again = 1 if self.model.config.head != "translation" else None
         return (*own[:again], *(self.stages.key_tokens or ())) if self.at else tuple(own)

@@ -4,7 +4,7 @@
 
 An edit gets the same array as a trace: a stage of one text, without a batch axis. `traces.py` records the result. A
 gradient taken inside `edit` is the gradient of the edited forward, so it needs the derivative of every change on its
-path; `Differentiable` supplies the derivative of a function.
+path. `Differentiable` is a function with its derivative.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     """Changes stages of every forward that runs inside the `with` block.
 
-    A gradient that is taken inside (training, attribution, a `Recording`) is the gradient of the edited forward.
+    A gradient that is taken inside (training, attribution, a `Recording`) is the gradient of the edited forward. A
+    stage that an array replaces has gradient 0.
 
     Parameters
     ----------
@@ -44,8 +45,8 @@ def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     Raises
     ------
     NpformerError
-        If a change gives another shape, a name has not fired by the end of the block, or a gradient passes through a
-        function without a known derivative (use `Differentiable`). A stage replaced by an array has gradient 0.
+        If a change returns another shape, a name has not fired by the end of the block, or a gradient passes through a
+        function without a known derivative (use `Differentiable`).
 
     Examples
     --------

@@ -25,10 +25,11 @@ Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, one for eac
 def differentiate(
     model: BaseModel, inputs: Sequence[Any], metric: Any, position: int | None
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
-    """Runs a model; returns each text's answers and the gradients of its metric. True: the logit of the model's answer.
+    """Runs a model, and returns each text's answers and the gradients of its metric.
 
-    Stages of one text do not affect another text's metric, so the gradient of the sum contains each text's gradient.
-    Inside `npformer.edit`, gradients are those of the edited forward, with respect to stages after their edits.
+    With metric True, the metric is the logit of the model's answer. Stages of one text do not affect another text's
+    metric, so the gradient of the sum contains each text's gradient. Inside `npformer.edit`, gradients are those of the
+    edited forward, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric
     recording = Recording(unread(model.weights, model.config), keep_gradients=True)

@@ -19,10 +19,10 @@ from npformer.interpret.study_inputs import read_inputs
 class HeadEffects:
     """The result of `head_effects`: the change of an answer's probability without each head.
 
-    `before` is the answer's probability and `changes` (attentions, heads) its change without each head, NaN where a
-    head does not exist or was not ablated. `outcomes` has the answers without each head with their probabilities, the
-    most probable first, and () where `changes` has NaN. A translation keeps its words, with the mean of their
-    probabilities. `whole` has the answers with all heads.
+    `before` is the answer's probability. `changes` (attentions, heads) has its change without each head, or NaN if the
+    head does not exist or was not ablated. `outcomes` has the answers without each head and their probabilities, the
+    most probable first, or () instead of NaN. `whole` has the answers with all heads. A translation keeps its words,
+    and its probability is the mean over them.
     """
 
     answer: str

@@ -3,8 +3,8 @@
 Both differentiate the log-odds of the label (`attribution.Target`) with respect to the embeddings' output, the input of
 the first layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. The forward
 and backward run with an edit of that stage, `Inputs`. Inside `npformer.edit`, gradients are those of the edited
-forward. An encoder-decoder reads each token twice, one position later in the decoder: its arrays of embeddings are (2,
-T, D), and a token's score is the sum of both. It reads the decoder's start token once.
+forward. An encoder-decoder reads each token in the encoder and, one position later, in the decoder. Its arrays of
+embeddings are (2, T, D), and a token's score is the sum of both. Only the decoder reads the start token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
 
 
 class Inputs(Edit):
-    """An edit that replaces stages by `rows`, or keeps them (None), and stores their gradients."""
+    """An edit that replaces stages by `rows`, if given, and stores their gradients."""
 
     def __init__(self, stages: Sequence[str], rows: np.ndarray | None = None) -> None:
         self.stages = stages
@@ -108,10 +108,10 @@ def explained_by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """As `by_gradients`, for a target. For a translation model, text is a pair, and only the source gets scores.
+    """Same as `by_gradients`, for a target. For a translation model, text is a pair, and only the source gets scores.
 
-    The integral is a sum over `steps` points, by default STEPS, fewer for a long text. columns: the tokens as they are
-    read.
+    The integral is a sum over `steps` points, by default STEPS or fewer for a long text. `columns` are the tokens that
+    the model reads, with a decoder's start token.
     """
     fewer = max(LEAST, min(STEPS, affordable(model, MOST) // _length(text)))
     points = fewer if steps is None else whole("attribution: steps", steps, 1)
@@ -151,14 +151,14 @@ def _value(model: Any, text: Any, explained: Target, rows: np.ndarray) -> float:
 
 
 def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
-    """The batch of some texts; for pairs, the batch of the sources and that of the targets."""
+    """Returns a batch of the texts. For a translation model, returns a batch of sources and one of targets."""
     if model.config.head == "translation":
         return [pack(side) for side in zip(*texts, strict=True)]
     return [packed(model.config, texts)]
 
 
 def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.ndarray, Stages]:
-    """Runs a forward: its logits and stages. Another listener, such as an edit, gets every stage whole."""
+    """Runs a forward, and returns its logits and stages. Other listeners, such as an edit, get every stage whole."""
     recording, whole = Recording(unread(model.weights, model.config)), listening()
     with listen(inputs), listen(recording):
         if len(batches) > 1:
@@ -219,9 +219,9 @@ def integrated(
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 
     The scores sum to F(x) - F(x') (completeness), up to the error of the sum over `steps` points, stated in `about`.
-    The points are the midpoints of equal intervals: higher-order rules gain nothing at the jumps of a ReLU's
-    gradient. columns: the tokens as they are read. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for
-    Deep Networks", section 3.
+    The points are the midpoints of equal intervals: higher-order rules gain nothing at the jumps of a ReLU's gradient.
+    `columns` are the tokens that the model reads. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for Deep
+    Networks", section 3.
     """
     baseline, named = _baseline(model, text, here, tokens)
     way = here.rows - baseline

@@ -23,8 +23,9 @@ from npformer.transformer import head_stack
 class LogitLens:
     """The result of `logit_lens`: the largest logits after the embeddings and after each layer.
 
-    `rows` names the embeddings and the layers; `tokens` and `positions` are the tokens whose rows were read. `numbers`,
-    `logits` and `probabilities` (rows, positions, most) have the outputs with the largest logits, the largest first.
+    `rows` names the embeddings and the layers. `tokens` and `positions` describe the tokens that were read. `numbers`,
+    `logits` and `probabilities` (rows, positions, most) describe the outputs with the largest logits, the largest
+    first.
     """
 
     rows: tuple[str, ...]
@@ -46,8 +47,8 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
     model : Model or Seq2Seq, with labels or words
     text : str, Pair or token ids; a translation model also takes a tuple of token ids (source, target)
     positions : tokens whose rows are read, optional
-        By default the last token for causal-lm, the masked words for masked-lm, otherwise every token that the decoder
-        or encoder reads. A classifier of texts has one row, which its head chooses.
+        By default the last token for causal-lm, the masked words for masked-lm, otherwise every token of the decoder
+        or encoder. A classifier of texts reads one row, which `positions` cannot change.
     most : int
         The number of labels or words in each row.
 

@@ -48,10 +48,10 @@ def metric_of(
 ) -> Metric:
     """Makes the metric for a text with these answers.
 
-    metric: a function of the answers, also a `Differentiable`; or the label, word or number of a logit; or None for the
-    logit of the model's own answer. For a head on tokens None is the mean over the tokens (for masked-lm the masked
-    tokens, for causal-lm the last), for spans the mean of start and end, for a translation the mean log-probability
-    of its tokens.
+    `metric` is a function of the answers, which may be a `Differentiable`, or the label, word or number of a logit.
+    With None, the metric is the logit of the model's own answer. For heads on tokens, this is the mean over all tokens,
+    the masked tokens (masked-lm) or the last token (causal-lm). For spans, it is the mean of start and end. For a
+    translation, it is the mean log-probability of its tokens.
     """
     if isinstance(metric, Metric):
         return metric

@@ -1,4 +1,4 @@
-"""The next words of a causal model at several temperatures, from the largest logits and the sum over all others."""
+"""The probabilities of a causal model's next words at several temperatures."""
 
 from __future__ import annotations
 

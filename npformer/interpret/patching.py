@@ -93,7 +93,7 @@ def ablate_heads(
 def without_each_head(
     model: BaseModel, given: Any, progress: bool | None = None, cells: Sequence[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Runs one input without one head at a time: (index in `contexts`, head) -> answers. Default: all heads."""
+    """Returns an input's answers without each head, by default all: (index in `contexts`, head) -> answers."""
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
     if cells is None:
         cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]
@@ -217,7 +217,7 @@ class _Part:
     stage: str
     row: str
     column: str
-    place: int = 0  # of the column, in ascending order
+    place: int = 0  # position of the column in the table
     positions: Sequence[int] | None = None
     heads: int | None = None
 
@@ -270,8 +270,8 @@ def _study(
             f"patch: expected two texts with the same number of tokens, got {len(source.ids)} and {len(inputs[0])}; "
             "replace a word by one with the same number of tokens"
         )
-    (text,), (answers,) = texts_of(model, clean)[0], model.run(texts_of(model, clean)[0])
-    measured = metric_of(model, metric, position, answers, text, "patch")
+    (text,) = texts_of(model, clean)[0]
+    measured = metric_of(model, metric, position, model.run([text])[0], text, "patch")
     (found,) = model.run(inputs)
     columns = tokens_read(model, tokens[0])
     size = _together(model, len(source), len(text), group) if by == "position" else 1
@@ -289,9 +289,9 @@ def _together(model: Model, stages: int, length: int, asked: int | None) -> int:
 
 
 def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator[_Part]:
-    """Yields the parts of the recorded stages; a decoder's rows are one token behind the encoder's.
+    """Yields the parts of the recorded stages. A decoder's rows are one token behind the encoder's.
 
-    tokens: as the model reads them, with a decoder's start token first.
+    `tokens` are the tokens that the model reads, with a decoder's start token first.
     """
     behind = len(tokens) - len(source.ids)
     for name in source:

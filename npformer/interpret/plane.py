@@ -13,7 +13,7 @@ METHODS = ("pca", "tsne")
 
 
 def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
-    """Projects rows (N, D) to points (N, dimensions). A trace of N texts gives each text's first row of the last layer.
+    """Projects rows (N, D) to points (N, dimensions). For a trace of N texts, the rows are the last layer's first ones.
 
     "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
     signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, by

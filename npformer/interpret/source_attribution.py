@@ -1,6 +1,6 @@
 """Attribution of a translation's words to the words of its source, by leaving words out and by gradients.
 
-The translation itself is not changed: each of its words is explained by its log-odds after the words before it.
+The translation itself is not changed: the log-odds of each of its words are computed after the same earlier words.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def each_word_by_source(
     Raises
     ------
     NpformerError
-        If the source has only one word to leave out, or the translation none.
+        If the source has only one word, or the translation has no word.
 
     Examples
     --------

@@ -82,7 +82,7 @@ class Sides:
 
 
 def traced(source: Any, text: Any) -> Any:
-    """Returns `source` itself if it holds arrays; else the trace of running the model `source` on `text`."""
+    """Returns `source` itself if it has arrays. If it is a model, returns its trace of `text`."""
     if is_arrays(source):
         if text is not None:
             raise NpformerError("view: a text needs a model; arrays and traces have their own tokens")
@@ -161,16 +161,11 @@ def stacks(
     both = sides(source, tokens, key_tokens, token_type_ids)
     if not is_stages(source):
         title = "Self-attention" if key_tokens is None else "Cross-attention"
-        return [_stack(title, dict(enumerate(_layer_list(source))), both.queries, both.keys)]
+        return [_stack(title, both.queries, both.keys, dict(enumerate(_layer_list(source))))]
     found = stage_arrays(source, "weights")
     if not found:
         raise NpformerError("view: expected a stage layers.N.attention.weights; trace the whole model, or pass arrays")
-    return [_named_stack(prefix, block, layers, both) for (prefix, block), layers in found.items()]
-
-
-def _named_stack(prefix: str, block: str, layers: Mapping[int, np.ndarray], both: Sides) -> Stack:
-    title, queries, keys = stack_title(prefix, block, both)
-    return _stack(title, layers, queries, keys)
+    return [_stack(*stack_title(prefix, block, both), layers) for (prefix, block), layers in found.items()]
 
 
 def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
@@ -193,7 +188,7 @@ def _layer_list(weights: Any) -> list[np.ndarray]:
     return [weights[None] if weights.ndim == 2 else weights]
 
 
-def _stack(title: str, layers: Mapping[int, np.ndarray], queries: Side, keys: Side) -> Stack:
+def _stack(title: str, queries: Side, keys: Side, layers: Mapping[int, np.ndarray]) -> Stack:
     if not layers:
         raise NpformerError(f"view: {title}: expected the weights of at least one layer")
     for number, layer in layers.items():

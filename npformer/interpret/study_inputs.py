@@ -95,12 +95,11 @@ def tokens_read(model: BaseModel, tokens: list[str]) -> list[str]:
 
 
 def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str], list[str]]:
-    """Reads a text (str or token ids) and translates it with the model's own settings. Returns the pair that the model
-    reads, the tokens of its decoder, and the tokens of the source. A tuple of token ids (source, target) is used as
-    given.
+    """Reads a text (str or token ids) and translates it with the model's own settings.
 
-    The decoder reads the start token and the translation without its end token, so that token i + 1 was chosen from
-    row i of the logits. Raises NpformerError for a pair of texts, or a text without tokens.
+    Returns the pair that the model reads, the decoder's tokens, and the source's tokens. A tuple of token ids (source,
+    target) is used as given. The decoder reads the start token and the translation without its end token, so that token
+    i + 1 was chosen from row i of the logits. Raises NpformerError for a pair of texts, or a text without tokens.
     """
     if isinstance(given, tuple) and not isinstance(given, Pair):
         source, target = (each if isinstance(each, Text) else Text(_ids(each)) for each in given)

@@ -28,8 +28,8 @@ def is_input(name: str) -> bool:
 class TextParts:
     """Finds the part of a stage that belongs to each text, from the taps of the running forwards.
 
-    Each tap named `lengths` starts a forward. An encoder-decoder starts one in the encoder's scope and one in the
-    decoder's. Texts are numbered from 0 over all forwards in a scope.
+    A tap named `lengths` starts a forward. In an encoder-decoder, one forward starts in the encoder's scope and one in
+    the decoder's. Texts are numbered from 0 over all forwards in a scope.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class TextParts:
         self._pooled = False
 
     def hear(self, name: str, array: np.ndarray) -> None:
-        """Handles each tap: records a forward's lengths, and whether its head pools each text to one row."""
+        """Records the lengths of a forward's texts, and whether its head pools each text to one row."""
         scope, _, last = name.rpartition(".")
         if last == "lengths":
             self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
@@ -50,7 +50,7 @@ class TextParts:
     def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
         """Returns the index of the first text in `array`, a function that splits the array by text, and its inverse.
 
-        An array that does not consist of texts, or outside any forward, stays whole.
+        An array stays whole if it does not consist of texts or fires outside any forward.
         """
         own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
         first = max(self._covered.get(name, 0), self._first.get(own, 0))

@@ -27,7 +27,6 @@ from npformer.functions import softmax
 from npformer.interpret import stages as table
 from npformer.interpret.gradients import Gradients, differentiate
 from npformer.interpret.study_inputs import read_inputs, tokens_read_again
-from npformer.interpret.study_inputs import texts_of as texts_of
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
 from npformer.taps import listen, tap
@@ -39,10 +38,10 @@ class Trace(Mapping[str, Any]):
     """A mapping from the names of stages, in firing order, to their arrays; a list of arrays for several texts.
 
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the whole
-    text. `tokens`, `token_type_ids` and `ids` describe the text (lists of these for several texts; None if unknown). A
-    translation has the source's as `key_tokens` and `key_ids`. `grads` has the requested gradients. TransformerLens's
-    hooks and Hugging Face's module paths are accepted as names. A name that has not fired raises NpformerError with the
-    nearest names.
+    text. `tokens`, `token_type_ids` and `ids` describe the text. They are lists for several texts, and None if unknown.
+    `key_tokens` and `key_ids` describe the source of a translation. `grads` has the requested gradients.
+    TransformerLens's hooks and Hugging Face's module paths are accepted as names. A name that has not fired raises
+    NpformerError, with the nearest names.
 
     Parameters
     ----------

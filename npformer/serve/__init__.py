@@ -36,8 +36,8 @@ def app(
 
     Parameters
     ----------
-    models : a model or several, by bundled name, folder, hub id, or loaded; or a mapping from names to them
-        A request without a model's name gets the first model with the route's task.
+    models : a model or several, each a bundled name, a folder, a hub id or a loaded model; or a mapping from names
+        A request without a model's name gets the first model that has the route's task.
     limits : ServiceLimits, the limits of requests, batches and the queue
     api_key : str, the key that requests must send as `Authorization: Bearer KEY`; /health needs no key
     threads, revision, offline : as in `npformer.pipeline`
@@ -49,7 +49,7 @@ def app(
     Raises
     ------
     NpformerError
-        A package of the extra is missing, a model cannot be loaded, two models share a name, or the key is empty.
+        If a package of the extra is missing, a model cannot be loaded, two models share a name, or the key is empty.
 
     Examples
     --------

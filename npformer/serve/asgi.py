@@ -80,7 +80,7 @@ class App:
     # --- one request ---------------------------------------------------------------------------------------------
 
     async def post(self, path: str, request: Request) -> Response:
-        """Answers a POST request, or raises Refusal, QueueFull, TimeoutError or Gone."""
+        """Answers a POST request. Raises Refusal, QueueFull, TimeoutError or Gone."""
         request.state.route = path
         self._check_key(request)
         self._check_open()
@@ -200,13 +200,13 @@ def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
 
 
 async def _left(request: Request) -> None:
-    """Returns when the client disconnects; no other message can come, because its body has been read."""
+    """Waits until the client disconnects. No other message can come, because its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _digest(key: str) -> bytes:
-    """Compares digests of equal length, so that the time does not reveal the key's length."""
+    """Returns a digest of a key. Digests have equal lengths, so comparing them does not reveal the key's length."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 

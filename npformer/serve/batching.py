@@ -35,7 +35,7 @@ class Work(Protocol):
 
 
 class QueueFull(Refusal):
-    """Raised when the queue has no room for a request's texts; `seconds` is when to retry."""
+    """Raised when the queue has no room for a request's texts. A client may retry after `seconds`."""
 
     def __init__(self, seconds: int) -> None:
         message = f"the queue is full; retry in {seconds} s"
@@ -51,7 +51,7 @@ class Ticket:
     open: int
 
     def deliver(self, index: int, answer: Any) -> None:
-        """Keeps an answer; the last one wakes the caller. Runs in the caller's event loop."""
+        """Stores an answer. The last answer wakes the caller. Runs in the caller's event loop."""
         self.answers[index] = answer
         self.open -= 1
         if self.open == 0 and not self.done.done():
@@ -123,8 +123,8 @@ class Batcher:
     ) -> list[Any]:
         """Waits for the answers to requests, in order: a value or an error for each.
 
-        If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and takes no request, if
-        there is no room for all of them. admitted: take them in any case.
+        If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and queues no request, if
+        there is no room for all of them. With `admitted`, a full queue takes them too.
         """
         if not requests:
             return []
@@ -146,9 +146,9 @@ class Batcher:
                     self.queue = deque(entry for entry in self.queue if entry.ticket is not ticket)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Waits for function(), computed alone in its turn in the batching thread; raises its errors.
+        """Waits until the batching thread has computed function() alone, in its turn. Raises its errors.
 
-        It is for requests already admitted, so a full queue does not refuse it.
+        A full queue does not refuse the call, because the request has been admitted already.
         """
         (answer,) = await self.answers(Call(), [function], [1], admitted=True)
         if isinstance(answer, Exception):
@@ -170,7 +170,7 @@ class Batcher:
                 loop.call_soon_threadsafe(_deliver, batch, answers)
 
     def _next(self) -> list[Entry]:
-        """Waits for texts and takes a batch of them; an empty batch once the batcher is closed and done."""
+        """Waits for texts, and takes a batch of them. The batch is empty once the batcher is closed and done."""
         with self._changed:
             while True:
                 if self.queue:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from npformer.serve.fields import Refusal
 from npformer.serve.request_limits import ServiceLimits
 
-PATIENCE = 10.0  # seconds for a body, plus 1 s per RATE bytes received
+PATIENCE = 10.0  # seconds for a body, and 1 s more per RATE bytes received
 RATE = 8000  # bytes per second of a slow mobile connection
 HELD = 2**28  # bytes of all open requests' bodies
 
@@ -28,12 +28,12 @@ class Bodies:
         self.limits = limits
         self.patience = min(PATIENCE, limits.seconds)
         self.most = max(HELD, limits.body)
-        self.unfinished: dict[asyncio.Timeout, int] = {}  # each body's deadline -> its bytes so far
-        self.held = 0  # bytes of these, and of complete bodies not yet answered
+        self.unfinished: dict[asyncio.Timeout, int] = {}  # deadline of a body -> bytes received so far
+        self.held = 0  # bytes of unfinished bodies, and of requests without an answer yet
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Reads the body of a request, which counts as held until the request is answered.
+        """Reads the body of a request. Its bytes count in `held` until the request is answered.
 
         Raises Refusal for a body that is too large or too slow, Gone if the client disconnects.
         """
@@ -81,7 +81,7 @@ class Bodies:
         return bytes(body)
 
     def _refuse_largest(self) -> None:
-        """Refuses the largest unfinished body: attacks send much and stall, whereas slow clients have sent little."""
+        """Refuses the largest unfinished body. An attacker sends much and stalls; a slow client has sent little."""
         largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
         self.held -= self.unfinished.pop(largest)
         largest.reschedule(asyncio.get_running_loop().time())

@@ -1,7 +1,7 @@
 """Answers to conversations: OpenAI's /v1/chat/completions, whole or as a stream.
 
-Answers are computed token by token, in turns with all other requests, so a client that disconnects stops its answer.
-The model's generation_config.json has the settings that a request leaves out.
+Each token of an answer waits for its turn in the queue of all requests, so an answer ends when its client disconnects.
+Settings that a request leaves out come from the model's generation_config.json.
 
 References
 ----------
@@ -40,7 +40,7 @@ from npformer.tasks.text_generation import TextGeneration, Writer
 NO_TOOLS = "there are no tools"
 MESSAGE = {
     "role": Field(f.one_of("system", "developer", "user", "assistant"), what="developer means system."),
-    "content": Field(f.CONTENT, what="A text, or its parts."),
+    "content": Field(f.CONTENT, what="A text, or a list of its parts."),
     "name": Field(f.TEXT, None, "Ignored."),
     "refusal": Field(f.TEXT, None, "Ignored."),
     # Clients send the message of an answer back with all of its fields.
@@ -126,7 +126,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i, with a seed of its own if there is one."""
+    """Returns the options of answer i. Each answer has a different seed if the request has a seed."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": seed + i})
 
@@ -161,7 +161,7 @@ class Answers:
         return {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
 
     async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
-        """Yields an event for each piece of the answers. counts: a last event has the numbers of tokens."""
+        """Yields an event for each piece of the answers, and with `counts` one with the numbers of tokens."""
         frame = {**frame, "usage": None} if counts else frame
 
         def chunk(i: int, delta: dict[str, str], ended: str | None = None) -> bytes:
@@ -179,7 +179,7 @@ class Answers:
         yield b"data: [DONE]\n\n"
 
     def _logprobs(self, i: int, last: bool) -> dict[str, Any] | None:
-        """Returns the log probabilities of the tokens since the last call. last: the answer is complete."""
+        """Returns the log probabilities of the tokens since the last call. `last`: whether the answer is complete."""
         return None if self.writers[i].settings.logprobs is None else of_chat(self.scores[i](last))
 
 

@@ -1,7 +1,7 @@
-"""The fields of requests: one description both validates them and defines the OpenAPI page.
+"""The fields of requests. One description validates a field and defines its entry on the OpenAPI page.
 
-An invalid value is refused with its place (`inputs[2]`), the expected type and the type received. The value itself is
-never repeated, because it may be a user's text.
+A refusal names an invalid value's place (`inputs[2]`), the expected type and the actual type. It never contains the
+value, which may be a user's text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()
-MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each is searched for after each token
+MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; a search for each of them follows every token
 STOP_LENGTH = 1000  # characters
-MOST_PARTS = 100_000  # lists and objects in a body: json builds them all before another thread runs
+MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json makes them
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -52,7 +52,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request. Null means the default, if the field has one."""
+    """A field of a request. The value null means its default, if it has one."""
 
     kind: Kind
     default: Any = REQUIRED
@@ -73,14 +73,16 @@ Fields = Mapping[str, Field]
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts or pairs of a request, and whether the request has a list."""
+    """The texts or pairs of a request, and whether they came in a list."""
 
     items: Sequence[str | Pair]
     several: bool
 
 
 def named(value: Any) -> str:
-    """Returns the name of a JSON value's type."""
+    """Returns the name of a JSON value's type; "an empty list" for []."""
+    if value == []:
+        return "an empty list"
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -102,9 +104,7 @@ def _texts(where: str, value: Any) -> Texts:
     if isinstance(value, str):
         return Texts([_text(where, value)], several=False)
     if not isinstance(value, list) or not value:
-        raise wrong(
-            where, f"expected a text or a list of texts, got {'an empty list' if value == [] else named(value)}"
-        )
+        raise expected(where, "a text or a list of texts", value)
     return Texts([_text(f"{where}[{i}]", each) for i, each in enumerate(value)], several=True)
 
 
@@ -173,7 +173,7 @@ def _content(where: str, value: Any) -> str:
 def _documents(where: str, value: Any) -> list[str]:
     """Texts, or objects with a "text", as Cohere's and Jina's clients send."""
     if not isinstance(value, list) or not value:
-        raise wrong(where, f"expected a list of texts, got {'an empty list' if value == [] else named(value)}")
+        raise expected(where, "a list of texts", value)
     found = []
     for i, each in enumerate(value):
         inside = isinstance(each, dict) and "text" in each
@@ -233,7 +233,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns a field of other servers, of which this one supports only these values."""
+    """Returns the kind of a field of other servers, for which this one supports only these values."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -253,7 +253,7 @@ def messages(fields: Fields) -> Kind:
 
     def read(where: str, value: Any) -> list[dict[str, Any]]:
         if not isinstance(value, list) or not value:
-            raise wrong(where, f"expected a list of messages, got {'an empty list' if value == [] else named(value)}")
+            raise expected(where, "a list of messages", value)
         return [read_fields(fields, each, f"{where}[{i}]") for i, each in enumerate(value)]
 
     return Kind({"type": "array", "items": schema_of(fields), "minItems": 1}, read)
@@ -298,7 +298,7 @@ def _openings(body: bytes) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object's dict; refuses duplicate names, because parsers differ on which value counts."""
+    """Makes the dict of an object. Refuses duplicate names, because parsers differ on which value counts."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise wrong("body", "duplicate name in an object")

@@ -21,7 +21,7 @@ class Scored(NamedTuple):
 
 
 def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Scored]:
-    """Returns the tokens of a text (L, 1 + logprobs), without its end token. ended: the reason for its end, if any."""
+    """Returns the tokens of a text without its end token. `ended` is the reason for its end, None if it goes on."""
     found = []
     steps = [] if likely is None else list(zip(likely.tokens.tolist(), likely.scores.tolist(), strict=True))
     for ids, scores in steps[:-1] if ended == "end" else steps:
@@ -32,7 +32,7 @@ def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Score
 
 
 class NewScores:
-    """Returns the scored tokens of a text as it is generated, since the last call."""
+    """Returns the tokens that have been generated since the last call, with their scores."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer, self.count = writer, 0
@@ -59,7 +59,7 @@ def _entry(text: str, score: float) -> dict[str, Any]:
 
 
 def of_completion(tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
-    """Returns the logprobs field of /v1/completions. offset: the number of characters before the first token."""
+    """Returns the logprobs field of /v1/completions. `offset` counts the characters before the first token."""
     offsets = [offset]
     for each in tokens:
         offsets.append(offsets[-1] + len(each.text))

@@ -86,9 +86,9 @@ class Served:
 
 
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
-    """Loads models under the names of a mapping, or else under each model's own name or its folder's.
+    """Loads models, under the names of a mapping, or else under the name of each model or of its folder.
 
-    loading: threads, revision, offline, as in `pipeline`. Raises NpformerError without a model and for
+    `loading` has threads, revision and offline, as in `pipeline`. Raises NpformerError without a model and for
     duplicate names.
     """
     if isinstance(models, Given):
@@ -116,7 +116,7 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """Returns the tasks of a model that have a route; the first answers at the root."""
+    """Yields the tasks of a model that have a route. The first task answers at the root."""
     if isinstance(task, Writing):
         yield task.name, task
         return
@@ -135,9 +135,10 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
-    """Returns the model of this name, or all models if no name is given or only one is served.
+    """Returns the model with this name. Returns all models without a name, or if only one is served.
 
-    Some clients must send a name. Raises Refusal if several models are served and the name is unknown.
+    With one model any name is accepted, because some clients must send one. Otherwise raises Refusal for an unknown
+    name.
     """
     if name is None or len(models) == 1:
         return list(models.values())
@@ -147,8 +148,10 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 
 
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
-    """Returns the name and Task of the model with this name, or of the first that has the task. Raises Refusal for an
-    unknown name."""
+    """Returns the name and Task of the model with this name, or of the first model that has the task.
+
+    Raises Refusal for an unknown name, or if no model has the task.
+    """
     some = candidates(models, name)
     for each in some:
         if task in each.tasks:

@@ -21,7 +21,7 @@ def as_json(value: Any) -> bytes:
 
 
 def in_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of a value, part by part; an iterator is a list whose elements are computed and written one at a time.
+    """Yields the JSON of a value in parts. An iterator becomes a list, and its elements are computed one at a time.
 
     No other Python thread runs while a part is encoded, so large answers have small parts.
     """

@@ -18,8 +18,8 @@ class ServiceLimits:
     body : int, maximum bytes in a request
     texts : int, maximum texts in a request
     tokens : int, maximum tokens in all texts of a request
-    seconds : float, timeout: seconds from the end of a request's body to its answer, or to each token of a stream
-    queue : int, maximum waiting texts, and maximum open requests; more get 429
+    seconds : float, maximum seconds from the end of a request's body to its answer, and for each token of a stream
+    queue : int, maximum waiting texts, and maximum open requests; further requests get 429
     batch_tokens : int, maximum tokens in a batch
     wait_ms : float, milliseconds that a text waits for others to share its batch while the batcher is idle
     grace : float, maximum seconds to answer accepted requests at shutdown

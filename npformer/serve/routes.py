@@ -1,7 +1,7 @@
 """The routes: request and response formats of text-embeddings-inference (TEI) and of OpenAI's clients.
 
-A route is an entry of ROUTES: its fields, which validate requests and define the OpenAPI page, and a function from
-them to an answer. The tasks of `npformer.pipeline` compute the answers; this file formats them.
+A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and a function turns them into
+an answer. The tasks of `npformer.pipeline` compute the answers; this file formats them.
 
 References
 ----------
@@ -50,7 +50,7 @@ class Service:
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in a small pool of threads, for tokenizing
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
-        """Encodes a request's texts; refuses too many or too long ones."""
+        """Encodes a request's texts. Refuses too many texts, and texts that are too long."""
         self.limits.check_texts(where, len(texts.items))
         found: Prepared = await self.in_thread(prepare, task, texts.items, options, truncate, where, texts.several)
         self.limits.check_tokens(where, sum(found.sizes))
@@ -59,7 +59,7 @@ class Service:
     async def answers(
         self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
     ) -> list[Any]:
-        """Returns the answers to prepared texts. cost: of one token, relative to an encoder's."""
+        """Returns the answers to prepared texts. `cost` is the cost of a token, relative to an encoder's."""
         found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
         first_error(found, where, several)
         return found
@@ -72,7 +72,7 @@ class Service:
         return await self.answers(work, prepared, where, texts.several, cost), prepared
 
     async def piece(self, pieces: Iterator[str]) -> str | None:
-        """Returns the next piece of a stream, computed in its turn; None at the end."""
+        """Waits for the next piece of a stream, which is computed in its turn. Returns None at the end."""
         async with asyncio.timeout(self.limits.seconds):
             found: str | None = await self.batcher.call(lambda: next(pieces, None))
             return found

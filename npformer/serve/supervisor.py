@@ -1,7 +1,7 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
-SIGTERM or Ctrl-C stops: new requests get 503, accepted requests are answered, and the process exits with 0. A second
-signal more than POLL seconds later ends it at once (`timeout` sends one signal to the process and one to its group).
+SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
+second signal ends it at once if it comes more than POLL seconds later: the command `timeout` sends two in a row.
 A worker that dies is replaced. Workers share their models' weights, which are mapped from files: a model in another
 format is first converted to the mapped format in a temporary folder.
 """
@@ -93,10 +93,9 @@ def _log_to_stderr() -> None:
 
 
 def _allow_connections() -> None:
-    """Raises the limit on open files, often 1024: each connection is an open file, so idle clients could use all of
-    them.
+    """Raises the limit on open files for this process and its workers.
 
-    Workers inherit it.
+    The limit is often 1024, and each connection is an open file, so idle clients could use all of them.
     """
     if resource is None:
         return
@@ -155,9 +154,9 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to shut down, at the first signal.
+        """Begins to shut down at the first signal.
 
-        Systems and terminals signal the workers as well as their parent, which passes the signal on.
+        A worker may get a signal twice: from the system or the terminal, and from its parent.
         """
         if self.service.stopping or (self.is_worker and sig == signal.SIGINT):
             return
@@ -246,7 +245,7 @@ class Supervisor:
                 announced = True
 
     def _stop(self) -> None:
-        """Passes the signal on and waits; kills workers still running after the grace period or at a second signal."""
+        """Passes the signal on, and waits. Kills workers after the grace period or at a second signal."""
         for worker in self.workers:
             worker.process.terminate()
         end = time.monotonic() + self.settings.limits.grace + 2
@@ -281,7 +280,7 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """Returns the settings of workers: divides the cores, and converts models that cannot be mapped into `home`."""
+    """Returns the settings of workers: divides the cores, and converts models that cannot be mapped, into `home`."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.loaded().items():

@@ -1,8 +1,8 @@
 """Text generation after a prompt: /generate of text-generation-inference (TGI), and OpenAI's /v1/completions.
 
-Requests with the same settings share batches, except requests with a seed: a sampled text depends on its place in
-the batch. A stream has an event for each piece, computed in its turn; the prompt is read with the first. The limits
-count each prompt with all of its new tokens.
+Requests with the same settings share batches. A request with a seed does not, because a sampled text depends on its
+place in the batch. A stream has an event for each piece, which waits for its turn in the queue. The prompt is read with
+the first piece. The limits count each prompt with all of its new tokens.
 
 References
 ----------
@@ -82,14 +82,14 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # batch cost of a source token: each generated token is one step of the decoder
-STEP = 4  # cost of a new token in prompt tokens, which are read together
+COST = 8  # batch cost of a token of a source, in tokens of an encoder, because the decoder runs once per new token
+STEP = 4  # batch cost of a new token, in tokens of a prompt, which are read together
 #: A parameter of /generate for translation only.
 NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a target language"), None)}
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """Returns the task's options changed by a request's; `length` is the request's name for max_new_tokens."""
+    """Returns the task's options with a request's values. `length` is the request's name for max_new_tokens."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:
@@ -97,7 +97,10 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 
 
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
-    """Returns a request's parameters without ignored ones; `others`, for other models, must have default values."""
+    """Returns a request's parameters without those that have no effect.
+
+    Such parameters, and `others` that only other models have, must have their default values.
+    """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():
         if name in given:
@@ -106,7 +109,7 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
 
 
 async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
-    """Computes a text's first piece now, so that an error gets its HTTP status, and each later one in its turn."""
+    """Computes a text's first piece at once, so that an error gets its HTTP status, and later ones in their turn."""
     try:
         first = await service.piece(pieces)
     except NpformerError as error:
@@ -133,7 +136,7 @@ class Prompts:
 async def read_prompts(
     service: Service, task: TextGeneration, texts: f.Texts, truncate: bool, where: str, options: Any
 ) -> Prompts:
-    """Reads a request's prompts; refuses prompts that exceed the limits, alone or with their new tokens."""
+    """Reads a request's prompts. Refuses prompts that exceed the limits, alone or with their new tokens."""
     prepared = await service.prepared(task, texts, truncate, where, options)
 
     def writers() -> list[Writer]:
@@ -164,7 +167,7 @@ async def _answers(
 
 
 async def generated(service: Service, given: dict[str, Any], task: TextGeneration) -> Reply:
-    """Returns the text after a prompt; samples only if a sampling parameter is given, as TGI does."""
+    """Returns the text after a prompt. It is sampled only if a sampling parameter is given, as in TGI."""
     known = effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})
@@ -193,7 +196,7 @@ def _details(n_tokens: int, ended: str, options: Any) -> dict[str, Any]:
 async def streamed(
     service: Service, pieces: Iterator[str], prepared: Prepared, before: str = "", told: Any = None
 ) -> Reply:
-    """Yields an event for each piece of a text, and one with the whole text."""
+    """Returns a stream with an event for each piece of a text, and a last event with the whole text."""
     shown = await begun(service, pieces, "inputs")
 
     async def events() -> AsyncIterator[bytes]:
@@ -249,7 +252,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
 async def _completed(
     service: Service, given: dict[str, Any], prompts: Prompts, options: Any, frame: dict[str, Any]
 ) -> Reply:
-    """Yields a chunk for each piece of a text, and one with its finish reason."""
+    """Returns a stream with a chunk for each piece of a text, and a last chunk with its finish reason."""
     [writer] = prompts.writers
     shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
 
@@ -281,7 +284,7 @@ def until(text: str, stops: tuple[str, ...]) -> str:
 
 
 def withheld(pieces: Iterator[str], stops: tuple[str, ...]) -> Iterator[str]:
-    """Yields a text's pieces up to a stop string; holds back an end that may begin one."""
+    """Yields a text's pieces up to a stop string. Characters that may begin a stop string wait for the next piece."""
     longest, whole, shown = max(map(len, stops), default=1), "", 0
     for piece in pieces:
         whole += piece

@@ -1,6 +1,6 @@
 """The routes of encoder-decoders: whole answers in batches, or one answer as a stream of pieces.
 
-/generate also serves causal language models, whose part is in `text_generation.py`.
+/generate also serves causal language models, by the functions of `text_generation.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """Returns the work of a request. Samples depend on the place in a batch, so they are computed alone."""
+    """Returns the work of a request. A sample depends on its place in a batch, so samples do not share batches."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 

@@ -15,7 +15,7 @@ from npformer.tasks.text_generation import TextGeneration, Writer
 
 
 class Conversation:
-    """A chat with a model. The keys and values of earlier turns are kept, without any effect on the answers' bits.
+    """A chat with a model. It keeps the keys and values of earlier turns, which does not change the bits of answers.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ class Conversation:
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.writer: Writer | None = None
         self.n_kept = 0
-        self._read = np.zeros(0, np.int64)  # the tokens whose keys and values are in the state below
+        self._read = np.zeros(0, np.int64)  # tokens with keys and values in `_state`
         self._state: PromptState | None = None
 
     def say(self, text: str) -> Iterator[str]:
-        """Yields the answer to a message piece by piece. An answer that is not read to its end is kept as it is.
+        """Yields the answer to a message piece by piece. An answer that is not read to its end is kept up to there.
 
         Raises NpformerError, and leaves the conversation as it was, if the message does not fit.
         """
@@ -72,7 +72,7 @@ class Conversation:
                 self._read = np.concatenate([prompt.ids, writer.ids])[: self._state.length]
 
     def _continued(self, ids: np.ndarray) -> Text:
-        """Returns a prompt of these tokens, with the cached keys and values of tokens that the last turn also read."""
+        """Returns a prompt of these tokens, with the keys and values of those that the last turn has already read."""
         most = min(len(self._read), len(ids) - 1)  # the last row must be computed, for the logits
         same = self._read[:most] == ids[:most]
         self.n_kept = most if same.all() else int(same.argmin())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """An option of a command: the arguments of `add_argument`, and the task setting that it controls, if any."""
+    """An option of a command: the arguments of `add_argument`, and the task setting that it changes, if any."""
 
     flags: tuple[str, ...]
     how: dict[str, Any]
@@ -27,7 +27,7 @@ class Option(NamedTuple):
 def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
     """Makes an option from its usage, "-k --top-k K"; without a value it is a switch.
 
-    `what` is its help, `sets` the task setting it controls; `how` is passed to `add_argument`.
+    `what` is its help, and `sets` is the task setting that it changes. `how` is passed to `add_argument`.
     """
     flags = tuple(word for word in usage.split() if word.startswith("-"))
     value = usage.split()[len(flags) :]
@@ -71,8 +71,8 @@ def long_or_error(what: str) -> Option:
 class Command(NamedTuple):
     """A command that runs a task on each text.
 
-    `reads` is the kind of input: texts; texts or pairs; questions with a context; a query and the texts to rank; or
-    prompts. It determines the command's arguments and the columns of a dataset.
+    `reads` determines the command's arguments and the columns of a dataset. The model reads texts, texts or pairs,
+    questions with a context, a query and the texts to rank, or prompts.
     """
 
     name: str
@@ -89,8 +89,8 @@ class Form(NamedTuple):
     """The form of a task's answers, for datasets and the command line.
 
     A type is str, int, float, np.floating for numbers in the model's dtype, (np.floating, D) for vectors, a dict of
-    types, or a list with the type of its elements. The layout puts the lines of an answer below the text or next to it;
-    "alone" and "whole" leave the text out, "whole" keeps the line breaks of an answer.
+    types, or a list with the type of its elements. A layout shows the lines of an answer below the text, beside it, or
+    without the text ("alone" and "whole"). Only "whole" keeps an answer's line breaks.
     """
 
     fields: Mapping[str, Any] = MappingProxyType({})  # name of a value of an answer -> its type
@@ -110,7 +110,7 @@ class Declaration(NamedTuple):
     default: str = ""  # the bundled model
     n_labels: int = 0  # required number of labels; 0: any
     label: str = ""  # required prefix of one of the labels
-    by_folder: bool = False  # its models have a head in a file of their folder, which their config does not name
+    by_folder: bool = False  # True if the head is in a separate file, which config.json does not name
     command: Command | None = None
     route: str = ""  # of the HTTP service
 

@@ -54,6 +54,6 @@ class FeatureExtraction(Task):
 
 
 def vectors(request: Request) -> np.ndarray:
-    """Returns the vectors of a text's tokens, (L, D), each from one piece of the text."""
+    """Returns the model's first output for a text's tokens, (L, D), each row from one piece of the text."""
     pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
-    return np.concatenate([output["last_hidden_state"][rows] for output, rows in pairs])
+    return np.concatenate([next(iter(output.values()))[rows] for output, rows in pairs])

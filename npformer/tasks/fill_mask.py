@@ -14,6 +14,7 @@ from npformer.families import parts_of
 from npformer.model import Model
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
+from npformer.tasks.feature_extraction import vectors
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
@@ -41,8 +42,8 @@ class FillOptions(Options):
 class FillMask(Task):
     """Returns the most likely words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
 
-    A text with several masks gives one list per mask, filled while the others stay masked. A list of one text gives a
-    list of one answer, where transformers.pipeline returns the answer itself.
+    A text with several masks gives one list per mask, in which the other masks stay masked. A list of one text gives a
+    list of one answer, unlike in transformers.pipeline.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the encoder alone, because `answer` runs the head only at masks; with a listener, the whole model."""
+        """Returns the encoder, because `answer` runs the head at masks only; with a listener, the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:
@@ -132,11 +133,9 @@ class FillMask(Task):
 
     def _masks(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns a text's ids (L,), the positions of its masks, and the model's output at each token (L, ...)."""
-        encoded, outputs = request.encoded[0], request.outputs[0]
-        rows = encoded.rows()
-        ids = np.concatenate([np.array(piece.ids)[each] for piece, each in zip(encoded.pieces, rows, strict=True)])
-        states = np.concatenate([next(iter(out.values()))[each] for out, each in zip(outputs, rows, strict=True)])
-        return ids, np.flatnonzero(ids == self.mask_id), states
+        pairs = zip(request.encoded[0].pieces, request.encoded[0].rows(), strict=True)
+        ids = np.concatenate([np.array(piece.ids)[rows] for piece, rows in pairs])
+        return ids, np.flatnonzero(ids == self.mask_id), vectors(request)
 
     def _words(self, scores: np.ndarray, options: FillOptions) -> Iterator[list[tuple[int, float]]]:
         """Yields the most likely tokens and their probabilities at each mask, from probabilities (M, V)."""
@@ -159,7 +158,7 @@ class FillMask(Task):
         }
 
     def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
-        """Returns the ids of the target words; warns of words outside the vocabulary (see `targets`)."""
+        """Returns the ids of the target words. Warns of words outside the vocabulary (see `targets`)."""
         if targets not in self._targets:
             self._targets[targets] = None if targets is None else np.unique([self._target_id(each) for each in targets])
         return self._targets[targets]
@@ -177,7 +176,7 @@ class FillMask(Task):
 
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
-    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). of: a row's name, for errors."""
+    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of` names a row in errors."""
     with model.cores():
         logits = parts_of(model.config).head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)

@@ -78,13 +78,13 @@ SENTENCE_TRANSFORMERS = {
     "convert_to_sparse_tensor": Habit(_among(None, False), ARRAYS),
     "convert_to_tensor": Habit(_among(None, False), ARRAYS),
     "output_value": Habit(
-        _among("sentence_embedding"), "pipeline('feature-extraction', model, return_tensors=True) gives tokens' vectors"
+        _among("sentence_embedding"), "pipeline('feature-extraction', model, return_tensors=True) gives token vectors"
     ),
     "pool": Habit(_among(None), "threads= sets the number of cores"),
     "precision": Habit(
         _among(None, "float32"),
-        "vectors are float32; np.packbits(vectors > 0, axis=-1) gives 'ubinary', the scale of 'int8' depends on all "
-        "vectors",
+        "vectors are float32; np.packbits(vectors > 0, axis=-1) gives 'ubinary', and the scale of 'int8' depends on "
+        "all vectors",
     ),
     "processor_kwargs": Habit(_is_empty, ENTRIES),
     "save_to_cpu": Habit(_among(None, True, False), "leave it out"),

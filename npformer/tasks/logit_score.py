@@ -1,8 +1,8 @@
 """Rerankers that are causal language models: the score is the logit of one token, or the difference of two.
 
-This is sentence-transformers' LogitScore, as in folders of Qwen3-Reranker: the model reads a query and a text in its
-chat template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with one label
-from the two columns of the output, which avoids all other logits: x w_yes - x w_no = x (w_yes - w_no).
+This is sentence-transformers' LogitScore, as in folders of Qwen3-Reranker. The model reads a query and a text in its
+chat template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with one label,
+which does not compute any other logit: x w_yes - x w_no = x (w_yes - w_no).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LogitScore(NamedTuple):
 
 
 def is_logit_score(folder: Path) -> bool:
-    """Whether a sentence-transformers folder ends in a LogitScore module."""
+    """Returns whether a sentence-transformers folder has a LogitScore module."""
     return KIND in [each.kind for each in read_modules(folder)]
 
 
@@ -68,7 +68,7 @@ def read_logit_score(folder: Path) -> LogitScore:
 
 
 def ranker(model: Model, score: LogitScore) -> Model:
-    """Returns the model with a single label, the score: its output becomes (D, 1) instead of (D, V)."""
+    """Returns the model with the score as its only label: the output's weight becomes (D, 1) instead of (D, V)."""
     if model.config.head != "causal-lm":
         raise NpformerError(f"{model.folder}: {KIND} needs a causal-lm model, got a {model.config.head} model")
     ids = [score.true_id] if score.false_id is None else [score.true_id, score.false_id]
@@ -86,9 +86,8 @@ def ranker(model: Model, score: LogitScore) -> Model:
         return made
     from tokenizers import processors
 
-    made.tokenizer.post_processor = processors.ByteLevel(
-        trim_offsets=False
-    )  # the template already has all special tokens
+    # The template already has all special tokens.
+    made.tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return made
 
 
@@ -105,11 +104,8 @@ class RankingTemplate:
 
     def text(self, prompt: str, query: str, document: str) -> str:
         """Renders a pair; a prompt becomes the system message."""
-        return self._template(prompt)(system=prompt, query=query, document=document)
-
-    def _template(self, prompt: str) -> PairTemplate:
         template: PairTemplate = self._read(bool(prompt))
-        return template
+        return template(system=prompt, query=query, document=document)
 
     def restore(self, encoded: Encoded, prompt: str) -> None:
         """Replaces the last ids of a truncated text with the template's end, as sentence-transformers does."""

@@ -21,7 +21,7 @@ from npformer.text.encoding import Encoder
 
 
 class MultiVectorEmbedding(Encoding):
-    """Returns the vectors (L - 1, E) of a text: of each token after the first, by a linear layer, with length 1.
+    """Returns the vectors (L - 1, E) of a text's tokens after the first, from a linear layer, normalized to length 1.
 
     For a text read in windows, each token's vector comes from the window with more context around it.
 

@@ -38,7 +38,7 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        """Checks `long`, and switches and whole numbers by their types; numbers are at least 1, strides at least 0."""
+        """Checks `long`, switches and whole numbers. A number is at least 1, a stride at least 0."""
         if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
         one_of("long", self.long, LONG)

@@ -53,7 +53,7 @@ def pipeline(
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
     revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
-    **options : the task's own, as defaults for every call; see `Options` and the task's class
+    **options : options of the task, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
         accepted; local_files_only=True and torch_dtype mean offline=True and dtype.
 
@@ -142,9 +142,9 @@ def _default(task: str | None, name: str | None) -> str:
 
 
 def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
-    """Returns the tasks of a model, its own first; every encoder gives vectors, whatever its head.
+    """Returns the tasks of a model, beginning with that of its head. Every encoder gives vectors, whatever its head.
 
-    described: the content of its config.json, which may have settings for summarization.
+    `described` is the content of its config.json, which may have settings for summarization.
     """
     own = _task_of(config, described or {}) if config.head in TASK_OF else "feature-extraction"
     if config.head == "translation":

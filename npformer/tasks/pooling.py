@@ -22,7 +22,7 @@ def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
     return mean
 
 
-#: Poolings of tokens' vectors, (L, D) -> (D,), from row `start` on, after the prompt's rows.
+#: Poolings of the vectors of tokens, (L, D) -> (D,), from row `start` on, which skips a prompt.
 #: Reimers and Gurevych, 2019, section 3.
 POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "cls": lambda x, start: x[start],
@@ -57,7 +57,7 @@ def dense(
 def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np.ndarray:
     """max over tokens of log(1 + relu(logits)), (L, V) -> (V,): the weight of each word in the vocabulary.
 
-    strategy "sum" sums over the tokens instead of taking the maximum. With `twice` the logarithm is applied again,
+    Strategy "sum" sums over the tokens instead of taking the maximum. With `twice`, the logarithm is applied twice:
     log(1 + log(1 + relu(logits))).
 
     Formal et al., 2021, "SPLADE: Sparse Lexical and Expansion Model for First Stage Ranking", equation 2 (sum), and

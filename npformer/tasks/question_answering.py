@@ -43,7 +43,7 @@ class QuestionAnswering(Task):
 
     Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
     "start" and "end" are character positions in the context. Answers with the same words are merged, and their scores
-    added. A context without tokens gives the answer "" with score 0.
+    are added. A context without tokens gives the answer "" with score 0.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class QuestionAnswering(Task):
         return super().__call__(inputs, **options)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Checks the options; ignores `truncation`, because Transformers reads long contexts in windows too."""
+        """Checks the options. `truncation` is ignored, because Transformers too reads long contexts in windows."""
         return super().settle(options, {name: value for name, value in given.items() if name != "truncation"})
 
     def gives_lists(self) -> bool:

@@ -54,8 +54,9 @@ class Array(Answering, np.ndarray):
 class Written(dict[str, Any]):
     """A generated text, or a conversation's messages with the generated one.
 
-    n_tokens: number of tokens of the text. ended: its "end" token, a "stop" string, or its "length". likely: with the
-    setting logprobs, tokens and log probabilities, (L, 1 + logprobs) each: the text's own token, then the most likely.
+    `n_tokens` is the number of generated tokens. `ended` is the reason for the end: an "end" token, a "stop" string, or
+    the maximum "length". `likely`, with the setting logprobs, has tokens and their log probabilities, (L, 1 + logprobs)
+    each. The first column is the text itself, and the others are the most likely tokens.
     """
 
     def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:

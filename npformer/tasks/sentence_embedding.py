@@ -44,11 +44,11 @@ class SentenceEmbedding(Encoding):
     model : Model with any head; the head is left out
         modules.json of a sentence-transformers folder sets the pooling and the modules after it.
     prompt, prompt_name : str, optional
-        The text to put before each input, or the name of a prompt of the folder, such as "query" or "document".
+        The text to put before each input, or the name of one of the folder's prompts, such as "query" or "document".
     normalize_embeddings : bool
         Scale each vector to length 1.
     truncate_dim : int, optional
-        Keep the first numbers of each vector, for a model trained for it (Matryoshka).
+        Keep only this many numbers of each vector, for a model trained for it (Matryoshka).
     **options : the options of every task, see `Options`
 
     References
@@ -87,7 +87,7 @@ class SentenceEmbedding(Encoding):
         return settled
 
     def is_normalized(self, options: EmbeddingOptions) -> bool:
-        """Whether every vector has length 1."""
+        """Returns whether every vector has length 1."""
         ends = self.recipe.steps[-1].kind == "Normalize" if self.recipe.steps else False
         return options.normalize_embeddings or (ends and options.truncate_dim in (None, self.width))
 

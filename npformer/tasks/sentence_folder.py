@@ -69,13 +69,13 @@ def recipe_of(model: Model) -> EmbeddingRecipe:
 
 
 def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
-    """Reads modules.json and the files it names. width: of the encoder's vectors.
+    """Reads modules.json and the files it names. `width` is the width of the encoder's vectors.
 
     Raises NpformerError, with the file and the field, for unsupported modules, orders of modules or settings, and for
     a malformed file.
     """
     if is_cross_encoder(folder):
-        return EmbeddingRecipe()  # the modules belong to another task; sentence-transformers uses defaults too
+        return EmbeddingRecipe()  # its modules do not make vectors; sentence-transformers uses the defaults too
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
@@ -140,7 +140,7 @@ def _described(path: Path) -> dict[str, Any]:
 def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
     """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
 
-    Returns the defaults for any other folder: the file counts only with modules.json and the model_type CrossEncoder.
+    Returns the defaults for any other folder: it needs modules.json and the model_type CrossEncoder.
     """
     if folder is None or not is_cross_encoder(home(folder)):
         return EmbeddingRecipe(), None

@@ -46,7 +46,7 @@ class Step:
 
 
 def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Step, ...]:
-    """Reads the settings of the modules after the pooling. width: of the pooled vector.
+    """Reads the settings of the modules after the pooling. `width` is the width of the pooled vector.
 
     Raises NpformerError, with the file and the field, for invalid or unsupported settings.
     """

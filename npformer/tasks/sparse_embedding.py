@@ -1,7 +1,7 @@
-"""sparse-embedding: a weight for each word of the vocabulary, most of them 0, so the vector fits an inverted index.
+"""sparse-embedding: a weight for each word of the vocabulary. Most weights are 0, as an inverted index requires.
 
-`word_weights.py` computes them: a masked-language model weighs the text's words and related words (SPLADE), a head on
-tokens the text's words alone (BGE-M3).
+`word_weights.py` computes the weights. A masked-language model also weighs words related to the text (SPLADE). A head
+on tokens weighs only the words of the text (BGE-M3).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class SparseOptions(PromptOptions):
 class SparseEmbedding(SparseEncoding):
     """Returns a dict for each text: "indices", "values" and "tokens" of the words with nonzero weights.
 
-    indices (N,) are the words' ids, in ascending order, values (N,) their weights, tokens a list of the words
-    themselves. The similarity of two texts is the dot product of their vectors.
+    indices (N,) are the ids of the words in ascending order, values (N,) are their weights, and tokens is a list of the
+    words. The similarity of two texts is the dot product of their vectors.
 
     Parameters
     ----------
     model : Model with a masked-lm head, or with sparse_linear.pt in its folder, as in BGE-M3's
-        SpladePooling of a sentence-transformers folder sets the pooling of logits; the default is the maximum.
+        SpladePooling of a sentence-transformers folder sets the pooling of logits. The default is the maximum.
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of a prompt of the folder.
     max_active_dims : int, optional
-        Keep only the words with the largest weights, at most this many; by default the folder's setting.
+        The maximum number of words. Only those with the largest weights are kept. The default is the folder's setting.
     **options : the options of every task, see `Options`
 
     References

@@ -53,20 +53,20 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Number of tokens with an output; 0 for a source text, which is translated as a whole."""
+        """The number of tokens with an output. It is 0 for a source text, which is translated as a whole."""
         return sum(len(piece) for each in self.encoded for piece in each.pieces)
 
 
 class Task(Answering):
     """A model for one task. Call it with one text, a list of texts or a generator.
 
-    One input gives one answer, a list gives a list, and an iterator gives a generator with about a thousand inputs in
-    memory. The bits of an answer do not depend on the other texts, their order or the number of threads.
+    One input gives one answer, a list gives a list, and an iterator gives a generator, which keeps about a thousand
+    inputs in memory. The bits of an answer do not depend on the other texts, their order or the number of threads.
 
     Parameters
     ----------
     model : Model with the task's head
-    **options : the task's own, and those of every task, see `Options`
+    **options : the options of the task, and of every task, see `Options`
     """
 
     lines = TASK
@@ -132,7 +132,7 @@ class Task(Answering):
     def stream(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
         """Yields an answer for each item, in order.
 
-        With `quiet` an input without an answer yields its InputError, and truncated texts give no warning.
+        With `quiet`, an input without an answer yields an InputError, and truncated texts give no warning.
         """
         index = 0
         warned = False
@@ -173,7 +173,7 @@ class Task(Answering):
     # --- for each task to define ---------------------------------------------------------------------------------
 
     def inputs(self, item: Any, options: Any) -> list[str | Pair]:
-        """Returns the texts that the model reads for one item; for most tasks the item itself."""
+        """Returns the texts that the model reads for one item. For most tasks this is the item itself."""
         return [as_text_or_pair(item)]
 
     def answer(self, requests: list[Request], options: Any) -> list[Any]:
@@ -306,7 +306,7 @@ def probabilities(logits: np.ndarray, function: str = "softmax") -> np.ndarray:
 
 
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
-    """Returns the logits of each text, (texts, C); for a text in windows the mean, weighted by their tokens."""
+    """Returns the logits of each text, (texts, C): for a text in windows, their mean weighted by numbers of tokens."""
     logits = []
     for request in requests:
         for encoded, outputs in zip(request.encoded, request.outputs, strict=True):

@@ -16,7 +16,7 @@ TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as transla
 
 
 class TaskSettings(NamedTuple):
-    """The text to put before every source, and the settings of generation."""
+    """The text to put before each source, and the settings of generation."""
 
     prefix: str = ""
     settings: Mapping[str, Any] = {}
@@ -26,7 +26,7 @@ def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSet
     """Reads the settings of a task, or of translation to a language.
 
     As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix. T5 has
-    entries such as translation_en_to_de; `to` is the last part of such a name.
+    entries such as translation_en_to_de. `to` is the last part of such a name.
     """
     data = _described(model)
     specific = data.get("task_specific_params") or {}

@@ -70,8 +70,8 @@ class TextGeneration(Writing):
     as fit. The model's generation_config.json overrides them. do_sample=False is greedy, num_beams=4 a beam search; a
     call that sets one of them resets the pipeline's value of the other.
 
-    A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. A prompt without
-    tokens means the start token.
+    A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. For a prompt
+    without tokens, the model reads the start token.
 
     Parameters
     ----------
@@ -79,14 +79,14 @@ class TextGeneration(Writing):
     return_full_text : bool
         Include the prompt in the text, or the earlier messages of a conversation.
     chat : bool
-        Each text is a user's message, and "generated_text" the answer alone unless return_full_text=True, of at most
-        1024 new tokens by default.
+        Each text is a user's message, and "generated_text" is only the answer unless return_full_text=True. An answer
+        has at most 1024 new tokens by default.
     system : str
         The system message before each text, with chat=True.
     chat_template_kwargs : dict, also under the name tokenizer_encode_kwargs
-        Further variables of the chat template: {"enable_thinking": False} of Qwen3.
+        Further variables of the chat template, such as {"enable_thinking": False} for Qwen3.
     stop_strings : str or list of str, also under the names stop_sequence and stop
-        Generation stops after one of these, which stays in the text; it may begin in the prompt, as in Transformers.
+        Generation stops after one of these, which stays in the text. It may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
         How to handle a prompt without room for max_new_tokens more tokens: refuse it, or keep its last tokens
         (handle_long_generation="hole" in Transformers).
@@ -144,18 +144,17 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int | None = None) -> Settings:
-        """Returns generation settings for a prompt of n_tokens. Raises NpformerError if they are impossible.
+        """Returns generation settings for a prompt of `n_tokens`, if its length is known.
 
-        n_tokens: None if it is not known yet.
+        Raises NpformerError for impossible settings.
         """
         return resolve(self.model.folder, self.model.config, self._settings(options, n_tokens or 1), n_tokens)
 
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """Returns the unchecked settings for a prompt of `n_tokens` tokens."""
-        settings = {
-            **options.settings,
-            **({"stop_strings": ""} if "stop_strings" in self.stored else {}),
-        }  # see defaults
+        settings = dict(options.settings)
+        if "stop_strings" in self.stored:  # `defaults` has read them
+            settings["stop_strings"] = ""
         usual = self.stored.get("max_new_tokens", CHAT_TOKENS if options.chat else NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
             room = max(1, self.encoder.limit + 1 - max(1, n_tokens))
@@ -173,7 +172,7 @@ class TextGeneration(Writing):
         yield from self.writing(text, **options)
 
     def writing(self, text: Any, **options: Any) -> Writer:
-        """Yields the same pieces, each with the number of tokens so far, and finally the reason for the end."""
+        """Returns an iterator of the same pieces, which also has the tokens so far and the reason for the end."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
         [request] = self.prepare([text], 0, settled)
         if isinstance(request, InputError):
@@ -217,7 +216,10 @@ class TextGeneration(Writing):
         return self.encoder.ids(text)
 
     def _fitted(self, ids: np.ndarray, options: TextGenerationOptions, is_chat: bool) -> Encoded:
-        """Returns a prompt of these tokens; long="truncate" keeps the last that fit, except in a conversation."""
+        """Returns a prompt of these tokens, or with long="truncate" of the last ones that fit.
+
+        Raises NpformerError for a prompt that does not fit. A conversation is never truncated.
+        """
         count, limit, new = len(ids), self.encoder.limit, self._wanted(options, len(ids))
         refuses = options.long == "error" or is_chat
         if count + new <= limit + refuses:  # as in Transformers, the last token takes a position that it does not need
@@ -289,7 +291,7 @@ def _after(item: Any, text: str) -> Any:
 class Writer:
     """Iterates once over the pieces of a text as they are generated. The prompt is read with the first piece.
 
-    stopped: set it to end the text before its next token. stream: set once the prompt is read.
+    Set `stopped` to end the text before its next token. `stream` is None until the prompt is read.
     """
 
     def __init__(self, task: TextGeneration, prompt: Text, options: TextGenerationOptions) -> None:

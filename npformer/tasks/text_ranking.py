@@ -1,6 +1,6 @@
-"""text-ranking: the relevance of each text to a query, by a cross-encoder, which reads both together.
+"""text-ranking: the relevance of each text to a query. A cross-encoder reads query and text together.
 
-Rerankers that are causal language models read both in a chat template (`logit_score.py`).
+A reranker that is a causal language model reads them in a chat template (`logit_score.py`).
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class TextRanking(Ranking):
 def stored_function(model: Model, activation: Any) -> str:
     """Returns the function_to_apply of the activation stored by sentence-transformers; "sigmoid" by default.
 
-    activation: from `cross_encoder_recipe`; it overrides the field that earlier versions store in config.json.
-    Raises NpformerError for an activation other than Identity and Sigmoid.
+    `activation` from `cross_encoder_recipe` overrides the field that earlier versions store in config.json. Raises
+    NpformerError for an activation other than Identity and Sigmoid.
     """
     if model.folder is None:
         return "sigmoid"

@@ -37,8 +37,8 @@ class TextToText(Writing):
     ----------
     model : Seq2Seq, such as Marian or BART
     to : str, optional
-        Target language, for a multilingual model, or a T5 with settings for it in config.json. A text may also begin
-        with a code of its own, such as >>fra<<.
+        Target language, for a multilingual model or a T5 with its settings in config.json. A text may also begin with
+        the code of its target language, such as >>fra<<.
     long : "error" or "truncate"
         How to handle a text that is too long.
     progress : bool
@@ -155,8 +155,8 @@ class Summarization(TextToText):
 class Text2TextGeneration(TextToText):
     """Returns a dict with "generated_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    For encoder-decoders that paraphrase, correct or answer. Settings are found as for `Summarization`, with
-    config.json's for text2text-generation.
+    For encoder-decoders that paraphrase, correct or answer. Settings come from the same places as for `Summarization`,
+    with those for text2text-generation in config.json.
 
     The parameters are those of `TextToText`.
 

@@ -50,18 +50,18 @@ class Token(NamedTuple):
 
 
 class TokenClassification(Task):
-    """Returns a list for each text: a dict for each token, or with a strategy a dict for each entity.
+    """Returns a list for each text, with a dict for each token, or with a strategy for each entity.
 
-    A token has "entity", "score", "index", "word", "start", "end"; an entity has "entity_group", "score", "word",
-    "start", "end". "start" and "end" are character positions. If entities overlap in neighbouring windows, the longest
-    is kept, or if several are equally long, the one with the best score.
+    A token has "entity", "score", "index", "word", "start" and "end". An entity has "entity_group", "score", "word",
+    "start" and "end". "start" and "end" are character positions. If entities of neighbouring windows overlap, the
+    longest is kept, and of equally long ones the one with the best score.
 
     Parameters
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbours of one kind. The last three first give a word's tokens one label: its first token's,
-        their mean scores', or the label of the token with the largest score.
+        "simple" joins neighbouring tokens of one kind. The last three give all tokens of a word one label before that:
+        the label of its first token, of its tokens' mean scores, or of the token with the largest score.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : the options of every task, see `Options`
@@ -186,7 +186,7 @@ def _words(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: list[Token], labels: Sequence[str]) -> list[list[Token]]:
-    """Groups neighbouring tokens of one kind. B- begins a group; a label without B- or I- continues the same label."""
+    """Groups neighbouring tokens of one kind. A label with B- begins a new group."""
     groups: list[list[Token]] = []
     last = ""
     for token in tokens:

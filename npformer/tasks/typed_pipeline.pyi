@@ -460,7 +460,7 @@ def pipeline(
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
     revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
-    **options : the task's own, as defaults for every call; see `Options` and the task's class
+    **options : options of the task, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
         accepted; local_files_only=True and torch_dtype mean offline=True and dtype.
 

@@ -22,7 +22,7 @@ PENDING = 1024  # pairs of query and vector scored at a time
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Returns the similarity -|a_i - b_j|, for a function from differences (M, D) to lengths (M,)."""
+    """Returns the similarity -|a_i - b_j|. `length` computes the lengths (M,) of differences (M, D)."""
     return np.stack([-length(b - row) for row in a])
 
 
@@ -53,8 +53,8 @@ class Hits(NamedTuple):
 
     Parameters
     ----------
-    indices : (k,) or (Q, k) integers; -1 where the corpus has fewer vectors without NaN than k
-    scores : float32 of the same shape; -inf there
+    indices : (k,) or (Q, k) integers; -1 at the end if fewer than k vectors are without NaN
+    scores : float32 of the same shape; -inf for an index of -1
     """
 
     indices: np.ndarray
@@ -113,10 +113,10 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
 
 
 def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: int, similarity: str) -> Hits:
-    """Returns the k nearest of rows start to stop for each query, (Q, k); for the cosine, queries have length 1.
+    """Returns the k nearest of rows start to stop for each query, (Q, k). For the cosine, queries have length 1.
 
-    A product's last bits depend on the position of a row. So the product only selects the candidates, within its error
-    bound, and each candidate is scored on its own.
+    A product's last bits depend on the position of a row. So the product only selects candidates, within its error
+    bound, and each candidate's score is computed separately.
     """
     best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
     limits = np.full(len(queries), -np.inf)  # vectors with scores below these are not among the nearest

@@ -1,4 +1,4 @@
-"""The weights of words in sparse vectors: from logits over the vocabulary (SPLADE), or of a text's tokens (BGE-M3)."""
+"""The weights of words in sparse vectors, from logits over the vocabulary (SPLADE) or a head on tokens (BGE-M3)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Words = tuple[np.ndarray, np.ndarray]  # ids in ascending order, and their weigh
 
 
 class WordWeights(Protocol):
-    """A head that gives the words of a text their weights."""
+    """A head that computes the weights of a text's words."""
 
     def runner(self) -> Model:
         """Returns the model that reads the texts."""
@@ -36,7 +36,7 @@ class WordWeights(Protocol):
 
 
 class OfTokens:
-    """relu(x w + b) of each token x of a text, and the maximum for equal tokens. Special tokens have no weight.
+    """relu(x w + b) for each token x of a text. Equal tokens have their maximum, and special tokens have no weight.
 
     Chen et al., 2024, "M3-Embedding", section 3.2, lexical retrieval.
     """
@@ -77,7 +77,7 @@ class OfVocabulary:
         self.encoder_model = without_head(model)
 
     def runner(self) -> Model:
-        """Returns the encoder alone, because the head runs in parts; with a listener, the whole model."""
+        """Returns the encoder, because the head runs in parts. With a listener, returns the whole model."""
         return self.model if listening() else self.encoder_model
 
     def __call__(self, requests: list[Request]) -> list[Words]:
@@ -91,14 +91,13 @@ class OfVocabulary:
         return [(ids, each[ids]) for ids, each in words]
 
     def _logits(self, requests: list[Request]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields logits (L, V) of at most ROWS tokens with their text's index: each token once.
+        """Yields logits (L, V) of at most ROWS tokens, with the index of their text. Each token occurs once.
 
-        Several short texts go through the head together. The parts of a long text depend on it alone.
+        Several short texts go through the head together. The parts of a long text do not depend on other texts.
         """
         waiting: list[tuple[int, np.ndarray]] = []
         for index, request in enumerate(requests):
-            pairs = zip(request.outputs[0], request.encoded[0].rows(), strict=True)
-            rows = np.concatenate([next(iter(output.values()))[each] for output, each in pairs])
+            rows = vectors(request)
             if listening():  # with a listener, the whole model has run, head included
                 yield index, rows
                 continue

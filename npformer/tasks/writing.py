@@ -21,10 +21,10 @@ from npformer.text.encoding import Encoded
 
 @dataclass(frozen=True)
 class WritingOptions(Options):
-    """Options of `Writing`. `long` is "error" by default, because an answer to half a text looks complete."""
+    """Options of `Writing`. `long` is "error" by default, because an answer to a truncated text looks complete."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    windows: ClassVar[str]  # why texts are not read in windows
+    windows: ClassVar[str]  # the error message for long="window"
 
     def __post_init__(self) -> None:
         if isinstance(self.long, str) and not self.long:
@@ -106,7 +106,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Makes num_beams and do_sample consistent: several beams do not sample, and sampling has one beam."""
+    """Makes num_beams and do_sample consistent: a search with several beams does not sample."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}
@@ -114,7 +114,7 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    """Yields the text of tokens piece by piece, in whole characters; joined, the pieces are the whole text."""
+    """Yields the text of tokens in pieces of whole characters. Joined, the pieces are the whole text."""
     ids: list[int] = []
     shown = text = ""
     for token in tokens:

@@ -1,6 +1,6 @@
 """zero-shot-classification: scores of the caller's labels, by a model for natural-language inference.
 
-The text is the premise; each label in the template is a hypothesis (Yin et al., 2019).
+The text is the premise, and the template with each label is a hypothesis (Yin et al., 2019).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ZeroShotOptions(Options):
 class ZeroShotClassification(Task):
     """Returns a dict with "sequence", "labels" and "scores" for each text, the best label first.
 
-    The scores are the softmax over the labels' entailment logits. With multi_label, or for one label, the score is the
-    softmax of the label's entailment and contradiction logits.
+    The scores are the softmax over the entailment logits of all labels. With multi_label, or with a single label, a
+    score is the softmax over the label's own entailment and contradiction logits.
 
     Parameters
     ----------

@@ -105,8 +105,8 @@ def gradients(
 def cut(lengths: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """Splits a batch into shards of about SHARD tokens, as indices of examples. A small batch is a single shard.
 
-    The shards do not depend on the number of cores; otherwise the bits of the gradients would too. Their number is even
-    if possible, which suits two cores.
+    The shards do not depend on the number of cores, so neither do the bits of the gradients. A large batch has an even
+    number of shards, for two cores.
     """
     total = sum(map(sum, lengths))
     return group_by_length(lengths, 2 * math.ceil(total / SHARD / 2) if total >= 2 * SMALL_SHARD else 1)

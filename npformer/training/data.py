@@ -65,7 +65,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     path : .tsv (tabs, no quotes) or .csv, with the names of columns in the first line, or .jsonl (one object per line)
     label : name of the label column
     texts : names of the text column, or of the two columns of a pair
-        By default the first entry of `TEXTS` in the file, or else its only other column.
+        By default the first entry of `TEXTS` that the file has, or else its only column apart from the label.
 
     Returns
     -------
@@ -94,7 +94,8 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
         if not texts and not (rows and is_table):
             found = _columns(f"{path}:{1 if is_table else line}", record, label)
             if rows and found != columns:
-                raise NpformerError(f"{path}:{line}: expected text in {_and(columns)}, as above, got {_and(found)}")
+                wanted = f"expected texts in {_and(columns)}, as in earlier lines"
+                raise NpformerError(f"{path}:{line}: {wanted}, got {_and(found)}")
             columns = found
         values = [_value(f"{path}:{line}", record, name) for name in (label, *columns)]
         rows.append(LabelledText(values[0].strip(), values[1], values[2] if len(values) > 2 else None, line))
@@ -104,7 +105,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """Returns the labels of the rows, sorted. If all are whole numbers, returns all numbers from 0 to the largest.
+    """Returns the labels of the rows, sorted. If all labels are whole numbers, returns 0 to the largest one.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     ----------
     path : file of the rows, for error messages
     rows : list of LabelledText
-        A label is given by its name, in upper or lower case, or by its number.
+        A row gives its label by name, in upper or lower case, or by number.
     labels : names of the labels
 
     Returns

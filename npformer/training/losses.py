@@ -73,12 +73,12 @@ class Example:
 class HeadLoss:
     """The cross-entropy of a head.
 
-    The classes are labels, the vocabulary or choices. For question answering, it is the mean of the cross-entropies of
-    the first and last token of the answer. For replaced tokens, it is the binary cross-entropy of each token.
+    The classes are the labels, the vocabulary or the choices. For question answering, the loss is the mean of the
+    cross-entropies of the answer's first and last token. For replaced tokens, it is the binary cross-entropy.
 
     Parameters
     ----------
-    config : Config with a head
+    config : Config of a model with a head
     label_smoothing : float, fraction of the target probability that is spread over all classes
 
     Raises

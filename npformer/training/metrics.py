@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from npformer.base_model import BaseModel
 from npformer.common.progress import bar
 from npformer.functions import cross_entropy
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
-TEXTS = 1024  # texts that are run at a time
-PAIRS = 256  # pairs that are run at a time
-LOGITS = 2**26  # numbers in the logits of blocks that are run at a time
-
-Predicted = tuple[np.ndarray, np.ndarray]  # logits (L, V) and target tokens (L,)
+TEXTS = 1024  # texts in a run of the model
+PAIRS = 256  # pairs in a run
+LOGITS = 2**26  # numbers in the logits of a run on blocks
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,9 @@ def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
     """The mean cross-entropy of target tokens under teacher forcing, and the accuracy of the most likely tokens."""
-
-    def answers() -> Iterator[Predicted]:
-        for start in range(0, len(examples), PAIRS):
-            window = examples[start : start + PAIRS]
-            pairs = teacher_forced(model.config, window)
-            found = model.run([(each.text, Text(ids)) for each, (ids, _) in zip(window, pairs, strict=True)])
-            yield from ((answer["logits"], wanted) for answer, (_, wanted) in zip(found, pairs, strict=True))
-
-    return _predictions(answers())
+    read, targets = zip(*teacher_forced(model.config, examples), strict=True)
+    inputs = [(each.text, Text(ids)) for each, ids in zip(examples, read, strict=True)]
+    return _predictions(model, inputs, targets, PAIRS)
 
 
 def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, float]:
@@ -103,24 +97,24 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
     Each token is predicted from the earlier tokens of its block. "perplexity" is exp(loss). "log_probability" is -loss,
     a score for which larger is better.
     """
-    size = max(1, LOGITS // (model.config.vocab_size * max(len(each.text) for each in examples)))
-
-    def answers() -> Iterator[Predicted]:
-        for start in range(0, len(examples), size):
-            window = examples[start : start + size]
-            found = model.run([each.text for each in window])
-            yield from ((answer["logits"], each.target) for answer, each in zip(found, window, strict=True))
-
-    measured = _predictions(answers())
+    texts, targets = [each.text for each in examples], [each.target for each in examples]
+    size = max(1, LOGITS // (model.config.vocab_size * max(map(len, texts))))
+    measured = _predictions(model, texts, targets, size)
     loss = measured["dev_loss"]
     return {**measured, "log_probability": -loss, "perplexity": float(np.exp(np.float64(loss)))}
 
 
-def _predictions(answers: Iterator[Predicted]) -> dict[str, float]:
-    """The mean cross-entropy of the target tokens, and the fraction of targets that have the largest logit."""
+def _predictions(model: BaseModel, inputs: Sequence[Any], targets: Sequence[np.ndarray], size: int) -> dict[str, float]:
+    """The mean cross-entropy of the target tokens, and the fraction of targets that have the largest logit.
+
+    Parameter `size` is the number of inputs that are run at a time.
+    """
     total, right, count = 0.0, 0, 0
-    for logits, wanted in answers:
-        total += float(cross_entropy(logits, wanted, reduction="sum"))
-        right += int((logits.argmax(axis=-1) == wanted).sum())
-        count += len(wanted)
+    for start in range(0, len(inputs), size):
+        answers = model.run(inputs[start : start + size])
+        for answer, wanted in zip(answers, targets[start : start + size], strict=True):
+            logits = answer["logits"]
+            total += float(cross_entropy(logits, wanted, reduction="sum"))
+            right += int((logits.argmax(axis=-1) == wanted).sum())
+            count += len(wanted)
     return {"dev_loss": total / count, "accuracy": right / count}

@@ -21,7 +21,7 @@ BLOCK = 1 << 16  # elements updated at a time, so that four arrays fit in the ca
 
 
 def is_decayed(name: str) -> bool:
-    """Whether weight decay applies to a parameter: a weight of a linear layer or a table, not a bias or a norm.
+    """Returns whether weight decay applies to a parameter: to weights of linear layers and tables, not biases or norms.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ LAST, BEST, STEP = "last.safetensors", "best.safetensors", "step-{}.safetensors"
 
 @dataclass
 class TrainingState:
-    """The state of a training run: finished steps, sums over the current epoch, and a row for each finished epoch."""
+    """The state of a training run: its finished steps, sums over the current epoch, and metrics of earlier epochs."""
 
     step: int = 0
     loss: float = 0.0

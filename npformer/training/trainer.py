@@ -1,8 +1,8 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
-A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits: the order of
-examples and the dropout masks depend only on the seed, the epoch and the step, and a step has the same bits for any
-number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the checkpoints.
+A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits. The order of
+examples and the dropout masks depend only on the seed, the epoch and the step. A step has the same bits for any number
+of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the checkpoints.
 """
 
 from __future__ import annotations

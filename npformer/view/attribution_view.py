@@ -173,7 +173,7 @@ def _asked(
 ) -> list[Method]:  # fmt: skip
     """Computes the measures that run a model: leaving out words, and gradients."""
     from npformer.interpret.integrated_gradients import by_gradients  # loads the backward passes
-    from npformer.interpret.traces import texts_of
+    from npformer.interpret.study_inputs import texts_of
     from npformer.tape import UnknownDerivative
     from npformer.text.encoding import IDS
 

@@ -34,7 +34,7 @@ def pretend(name: str, value: str) -> None:
 
 
 class Slow(WorkerPlugin):
-    """Makes every text take longer, also in workers that are started in the place of dead ones."""
+    """Makes every text take longer, also on workers that replace dead ones."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""Dask's workers in other processes write the same bytes as one machine, or are refused by name."""
+"""Dask workers give the same bytes as this process. Other models and versions, and missing workers, are errors."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_p
 
 
 def test_a_probe_distinguishes_orders_of_addition(monkeypatch):
-    """The digest is stable, and differs where products add in another order."""
+    """The digest is stable, and differs if products add in another order."""
     first = work.probe()
     monkeypatch.setattr(work, "_probed", [])
     assert work.probe() == first

@@ -49,7 +49,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("suffix", "sink"), list(product(SUFFIXES, (".jsonl", ".parquet"))))
 def test_every_format_is_read(suffix, sink, classify, rows, tmp_path):
-    """Rows and columns stay in order for any size of parts; a csv has texts, and no nulls."""
+    """Rows and columns stay in order for any size of parts. A csv has texts and no nulls."""
     source = written(tmp_path / f"in{suffix}", rows)
     report = map(classify, source, tmp_path / f"out{sink}", column="text", part_rows=7)
     found = read(tmp_path / f"out{sink}")
@@ -111,7 +111,7 @@ def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_p
 
 
 def test_types_that_other_libraries_write_come_through(classify, tmp_path):
-    """Polars has views of texts inside its structs; a UUID is a text in JSON."""
+    """Polars writes views of texts inside structs. A UUID becomes a text in JSON."""
     ids = [uuid.UUID(int=1), None]
     views = pa.array([{"a": "x", "b": None}, None], pa.struct([("a", pa.string_view()), ("b", pa.null())]))
     known = pa.array([each and each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
@@ -185,7 +185,7 @@ def test_texts_that_are_not_utf_8_are_rows_with_an_error(classify, tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
-    """Blank lines in a single column, quoted line ends and null characters; elsewhere blank lines are not rows."""
+    """Blank lines are rows only in a file with a single column. Cells have quoted line ends and null characters."""
     (tmp_path / "in.csv").write_bytes(end.join(["\ufefftext", "a", "", '"b\nc"', '""', "\0", "", ""]).encode())
     (tmp_path / "two.csv").write_bytes(end.join(["", "text,x", "a,1", "", '"b\r\nc",', ""]).encode())
     map(classify, tmp_path / "in.csv", tmp_path / "o.jsonl", column="text")
@@ -195,7 +195,7 @@ def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
 
 
 def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
-    """Links to a file, to a folder, and inside a folder, as in a cache; the link's name determines the format."""
+    """Links to a file, to a folder, and inside a folder, as in a cache. The link's name determines the format."""
     (tmp_path / "data" / "blobs").mkdir(parents=True)
     blob = written(tmp_path / "data" / "blobs" / "a.parquet", rows).rename(tmp_path / "data" / "blobs" / "12ab")
     (tmp_path / "parts").mkdir()

@@ -288,7 +288,7 @@ def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
-    """Other files are answered; once the file is readable, the same call answers it without repeating a part."""
+    """Other files are answered. Once the file is readable, the same call answers it without repeating a part."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     good = (source / "a.parquet").read_bytes()
     (source / "a.parquet").write_bytes(good[:-50])
@@ -313,7 +313,7 @@ npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=25
 
 @pytest.mark.parametrize("sink", ["out", "out.jsonl"])
 def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_path):
-    """With a limit on file sizes the run ends with an error; without it the run resumes."""
+    """A run with a limit on file sizes ends with an error, and resumes without the limit."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     largest = max(len(each) for each in whole.values())
     for limit in (largest // 4, largest // 2, largest - 1):
@@ -329,7 +329,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
 @pytest.mark.parametrize("how", ["steps", "times"])
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
-    """Killed at every file operation, and 50 times at random; each time the run resumes to the same bytes."""
+    """The run is killed at every file operation, or 50 times at random, and resumes to the same bytes each time."""
     pa.parquet.write_table(rows, tmp_path / "in.parquet")
     (tmp_path / "runs").mkdir()
     command = [

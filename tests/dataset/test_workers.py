@@ -85,7 +85,7 @@ with connected("local:2") as client:
 
 
 def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
-    """The workers end with it: they do not continue without a client."""
+    """The workers end with the run, because they do not continue without a client."""
     command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
     for done in (random.Random(1).randrange(1, 20), random.Random(2).randrange(20, 40)):
         run = subprocess.Popen([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT)
@@ -107,7 +107,7 @@ def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_
 
 
 def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(classify, source_of_500, whole, tmp_path):
-    """The other parts are kept: the same call resumes from them."""
+    """The same call keeps the other parts and resumes."""
     with local(2) as made, Client(made) as client:
         client.run(fail_once)
         map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
@@ -182,7 +182,7 @@ def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tm
 
 
 def test_workers_get_a_model_of_the_hub_by_its_commit(source_of_500, tmp_path):
-    """The model is in the local cache; a worker with an empty cache downloads this commit, not the branch's newest."""
+    """The model is in the local cache. A worker with an empty cache downloads its commit, not the branch's newest one."""
     folder = tiny.folder(tmp_path / "model")
     with hub_server.Hub() as hub:
         commit = hub.add("owner/model", folder)

@@ -188,7 +188,7 @@ def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
 
 
 def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
-    """Removing token j's values from the last layer, with held weights, removes its contribution there."""
+    """Removing token j's values from the last layer, with the weights held, removes its contribution there."""
     model = tiny.model("bert", dtype=np.float64)
     run, found = trace(model, TEXT), logit_attribution(model, TEXT, 0)
     written = head_results(model, run)

@@ -1,4 +1,4 @@
-"""A gradient taken inside an edit is the edited forward's: against central differences in float64, stage by stage."""
+"""A gradient taken inside an edit is that of the edited forward, compared with central differences in float64."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from npformer.interpret.edits import (
     zero,
 )
 from npformer.interpret.integrated_gradients import slope
+from npformer.interpret.study_inputs import texts_of
 from npformer.interpret.text_parts import is_input
-from npformer.interpret.traces import Trace, texts_of, trace
+from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Recording
@@ -47,15 +48,17 @@ SQUARE = Differentiable(np.square, lambda array, grad: 2 * array * grad)
 
 
 def trained(model: Model) -> tuple[HeadLoss, Trainable, list[Example]]:
-    """A loss, weights and a batch; the label is the text's number, odd or even."""
+    """A loss, weights and a batch. The label is 0 or 1 for an even or odd index of the text."""
     texts, _, _ = texts_of(model, TEXTS)
     examples = [Example(text, i % 2) for i, text in enumerate(texts)]
     return HeadLoss(model.config), Trainable(model.weights, model.config), examples
 
 
 def agrees(run: Callable[[], Gradients], weights: Trainable, opened: Opened) -> float:
-    """Asserts that the loss changes along a random direction of all weights as `run`'s gradients predict; returns the
-    change."""
+    """Asserts that the loss changes along a random direction of all weights as `run`'s gradients predict.
+
+    Returns the change.
+    """
     random, h = np.random.default_rng(0), 2e-6
     directions = {name: random.standard_normal(array.shape) for name, array in weights.flat.items()}
     start = {name: array.copy() for name, array in weights.flat.items()}

@@ -1,4 +1,4 @@
-"""Attribution by gradients: against finite differences, against completeness, and where a model leaves no choice."""
+"""Attribution by gradients: compared with finite differences, complete, and by hand for a model without blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.attribution import Target, target
 from npformer.interpret.integrated_gradients import slope
-from npformer.interpret.traces import texts_of, trace
+from npformer.interpret.study_inputs import texts_of
+from npformer.interpret.traces import trace
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.text.inputs import Pair
@@ -94,7 +95,7 @@ def test_a_tokens_score_is_the_change_along_its_own_embedding(kind: str) -> None
 
 
 def test_a_token_that_is_read_twice_has_the_score_of_both_places() -> None:
-    """A decoder reads the text one token later; only the decoder reads the start token, the first."""
+    """A decoder reads the text one token later, after the start token, which the encoder does not read."""
     model = tiny.model("bart", dtype=np.float64)
     ids, tokens, explained = prepared(model, TEXT)
     rows, h, scores = slope(model, [ids], explained).rows, 1e-6, []
@@ -155,7 +156,7 @@ def test_the_frame_stays_and_every_word_starts_from_the_mask() -> None:
 
 @pytest.mark.parametrize("steps", [1, 50])
 def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> None:
-    """No block adds anything and no norm bends anything: F(x) = x_0 . (w_0 - w_1) + b_0 - b_1, and the baseline is 0."""
+    """Without blocks and norms, F(x) = x_0 . (w_0 - w_1) + b_0 - b_1, and the baseline is 0."""
     config = TORCH_MODULES.config(
         "sequence-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=2, d_ffn=16, max_length=32,
         labels=("a", "b"), torch_class="nn.TransformerEncoder", norm_first=True,
@@ -178,7 +179,7 @@ def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> N
 
 
 def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None:
-    """The word's log-odds after the text; each measure is compared with a computation by hand."""
+    """The measures of the word's log-odds after the text are compared with computations by hand."""
     model = load("gpt2-austen", dtype="float64")
     words = ["It", "is", "a", "truth"]
     shown = view.attribution(model, " ".join(words), label="Ġof")

@@ -1,4 +1,4 @@
-"""The logit lens by hand: the head and the last norm, on the hidden states of each layer; its largest logits."""
+"""The logit lens, compared with the last norm and the head on the hidden states of each layer."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_positions_and_heads_together(model: Model) -> None:
 
 
 def test_adjacent_tokens_are_patched_together(model: Model) -> None:
-    """All of a group become those of the clean text; the last group may be smaller."""
+    """All tokens of a group become those of the clean text. The last group may be smaller."""
     clean, stage = trace(model, CLEAN), "layers.0.ffn_norm"
     found = patch(model, CLEAN, CORRUPTED, stage, lambda answers: float(answers["logits"].flat[0]), group=2)
     before = float(trace(model, CORRUPTED)["logits"].flat[0])

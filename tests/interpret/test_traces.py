@@ -349,7 +349,7 @@ def test_every_module_of_hugging_face_is_named_once() -> None:
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_the_table_fits_in_80_columns(model: Model) -> None:
-    """A decoder's stages have the longest names: some have a line for themselves, above their numbers."""
+    """A decoder's stages have the longest names. Some of them have their numbers on the next line."""
     lines = str(trace(model, [TEXT, "no"])).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(not line.startswith(" ") for line in lines) == 1 + len(trace(model, TEXT))

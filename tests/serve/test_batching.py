@@ -1,4 +1,4 @@
-"""Dynamic batching: an answer has the bits of a lone request, for any arrivals; and the queue's rules."""
+"""Dynamic batching: an answer has the bits of a lone request, whenever requests arrive. Rules of the queue."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def encoder_tasks() -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: its task's number, its texts' lengths in words, and when it comes."""
+    """A request: the number of its task, the lengths of its texts in words, and when it arrives."""
 
     task: int
     lengths: tuple[int, ...]
@@ -132,7 +132,7 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 @pytest.mark.numbers
 def test_that_strangers_do_share_batches():
-    """If they did not, the test above would show nothing."""
+    """Otherwise the test above would prove nothing."""
     seen = []
 
     async def test() -> None:
@@ -187,7 +187,7 @@ def test_a_batch_has_the_oldest_texts_of_one_work_up_to_its_tokens():
 
 
 def test_private_work_shares_a_batch_only_within_its_request():
-    """Sampling draws by a text's place in its list; tokens of a batch do not cut such a list."""
+    """A sample depends on a text's place in its list, so such a list is not divided into batches."""
     work, alone = Recorded(), Recorded(together=False)
 
     async def test() -> None:

@@ -1,5 +1,5 @@
-"""A task declared only in the tests: the features that any task gets from its declaration. Datasets and the service
-have theirs too."""
+"""A task declared only in the tests has the features that any task gets from its declaration. tests/dataset and
+tests/http test its datasets and its route."""
 
 from __future__ import annotations
 

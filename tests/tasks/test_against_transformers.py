@@ -1,4 +1,4 @@
-"""Every task answers as transformers.pipeline does (sentence-embedding: as sentence-transformers) on tiny models of
+"""Every task answers like transformers.pipeline (sentence-embedding like sentence-transformers) on tiny models of
 both families. The golden files contain their answers, and golden/make_tasks.py the calls.
 
 Scores may differ by 1e-5 of their size: both sides compute two layers and a softmax in float32, in different orders.

@@ -85,7 +85,7 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
 
 @pytest.mark.slow
 def test_the_tokenizer_and_the_config_may_name_the_model_again(tmp_path):
-    """They may also be those of a loaded model, as in calls of transformers.pipeline; others are refused."""
+    """They may also be objects of the loaded model, as in calls of transformers.pipeline. Others are refused."""
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
     model = load(folder)
     expected = pipeline("text-classification", folder)("ice")
@@ -144,7 +144,7 @@ def test_torch_s_own_dtype():
 
 
 def test_a_keyword_for_one_of_several_answers_gets_a_hint():
-    """For a list of one text, Transformers returns its words without the outer list; here a list gives a list."""
+    """For a list of one text, Transformers returns the words without the outer list. Here a list gives a list."""
     fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
     assert words == fill("I [MASK] ice")
@@ -193,7 +193,7 @@ def test_truncation_leaves_the_windows_of_a_question():
 
 
 def test_truncation_cuts_a_source_that_is_refused_without():
-    """At the model's length: max_length is that of the translation, as in Transformers."""
+    """A source is truncated at the model's length, because max_length limits the translation, as in Transformers."""
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     task = pipeline("translation_en_to_deu", MARIAN, max_length=4)
     with pytest.raises(NpformerError, match="expected at most 64 tokens, got 1802"):
@@ -242,7 +242,7 @@ def test_other_names_of_tasks():
 
 
 def test_the_language_in_a_task_s_name():
-    """A model of several languages needs the option; a model of another language is an error."""
+    """A model of several languages needs the option. A model of another language is an error."""
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     assert pipeline(model=MARIAN).name == "translation"
     asked = pipeline("translation_en_to_fra", MARIAN, max_length=8)("dog")
@@ -252,7 +252,7 @@ def test_the_language_in_a_task_s_name():
 
 
 def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
-    """A task reads it with its own head, `load` with the given one; the head is never guessed."""
+    """A task reads it with the task's head, and `load` with the given head. The head is never guessed."""
     folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
     expected = pipeline("fill-mask", folder)("I [MASK] ice")
     described = json.loads((folder / "config.json").read_text())
@@ -274,7 +274,7 @@ def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_a_pair_with_an_empty_second_text_is_its_first(family):
-    """The pair becomes its first text alone, as in transformers' pipeline; an empty first text is kept."""
+    """The pair becomes its first text, as in transformers.pipeline. An empty first text is kept."""
     task = pipeline("text-classification", tiny.model(family, "sequence-classification"))
     alone = task("ice cream")
     for pair in (Pair("ice cream", ""), {"text": "ice cream", "text_pair": ""}):

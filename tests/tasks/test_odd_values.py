@@ -1,4 +1,4 @@
-"""Odd values, in every file of settings and in every place for a text: an answer, or an NpformerError of a few lines."""
+"""Odd values in files of settings and in texts give an answer or a short NpformerError."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ HEADS = {
 
 
 def bounded(act: Any) -> bool:
-    """Runs the action; returns whether it succeeded. Any end but an NpformerError of bounded length is a failure of the
-    test."""
+    """Returns whether the action succeeds. The test fails unless its error is an NpformerError of bounded length."""
     said = "-"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,7 +119,7 @@ def test_odd_options(folders: dict[str, Path]) -> None:
 
 
 def refused_or_read(folder: Path, file: str, content: str, act: Any) -> bool:
-    """Puts a file into a folder for the time of an act."""
+    """Puts a file into a folder while an action runs."""
     path, before = folder / file, (folder / file).read_bytes() if (folder / file).exists() else None
     path.write_text(content, encoding="utf-8")
     try:

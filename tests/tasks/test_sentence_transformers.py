@@ -241,7 +241,7 @@ def test_ranked_texts_name_their_places(reranker):
 
 
 class Sigmoid:
-    """Stands for torch's, which is not installed here."""
+    """Replaces torch's class, because torch is not installed here."""
 
 
 Sigmoid.__module__ = "torch.nn.modules.activation"
@@ -276,7 +276,7 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
 
 
 def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
-    """With one label it reranks; with several it classifies pairs, and reranking is an error that explains this."""
+    """With one label it reranks. With several it classifies pairs, and reranking is an error that explains this."""
     assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
     for field in (OLDER, NEWER):  # of earlier versions, in config.json
         for labels, task in ((("SCORE",), "text-ranking"), (("yes", "no"), "text-classification")):

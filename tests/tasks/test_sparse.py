@@ -1,4 +1,4 @@
-"""sparse-embedding: the words that matter for a text, by the settings of its folder."""
+"""sparse-embedding: the weighted words of a text, with the settings of the model's folder."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_model_that_predicts_the_next_token_has_the_task(tmp_path: Path) -> No
 
 
 def test_samples_have_a_seed(task: TextGeneration) -> None:
-    """By default tokens are sampled, as in transformers.pipeline; several texts differ."""
+    """By default tokens are sampled, as in transformers.pipeline, so several texts differ."""
     drawn = task("The", seed=1, max_new_tokens=9)
     assert drawn == task("The", seed=1, max_new_tokens=9) != task("The", seed=2, max_new_tokens=9)
     assert drawn == task("The", seed=1, max_new_tokens=9, temperature=0.7, do_sample=True)
@@ -70,7 +70,7 @@ def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
 
 
 def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
-    """This is the default without a given number, and applies to each prompt separately."""
+    """Without a given number this is the default, for each prompt separately."""
     answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
     count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
     assert [bool(each) for each in count] == [True] * 3

@@ -106,7 +106,7 @@ def test_one_answer_and_several(tmp_path: Path) -> None:
 
 
 def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path) -> None:
-    """The defaults of Transformers 4 within the model's 64 positions; a translation has those of `generate`."""
+    """The defaults are those of Transformers 4, within the model's 64 positions. Translations have those of `generate`."""
     folder = bart_folder(tmp_path / "bart")
     found = settings(npformer.pipeline("summarization", folder))
     assert (found.num_beams, found.max_new_tokens, found.do_sample) == (4, 64, False)
@@ -123,7 +123,7 @@ def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path
 
 
 def test_the_settings_of_a_task_are_its_own(tmp_path: Path) -> None:
-    """They come before generation_config.json, and after the caller's."""
+    """They override generation_config.json, and the caller overrides them."""
     folder = bart_folder(tmp_path / "bart", task_specific_params=OWN, prefix="the ")
     (folder / "generation_config.json").write_text('{"num_beams": 3, "max_new_tokens": 20, "min_new_tokens": 9}')
     summarize, rewrite = Summarization(npformer.load(folder)), Text2TextGeneration(npformer.load(folder))

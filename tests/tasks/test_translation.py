@@ -140,7 +140,7 @@ def test_a_translation_grows_token_by_token(in_json: Path) -> None:
 
 
 def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter of two tokens comes in one piece; one that is never whole comes at the end, as in the translation."""
+    """A letter of two tokens is one piece. An incomplete letter is the last piece, as in the translation."""
     task = npformer.pipeline("translation", in_json, max_new_tokens=3)
     for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
         monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])

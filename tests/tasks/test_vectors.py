@@ -236,7 +236,7 @@ NORM = {"norm.weight": RANDOM.random(5, np.float32), "norm.bias": RANDOM.random(
 
 
 def test_dense_and_layer_norm_follow_the_pooling(folder):
-    """The same bits alone and together, also after conversion; the modules' weights are part of a run's identity."""
+    """The bits are the same alone and together, also after conversion. A run's identity includes the modules' weights."""
     modules = [("a.Pooling", {}, {}), ("b.Dense", DENSE, WEIGHTS), ("c.LayerNorm", {"dimension": 5}, NORM)]
     write_modules(folder, [*modules, ("d.Dropout", {"dropout": 0.1}, {})])
     embed = pipeline(None, folder)

@@ -129,7 +129,7 @@ def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
 
 
 def test_gpt2_learns_labels_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new head on a model that writes texts; it reads each text's last token."""
+    """A new head on a model that writes texts reads the last token of each text."""
     folder = writers.folder(tmp_path / "model")
     (tmp_path / "a.tsv").write_text("label\ttext\n" + "A\tthe other in\nB\tis that a wind\n" * 8)
     files = [str(folder), str(tmp_path / "a.tsv"), str(tmp_path / "a.tsv")]

@@ -58,7 +58,7 @@ def written(folder: Path) -> Path:
 
 
 def resumed(path: Path) -> list[dict[str, Any]]:
-    """Resumes training from a checkpoint; returns the history."""
+    """Resumes training from a checkpoint, and returns the history."""
     weights = Trainable(corpus.weights(records.config()), records.config())
     run = Trainer(HeadLoss(records.config()), weights, records.RECIPE, path.parent)
     return run.train(records.EXAMPLES, lambda epoch: {"accuracy": 0.5})

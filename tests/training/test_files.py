@@ -1,4 +1,4 @@
-"""Training from files: rows that are wrong are named, the commands learn and measure, embeddings become pictures."""
+"""Training from files: errors name the wrong row, the commands learn and measure, and embeddings become pictures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"label": 1, "text": "a"}\n{"label": 1, "text": "a", "text_pair": "b"}\n',
-            r"a\.jsonl:2: expected text in text, as above, got text and text_pair$",
+            r"a\.jsonl:2: expected texts in text, as in earlier lines, got text and text_pair$",
         ),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object, got a list"),
         ("a.jsonl", b'{"label": 1, "text": ["a"]}\n', r"a\.jsonl:1: 'text': expected text, got a list"),
@@ -197,7 +197,7 @@ needs_sacrebleu = pytest.mark.skipif(not find_spec("sacrebleu"), reason="needs t
 
 
 def sentences(folder: Path) -> list[str]:
-    """Files of a small language and its translation, word by word; their names."""
+    """Returns the paths of files with sentences of a small language and their translations word by word."""
     found = [f"{a} {b} {c}." for a in ("the", "a") for b in ("dog", "man") for c in ("runs", "sits")]
     found += [f"{a} and {b}" for a in found for b in found]
     translated = [" ".join(WORDS.get(each, "und") for each in text.replace(".", " .").split()) for text in found]
@@ -229,7 +229,7 @@ def train_translation(folder: Path, names: list[str], *more: str) -> int:
 
 @pytest.fixture(scope="module")
 def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the files `a.en` and `a.de`, and in `out` a translator that has learnt them."""
+    """The folder with the files `a.en` and `a.de`, and a translator in `out` that has learnt them."""
     folder = tmp_path_factory.mktemp("translator")
     assert train_translation(folder, sentences(folder)) == 0
     return folder
@@ -271,7 +271,7 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 @needs_sacrebleu
 @pytest.mark.slow
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """100 for the model's own words, lower for others; sacrebleu describes its method."""
+    """BLEU is 100 for the model's own words, and lower for others. sacrebleu describes its method."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
     assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
     reference.write_text(capsys.readouterr().out, encoding="utf-8")

@@ -50,7 +50,7 @@ def test_the_state_of_a_training_is_kept_on_demand(tmp_path: Path, capsys: pytes
 def test_a_finetuning_that_was_killed_ends_with_the_same_bytes(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed during training, or while the result is written: the state is removed only after that."""
+    """A kill during training or while the result is written leaves the state, which is removed last."""
     assert cli.main(finetuning(tmp_path, "whole")) == 0
     calls = {"a step": 2, "the model's file": 1, "config.json": 1}[moment]
 

@@ -1,4 +1,4 @@
-"""The training loop: it learns, it resumes with the same bits after any interruption, it keeps the best weights."""
+"""The training loop learns, resumes with the same bits after any interruption, and keeps the best weights."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ t.train(Path({folder!r}), save_every=1)
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    """A run that is killed twice, and ends with another number of threads, gives the weights of an uninterrupted
-    run."""
+    """A run that is killed twice and resumes with more threads has the weights of an uninterrupted run."""
     code = STOPPED.format(root=str(Path(__file__).parents[2]), folder=str(tmp_path))
     for _ in range(2):
         started = _stamp(tmp_path)
@@ -117,8 +116,8 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_choosing_weights(tmp_path: Path) -> None:
-    """The epoch with the highest score (the later of two equal ones), or the mean of the last ones if its score is
-    higher."""
+    """`choose` restores the epoch with the highest score, the later of two equal ones. A mean with a higher score
+    replaces it."""
     trained, kept = weights(), {}
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
 
@@ -142,7 +141,7 @@ def test_choosing_weights(tmp_path: Path) -> None:
     [(1, 0, [30]), (2, 0, [20, 30]), (9, 0, [10, 20, 30]), (3, 4, [22, 26, 30]), (9, 7, [2, 9, 16, 23, 30])],
 )
 def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]) -> None:
-    """The last weights and those of earlier steps or epochs; never the weights before the first step."""
+    """The average has the last weights and those of earlier steps or epochs, but not the initial weights."""
     recipe = replace(RECIPE, epochs=3, average=average, average_every=every)
     assert list(recipe.averaged(per_epoch=10)) == steps
 

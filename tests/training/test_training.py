@@ -1,8 +1,8 @@
-"""Training: torch's losses step by step, the same bits for any number of threads and after any interruption, and bad
-files."""
+"""Training: torch's losses step by step, gradients with the same bits for any number of threads, and dropout."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -60,48 +60,47 @@ def weights(**overrides: Any) -> Trainable:
 # --- against torch ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
-def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
-    """AdamW with warm-up and clipping, as `make_gradients.py` ran it in torch: every step's loss.
-
-    float64 differs only by the order of summation, float32 by its rounding over fifty steps.
-    """
-    config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)
-    trained, settings = Trainable(tree, config), given.SETTINGS
+def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example]]) -> np.ndarray:
+    """Trains with AdamW, warm-up and clipping, as `make_gradients.py` ran it in torch. Returns the loss of each step."""
+    settings = given.SETTINGS
     optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
     losses = []
-    for step, (ids, labels) in enumerate(given.batches()):
-        batch = [Example(Text(each), int(label)) for each, label in zip(ids, labels, strict=True)]
-        found = gradients(HeadLoss(config), trained, batch)
+    for step, batch in enumerate(batches):
+        found = gradients(objective, trained, batch)
         scale = clip_scale(global_norm(found.flat), settings["clip"])
         optimiser.step(found.flat, settings["learning_rate"] * factor(step), scale)
         losses.append(found.loss)
+    return np.array(losses)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
+    """float64 differs only by the order of summation, float32 by its rounding over fifty steps."""
+    config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)
+    batches = (
+        [Example(Text(each), int(label)) for each, label in zip(ids, labels, strict=True)]
+        for ids, labels in given.batches()
+    )
+    losses = losses_of(HeadLoss(config), Trainable(tree, config), batches)
     torchs = load_file(DATA / "training.safetensors")[f"{dtype}/losses"]
-    assert np.abs(np.array(losses) / torchs - 1).max() < tolerance
+    assert np.abs(losses / torchs - 1).max() < tolerance
     assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), slow_after(1, [("float64", 1e-12), ("float32", 1e-5)]))
 def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) -> None:
     """The same for nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
-    found, config, settings = load_file(DATA / "training.safetensors"), given.TRANSLATOR, given.SETTINGS
+    found, config = load_file(DATA / "training.safetensors"), given.TRANSLATOR
     trained = Trainable(layout.own_to_tree(torch_values.below(found, "translator"), config, np.dtype(dtype)), config)
-    optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
-    factor = linear(int(settings["warmup"]), int(settings["steps"]))
-    losses = []
-    for step, pairs in enumerate(given.pairs()):
-        batch = [Example(Text(source), target) for source, target in pairs]
-        made = gradients(TranslationLoss(config, given.SMOOTHING), trained, batch)
-        scale = clip_scale(global_norm(made.flat), settings["clip"])
-        optimiser.step(made.flat, settings["learning_rate"] * factor(step), scale)
-        losses.append(made.loss)
-    assert np.abs(np.array(losses) / found[f"{dtype}/translation losses"] - 1).max() < tolerance
+    batches = ([Example(Text(source), target) for source, target in pairs] for pairs in given.pairs())
+    losses = losses_of(TranslationLoss(config, given.SMOOTHING), trained, batches)
+    assert np.abs(losses / found[f"{dtype}/translation losses"] - 1).max() < tolerance
     assert losses[-1] < 0.9 * losses[0]
 
 
 def test_lazy_adam_is_adam_on_the_rows_that_occur() -> None:
-    """Rows with a gradient at every step move as in dense Adam; others stay, their moments too."""
+    """Rows with a gradient at every step move as in dense Adam. Other rows and their moments stay."""
     random = np.random.default_rng(0)
     table, other = random.standard_normal((6, 3)), random.standard_normal((6, 3))
     lazy, dense = Adam({"embeddings.token.weight": table}), Adam({"embeddings.token.weight": other}, lazy=False)
@@ -170,7 +169,7 @@ def test_a_step_has_the_same_bits_for_any_number_of_threads() -> None:
 
 
 def test_shards() -> None:
-    """Every text occurs once. Short texts form an even number of shards of about a thousand tokens, few texts one
+    """Every text occurs once. Many texts form an even number of shards of about a thousand tokens, few texts a single
     shard."""
     sizes = list(np.random.default_rng(0).integers(1, 60, 300))
     shards = cut([(size,) for size in sizes])
