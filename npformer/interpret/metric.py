@@ -185,14 +185,9 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
         elif model.config.head in WORDS:
             number = model.tokenizer.token_to_id(label)
     if isinstance(number, (bool, str)) or not isinstance(number, int | np.integer) or not 0 <= number < count:
-        some = (
-            [label_name(model, i, count) for i in range(min(count, 8))]
-            if count <= 1000
-            else ["a token of the vocabulary"]
-        )
-        raise NpformerError(
-            f"{caller}: label={label!r:.80}: expected one of {', '.join(some)}{', ...' if 8 < count <= 1000 else ''}"
-        )
+        some = [label_name(model, i, count) for i in range(min(count, 8))] + ["..."] * (count > 8)
+        known = "a token of the vocabulary" if count > 1000 else f"one of {', '.join(some)}"
+        raise NpformerError(f"{caller}: label={label!r:.80}: expected {known}")
     return int(number), label_name(model, int(number), count)
 
 

@@ -64,7 +64,7 @@ def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]],
         piece = next(iter(encoded.pieces), None)  # token ids have no pieces
         types = np.zeros(len(text), np.int64) if text.token_type_ids is None else text.token_type_ids
         texts.append(text)
-        tokens.append(piece.tokens if piece else _names(model, text.ids))
+        tokens.append(piece.tokens if piece else _tokens(model, text.ids))
         token_type_ids.append(np.array(piece.type_ids) if piece else types)
     return texts, tokens, token_type_ids
 
@@ -75,18 +75,23 @@ def row_read(config: Config, text: Text) -> int:
     return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
 
-def _names(model: BaseModel, ids: np.ndarray) -> list[str]:
-    """Returns the token of each id, or the id itself if the model has no tokenizer."""
+def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool = False) -> list[str]:
+    """Returns the token of each id, or the id itself if the model has no tokenizer.
+
+    `is_source` selects the source's vocabulary in a translation model.
+    """
     try:
         tokenizer = model.tokenizer
     except NpformerError:  # models without tokenizer, such as a golden file's tiny model
         return [str(number) for number in ids.tolist()]
+    if model.config.head == "translation":
+        return tokenizer.tokens(ids.tolist(), is_source)
     return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
 
 
 def tokens_read_again(model: BaseModel, tokens: list[str]) -> list[str]:
     """Returns a text's tokens as a decoder reads them, one position later."""
-    return [*_names(model, np.array([model.config.decoder.start_id])), *tokens[:-1]]
+    return [*_tokens(model, np.array([model.config.decoder.start_id])), *tokens[:-1]]
 
 
 def tokens_read(model: BaseModel, tokens: list[str]) -> list[str]:
@@ -109,7 +114,7 @@ def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str],
             raise NpformerError("view: expected a text to translate, got one without tokens")
         (hypotheses,) = generate(model, [source])
         target = Text(np.concatenate([[model.config.decoder.start_id], hypotheses[0].ids[:-1]]).astype(np.int64))
-    return (source, target), _tokens(model, target.ids, is_source=False), _tokens(model, source.ids, is_source=True)
+    return (source, target), _tokens(model, target.ids), _tokens(model, source.ids, is_source=True)
 
 
 def _ids(given: Any) -> np.ndarray:
@@ -133,12 +138,3 @@ def _source(model: BaseModel, given: Any) -> np.ndarray:
             "`with trace() as t: model(ids, labels=...)`, then `heads(t, tokens=..., key_tokens=...)`"
         )
     return SourceEncoder(model).read(text).texts[0].ids
-
-
-def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool) -> list[str]:
-    """Returns the tokens of one side, or the ids themselves if the model has no tokenizer."""
-    try:
-        tokenizer = model.tokenizer
-    except NpformerError:  # token ids need no tokenizer
-        return [str(each) for each in ids.tolist()]
-    return tokenizer.tokens(ids.tolist(), is_source)
