@@ -31,9 +31,9 @@ FILE = Path(__file__).parent.parent / "tests" / "published.json"
 class Table(NamedTuple):
     """One table: its name in the file, the stage it is, and how far float32 may be from the printed digits.
 
-    Half a unit of the last digit is rounding. In addition, two float32 computations add in different orders. `noise` is
-    a little more than the difference between the two walk-throughs at stages that both print (2e-6 after the last
-    layer). `relative` is the same for exponentials of scores near 40, which float32 stores to 1e-5.
+    The printed digits are rounded by up to half a unit. In addition, two float32 computations add in different orders.
+    `noise` is a little more than the difference between the two walk-throughs at stages that both print (2e-6 after the
+    last layer). `relative` is the same for exponentials of scores near 40, which float32 stores to 1e-5.
     """
 
     name: str

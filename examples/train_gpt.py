@@ -40,7 +40,7 @@ from npformer.training.start import companions, write_model
 
 CHAPTER = re.compile(r"chapter (\d+|[ivxlc]+)\.?", re.IGNORECASE)
 NO_TEXT = re.compile(r"volume [ivx]+\.?|finis|the end|\[.*|\*.*", re.IGNORECASE)  # paragraphs of the edition
-NOTE = "A NOTE ON THE TEXT"  # after it, an editor writes
+NOTE = "A NOTE ON THE TEXT"  # the text after it is by an editor
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 2048, 128, 4, 5, 256
 RECIPE = Recipe(
@@ -49,7 +49,7 @@ RECIPE = Recipe(
 
 
 class Books(NamedTuple):
-    """The chapters to learn, to watch and to score by; a chapter is its paragraphs, one a line."""
+    """The chapters for training, for watching the loss, and for the score. Each line of a chapter is a paragraph."""
 
     train: list[str]
     watched: list[str]

@@ -153,7 +153,8 @@ def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Token
 def with_special_tokens(frame: Tokens, texts: Sequence[Tokens]) -> Tokens:
     """Adds special tokens to the tokens of a text or a pair, at the places that they have in `frame`.
 
-    frame: another text or pair of the same tokenizer, with special tokens. A text that has tokens has some there too.
+    frame: another text or pair of the same tokenizer, with special tokens. Each text with tokens must also have some in
+    the frame.
     """
     parts: list[Tokens] = []
     end = 0

@@ -49,7 +49,7 @@ def pack_floats(name: str, array: np.ndarray, decimals: int = 4) -> Packed:
 
 
 def _encode(array: np.ndarray) -> str:
-    """Groups bytes of equal significance, then deflates with only run lengths and Huffman codes.
+    """Groups the bytes of equal significance, and deflates them with only run lengths and Huffman codes.
 
     The low digits are noise without repeated strings. Without the search for repeats, the result is 2% smaller than at
     level 9 (on real attention, 128 tokens), and packing is 20 to 40 times as fast.

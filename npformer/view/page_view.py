@@ -231,7 +231,7 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The original text, which only the stage view has: other views have its tokens."""
+    """The original text from the stage view, or else the subject of the first view, which is made of tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
 
 

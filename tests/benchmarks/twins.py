@@ -61,7 +61,7 @@ class DistilBert(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The encoder with a classifier on its first row; dropout on what attention and feed-forward network add."""
+    """The encoder with a classifier on its first row, and dropout on the output of attention and feed-forward network."""
 
     def __init__(self, tree: layout.Tree, config: Config, rate: float) -> None:
         super().__init__()

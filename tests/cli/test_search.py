@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """The name is too long for a suffix. A read-only folder would not do, because root can write into it."""
+    """The file's name is too long to add a suffix. A read-only folder would be no test, because root can write into it."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

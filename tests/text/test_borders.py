@@ -43,7 +43,7 @@ def bytes_in_words() -> Tokenizer:
 
 
 def roberta() -> Tokenizer:
-    """The same with special tokens. Its post-processor shifts the offsets each time that it runs."""
+    """The tokenizer of `bytes_in_words` with special tokens. Its post-processor shifts the offsets each time that it runs."""
     made = bytes_in_words()
     made.add_special_tokens(["<s>", "</s>"])
     end, start = (("</s>", made.token_to_id("</s>")), ("<s>", made.token_to_id("<s>")))

@@ -216,7 +216,7 @@ def test_heads_have_distinct_and_visible_colours(count: int) -> None:
         assert min(contrast(each, PAGES[theme]) for each in colours) >= 3  # WCAG 2.2, 1.4.11
         if count > 1:
             apart = min(_distance(a, b) for i, a in enumerate(colours) for b in colours[:i])
-            assert apart >= (0.05 if count <= 16 else 0.02 if count <= 64 else 0.01)  # 0.02 in Oklab: just seen
+            assert apart >= (0.05 if count <= 16 else 0.02 if count <= 64 else 0.01)  # 0.02 is just visible
 
 
 def _distance(one: str, other: str) -> float:

@@ -195,7 +195,7 @@ ATTENTION_BACKWARD = Exercise(
 
 
 def _each(grads: tuple[Array, Array, Array], dq: float = 1.0, dk: float = 1.0) -> tuple[Array, Array, Array]:
-    """The gradients with factors."""
+    """Multiplies the gradients of queries and keys by factors."""
     return grads[0] * dq, grads[1] * dk, grads[2]
 
 

@@ -128,7 +128,7 @@ def _sample_cases() -> list[tuple[Any, ...]]:
     wide = [
         (_distinct(seed), t, p, u) for seed in (1, 2) for t in (0.7, 1.5) for p in (0.3, 0.8) for u in (0.03, 0.5, 0.9)
     ]
-    close = [(_distinct(3), 0.7, 1.0, u) for u in _near_sums(_distinct(3), 0.7)]  # a small change draws another word
+    close = [(_distinct(3), 0.7, 1.0, u) for u in _near_sums(_distinct(3), 0.7)]  # a small error draws another word
     return [*small, *wide, *close, (array([1, 2, 9]), 1.0, 0.5, 0.9)]
 
 
