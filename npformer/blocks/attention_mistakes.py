@@ -202,8 +202,10 @@ def _scaled_otherwise(port: Any) -> Ways:
     for said in sorted(factors, key=lambda said: "n_layers" in said or "F" in said):
         numbers = tuple(float(f"{factors[said](i):.12g}") for i in range(len(port.texts)))
         of_number.setdefault(numbers, []).append(said)
+    named = [1.0, port.scale**2, port.config.d_model**-0.5]  # these factors have mistakes of their own
+    named += [port.d_head**-0.5] if port.config.score_scale else []
     for numbers, said in of_number.items():
-        if not np.isclose(numbers[0], port.scale**2):  # "doubly scaled scores"
+        if not any(np.isclose(numbers[0], factor) for factor in named):
             number = f", {numbers[0]:.6g}" if len(said) > 1 and len(set(numbers)) == 1 else ""
             yield f"by {' or '.join(said)}{number}", _scaled(lambda at, of=factors[said[0]]: of(at.text))
 

@@ -38,6 +38,8 @@ from npformer.model import Model, Seq2Seq
 CANDIDATES = 8  # how many of the closest mistakes have their rounding error measured
 DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
+ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
+FARTHER = 4.0  # a cause that leaves more than ROUNDED, and this many times as much as another one, does not fit
 HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
@@ -142,7 +144,7 @@ class _Case:
             sources=golden.sources, source_lengths=source_lengths,
             source_width=max(theirs.source_width, *source_lengths, 0) if source_lengths else 0, given=theirs.stages,
             truth=golden.truth,
-            budgets={stage: budget * RATIOS[dtype] for stage, budget in golden.budgets.items()},
+            budgets={stage: budget * RATIOS[dtype] for stage, budget in golden.budgets.items()}, stored=weights,
         )  # fmt: skip
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
@@ -255,7 +257,7 @@ class _Case:
                 (replace(fit, certain=fit.certain and not self.refuted(fit, wrong, port, texts)), wrong)
                 for fit, wrong in self.fits(mistakes, tried, texts)
             ]
-            certain = [(fit, wrong) for fit, wrong in fits if fit.certain]
+            certain = _nearest([(fit, wrong) for fit, wrong in fits if fit.certain])
             if certain:
                 self.texts = texts
                 causes = together([fit for fit, _ in certain])
@@ -432,6 +434,13 @@ class _Case:
         """Returns the error budget of a stage with a mistake, which may have larger values than the correct stage."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
+
+
+def _nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
+    """Returns the causes that leave a difference of rounding, without causes that leave far more than another one."""
+    least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
+    most = max(ROUNDED, FARTHER * least)
+    return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]
 
 
 def _solvable(ways: Ways) -> Ways:

@@ -56,6 +56,7 @@ class Port:
     budgets: Mapping[str, float] = field(default_factory=dict)  # of the golden file's stages, in the port's precision
     at_end: bool = False  # the texts are padded on the left, and the other program's stages are without the padding
     reads: tuple[tuple[str, Rule], ...] = ()  # changes to stages that only later stages see
+    stored: Mapping[str, np.ndarray] = field(default_factory=dict)  # the weights without any mistake
 
     def ruling(self, rules: Rules) -> Port:
         """Returns the port with rules: pattern of stages -> change."""

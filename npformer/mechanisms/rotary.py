@@ -320,6 +320,29 @@ class _OfLength(Scaling):
         return self.scaling.scaled(frequencies, theta, self.length)
 
 
+@dataclass(frozen=True)
+class _Exchanged(Scaling):
+    """A blend of scaled and unscaled frequencies with its two weights exchanged.
+
+    Parameters
+    ----------
+    scaling : Llama3 or Yarn
+    ends : bool, exchanged for frequencies that are not blended, too
+    """
+
+    scaling: Llama3 | Yarn
+    ends: bool
+
+    @property
+    def magnitude(self) -> float:
+        return self.scaling.magnitude
+
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        own, low = self.scaling.scaled(frequencies, theta, length), frequencies / np.float32(self.scaling.factor)
+        blended = ~np.isclose(own, low, rtol=1e-6) & ~np.isclose(own, frequencies, rtol=1e-6)
+        return np.where(blended | self.ends, frequencies + low - own, own)
+
+
 def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """(a cos + b sin, b cos + a sin), without the minus sign."""
     a, b = np.split(x.reshape(len(x), -1, 2 * cos.shape[-1]), 2, axis=-1)
@@ -383,6 +406,8 @@ def _other_scaling(port: Any) -> Ways:
         for one, two in ((1.0, 2.0), (1.0, 4.0), (1.0, 8.0), (2.0, 4.0), (1.0, 32.0)):
             others[f"borders {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
     if isinstance(scaling, Llama3 | Yarn):
+        others["scaled and unscaled frequencies exchanged in the blend"] = _Exchanged(scaling, ends=False)
+        others["scaled and unscaled frequencies exchanged"] = _Exchanged(scaling, ends=True)
         others["original length for another"] = replace(scaling, original=port.config.max_length)
         for length in (4096, 8192):
             others[f"original length {length} for {scaling.original}"] = replace(scaling, original=length)

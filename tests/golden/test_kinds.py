@@ -13,6 +13,7 @@ import pytest
 from npformer import golden, load, trace
 from npformer.checkpoint import tree as layout
 from npformer.mechanisms.rotary import Rotary
+from npformer.mechanisms.rotary_scaling import Llama3
 from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
 from tests.support.plain_port import PlainModernBert, PlainPort
@@ -91,10 +92,21 @@ def test_rows_of_the_next_token_are_named() -> None:
     assert (fit.mistake.name, fit.way) == ("in another order", "each row is the next one")
 
 
+class Exchanged(Llama3):
+    """Blends with the weight of the scaled frequencies for that of the unscaled ones."""
+
+    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        rotations = self.original * frequencies / (2 * np.pi)
+        kept = np.clip((rotations - self.low) / (self.high - self.low), 0, 1)
+        kept = np.where((kept > 0) & (kept < 1), 1 - kept, kept)
+        return (frequencies * (kept + (1 - kept) / self.factor)).astype(np.float32)
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
         ("rotation scaled otherwise", {"scaling": None}),
+        ("rotation scaled otherwise", {"scaling": Exchanged(3.0, 1.0, 1.5, 8)}),
         ("rotation with other frequencies", {"theta": 77.0, "scaling": None}),
     ],
 )

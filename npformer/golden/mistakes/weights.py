@@ -69,6 +69,7 @@ def layer_weights(port: Port) -> Ways:
             "each has the one's before": [max(i - 1, 0) for i in range(count)],
             "all have the first's": [0] * count,
             "all have the last's": [count - 1] * count,
+            "sorted as texts, 10 before 2": sorted(range(count), key=str),
         }
         for way, order in orders.items():
             if list(order) != list(range(count)):
@@ -86,12 +87,13 @@ def layer_weights(port: Port) -> Ways:
 
 
 def _moved(port: Port, stack: str, order: Mapping[int, int]) -> dict[str, np.ndarray]:
+    own = port.stored or port.weights  # an earlier cause may have moved the other layer's weights
     return {
-        name: port.weights[moved]
+        name: own[moved]
         for i, j in order.items()
         for name in port.weights
         if i != j and name.startswith(f"{stack}layers.{i}.")
-        if (moved := name.replace(f"layers.{i}.", f"layers.{j}.")) in port.weights
+        if (moved := name.replace(f"layers.{i}.", f"layers.{j}.")) in own
     }
 
 
