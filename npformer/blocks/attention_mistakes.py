@@ -306,6 +306,7 @@ MISTAKES = (
         "fused query, key and value split wrongly",
         "the joint weight of query, key and value must be split in the way in which it was joined",
         _fused,
+        of_weights=True,
     ),
     Mistake(
         "query scaled already",

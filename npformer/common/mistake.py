@@ -32,6 +32,7 @@ class Mistake(NamedTuple):
     explanation: str
     changes: Mapping[str, Rules] | Callable[[Any], Ways]
     reorders: bool = False
+    of_weights: bool = False
 
     def ways(self, port: Any) -> Ways:
         """Yields the description of each way to make the mistake, and the changed port."""

@@ -31,6 +31,7 @@ class Interleaved(EncoderTable):
                 "query, key and value split in thirds",
                 "query_key_value has the query, key and value of head 0, then those of head 1, and so on",
                 _in_thirds,
+                of_weights=True,
             ),
         )
 

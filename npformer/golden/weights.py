@@ -19,9 +19,11 @@ from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.common.halves import HALVES, half
 from npformer.golden.graph import head_width, parted
+from npformer.golden.mistakes import of_model
 from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders
 from npformer.golden.mistakes.maps import map_of_numbers, numbers_said, said_of_map
-from npformer.golden.mistakes.precision import SCHEMES, rounded
+from npformer.golden.mistakes.precision import MISSCALED, SCALES, SCHEMES, rounded
+from npformer.golden.port import Port
 from npformer.model import Model, Seq2Seq
 
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
@@ -78,7 +80,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
             width = head_width(model.config, parted(name)[0]) if "attention." in name else 0
             table = _of_table(name, array, ours[name], model) if name.endswith("embeddings.position.weight") else None
             findings.append(table or _difference(name, array, ours, linear, width))
-    findings = [each for each in findings if not _is_meant(each, dtype)]
+    findings = _of_several([each for each in findings if not _is_meant(each, dtype)], model, theirs)
     places = layout.sources(model.config)
     for conv in (False, True):  # GPT-2 stores the layers' weights (in, out), the head's (out, in)
         alike = {name: out_in for name, out_in in stored_out_in.items() if places[name].in_out is conv}
@@ -88,6 +90,19 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
                 what = f"stored as {LAYOUTS[out_in]}, but the others as {LAYOUTS[usual]}: it is transposed"
                 findings.append(Finding(name, what, TRANSPOSED))
     return _together(findings, len(theirs))
+
+
+def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> list[Finding]:
+    """Names the mistakes that mix several weights, such as a wrong split of a fused one."""
+    unlike = {each.where: each for each in findings if each.cause == OTHER}
+    weights, given = layout.flat_arrays(model.weights), as_ours(model, theirs) if unlike else {}
+    port = Port(model.config, weights, [], "", [], frozenset(), 0, ())
+    for mistake in (each for each in of_model(model.config) if each.of_weights and unlike):
+        for way, wrong in mistake.ways(port):
+            for name in unlike.keys() & given.keys():
+                if wrong.weights[name] is not weights[name] and _is_near(given[name], wrong.weights[name]):
+                    unlike[name] = Finding(name, way or mistake.name, mistake.name)
+    return [unlike.get(each.where, each) for each in findings]
 
 
 def _is_meant(finding: Finding, dtype: str) -> bool:
@@ -158,6 +173,13 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
         for scheme, rounding in SCHEMES.items():
             if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in either):
                 return Finding(name, f"quantised to {scheme}", "quantised weights")
+        for way, rounding in MISSCALED.items():
+            if any(
+                _is_near(each, rounding(own.astype(np.float64)))
+                for each in (theirs, theirs.T)
+                if each.shape == own.shape
+            ):
+                return Finding(name, f"int8 with {way}", SCALES)
     if how := next(filter(None, (rounded(theirs, each) for each in either)), ""):
         return Finding(name, how, "quantised weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):

@@ -305,6 +305,12 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
     assert set(either[1]) - one_in_three <= set(weight_names(config))
 
 
+def in_wrong_scales(w: np.ndarray) -> np.ndarray:
+    """int8, w (out, in), rounded with a scale for each output and converted back with a scale for each input."""
+    scales = np.abs(w).max(axis=1) / 127
+    return np.rint(w / scales[:, None]) * scales
+
+
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
@@ -317,6 +323,7 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
         (lambda w: w[[*range(24), *range(16, 24)]], "columns of head 3 are those of head 2"),
         (lambda w: w[:, [0, *range(31)]], "rows 1 to 31 are 0 to 30"),
         (lambda w: w * (np.arange(32) < 20), "rows 20 to 31 are 0"),
+        (in_wrong_scales, "int8 with the scales of columns applied to rows"),
         (lambda w: w + 0.5 * (np.arange(32) == 3), "differs by up to 0.5 in rows 3"),
     ],
 )
@@ -331,6 +338,19 @@ def test_errors_in_weights_are_described(change: Callable, finding: str) -> None
     import re
 
     assert re.search(f"layers.1.attention.key.weight: {finding}", str(found[0])), found
+
+
+def test_a_fused_weight_that_is_split_head_by_head_is_named() -> None:
+    model, at = tiny.model(), "layers.0.attention."
+    weights = layout.flatten(dict(model.weights))
+    heads = {name: np.split(weights[f"{at}{name}.weight"], 4, axis=-1) for name in ("query", "key", "value")}
+    whole = np.concatenate([part for each in heads.values() for part in each], axis=-1)
+    wrong = [np.concatenate(np.split(whole, 12, axis=-1)[i::3], axis=-1) for i in range(3)]
+    weights |= dict(zip((f"{at}{name}.weight" for name in heads), wrong, strict=True))
+    found = check_weights(model, weights)
+    assert {(each.what, each.cause) for each in found} == {
+        ("head by head", "fused query, key and value split wrongly"),
+    }
 
 
 def test_a_moved_bias_and_sinusoids_of_another_formula_are_described() -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.numbers
 
 QUICK = (
     "columns of a weight", "a column of q and k", "first row skipped", "positions again from 4", "a head copied",
-    "bias moved", "norm of each head",
+    "bias moved", "norm of each head", "scales of columns in rows",
 )  # fmt: skip
 #: Few stages do not show sums or the names of other stages, and have no numbers that are exact in 16 bits.
 UNSEEN = (

@@ -217,6 +217,16 @@ def test_logits_of_rows_that_are_not_normalized_are_named_without_these_rows() -
     assert golden.diagnose(recorded, arrays, model).mistake == "head without the last norm"
 
 
+def test_logits_of_the_token_table_are_named_without_the_last_norm() -> None:
+    model, texts = llama(n_layers=1), [Text(np.arange(3, 12))]
+    weights = flatten(dict(model.weights))
+    tied = unflatten({**weights, "head.output.weight": weights["embeddings.token.weight"].T})
+    stages = trace(Model(model.config, tied), texts)
+    shown = {name: stages[name] for name in ("layers.0.ffn_residual", "logits")}
+    found = str(golden.diagnose(golden.record(model, texts), shown, model))
+    assert "head.output.weight is embeddings.token.weight, transposed" in found, found
+
+
 def test_padding_before_a_text_that_is_seen_is_named() -> None:
     """The port exports the rows of the tokens alone."""
     model, texts = llama(n_layers=1, pad_id=0), [np.arange(3, 16), np.arange(20, 26)]
@@ -289,3 +299,21 @@ def test_a_cause_that_leaves_far_more_than_another_is_not_named() -> None:
     recorded, port = golden.record(model, texts), Model(replace(model.config, activation="gelu_tanh"), model.weights)
     found = golden.diagnose(recorded, dict(trace(port, texts)), model)
     assert found.causes == ["another activation"], found
+
+
+@pytest.mark.parametrize("from_0", [True, False])
+def test_texts_of_a_packed_batch_that_attend_to_one_another_are_named(from_0: bool) -> None:
+    """The positions of a text begin at 0, or are those of the batch."""
+    model, texts = llama(n_layers=1, max_length=16), [np.arange(3, 16), np.arange(20, 26)]
+    places = np.concatenate([np.arange(len(ids)) for ids in texts]) if from_0 else np.arange(19)
+    port = Model(replace(model.config, max_length=19), model.weights)
+    rows = {}
+    for name, array in trace(port, Text(np.concatenate(texts), positions=places)).items():
+        for i, own in enumerate((slice(0, 13), slice(13, 19))):
+            if name.endswith((".scores", ".weights")):
+                rows[f"{i}/{name}"] = array[:, own, own]
+            elif name.endswith(("combined", "residual", "norm") if from_0 else HIDDEN):
+                rows[f"{i}/{name}"] = array[own]
+    found = golden.diagnose(golden.record(model, [Text(ids) for ids in texts]), rows, model)
+    assert found.causes == ["texts attend to one another"], found
+    assert not found.then, found

@@ -141,6 +141,12 @@ def half_weight(port: PlainPort) -> dict[str, np.ndarray]:
     return {name: port.w[name].astype(np.float16).astype(np.float32)}
 
 
+def wrong_scales(port: PlainPort) -> dict[str, np.ndarray]:
+    name = "layers.0.attention.output.weight"
+    scales = np.abs(port.w[name]).max(axis=0) / 127
+    return {name: np.rint(port.w[name] / scales) * scales[:, None]}
+
+
 def moved_heads(port: PlainPort) -> dict[str, np.ndarray]:
     name = "layers.0.attention.output.weight"
     return {name: np.roll(port.w[name], len(port.w[name]) // port.heads, axis=0)}
@@ -197,6 +203,9 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "queries as keys": ("products of other heads", "of query and query", put("scores", lambda p, q, k: PlainPort.scores(p, q, q))),
     "log probabilities": ("a function too many", "log softmax", put("classify", lambda p, x: np.log(softmax(PlainPort.classify(p, x))))),
     "a weight in float16": ("one weight rounded", "layers.0.ffn.output.weight in float16", weights(half_weight)),
+    "scales of columns in rows": (
+        "scales of the wrong axis", "columns applied to rows, in attention.output.weight", weights(wrong_scales)
+    ),
     "columns of a weight": (MISSING, "columns 50 to 63 of the weight", weights(unread_units)),
     "heads of a weight moved": ("weight in another order", "rows of layers.0.attention.output.weight", weights(moved_heads)),
     "norms without weight": ("norm without weight or bias", "no weight", weights(plain_norms)),

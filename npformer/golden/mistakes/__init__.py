@@ -21,6 +21,7 @@ from npformer.golden.mistakes import (
     inputs,
     kinds,
     order,
+    packed,
     precision,
     rows,
     sought,
@@ -39,6 +40,7 @@ ANYWHERE = (
 )
 #: Tried when no other mistake fits.
 GENERAL = (
+    *packed.MISTAKES,
     *sought.MISTAKES,
     *rows.MISTAKES,
     *kinds.MISTAKES,

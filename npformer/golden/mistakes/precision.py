@@ -14,6 +14,7 @@ import numpy as np
 from npformer.common.halves import HALVES, cut_bits, half
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.golden.at import At
+from npformer.golden.graph import parted
 from npformer.golden.port import Port
 
 Round = Callable[[np.ndarray], np.ndarray]
@@ -132,6 +133,25 @@ SCHEMES: dict[str, Round] = {
 }
 
 
+def misscaled(array: np.ndarray, axis: int) -> np.ndarray:
+    """Rounds a square weight to int8 with one scale along an axis, and converts it back with the other axis's scales.
+
+    A weight of another shape does not change, because its scales do not fit the other axis.
+    """
+    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        return array
+    step = np.abs(array).max(axis=axis, keepdims=True) / 127
+    made: np.ndarray = np.rint(array / np.where(step == 0, 1, step)) * step.T
+    return made
+
+
+SCALES = "scales of the wrong axis"
+MISSCALED: dict[str, Round] = {
+    "the scales of columns applied to rows": partial(misscaled, axis=0),
+    "the scales of rows applied to columns": partial(misscaled, axis=1),
+}
+
+
 def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> Rules:
     """Rounds the inputs of each product, x and W, and its result x W."""
     last: list[np.ndarray] = []  # the last weight and its rounded copy, which the next text uses again
@@ -209,6 +229,16 @@ def integers(port: Port) -> Ways:
             yield f"{way}, tables too", _of_weights(port, rounding)
 
 
+def other_scales(port: Port) -> Ways:
+    """One weight of a layer, in every layer, or all square weights."""
+    own = dict.fromkeys(f"{parted(group)[2]}.weight" for group in port.groups)
+    alike = {rest: [name for name in port.weights if parted(name)[2] == rest] for rest in own}
+    for way, rounding in MISSCALED.items():
+        yield f"{way}, in all weights", _of_weights(port, rounding, linear_only=True)
+        for rest, names in alike.items():
+            yield f"{way}, in {rest}", port.rounding(rounding, names)
+
+
 def integer_products(port: Port) -> Ways:
     for bits in (8, 7):
         for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a weight, to 127.5"):
@@ -232,6 +262,11 @@ MISTAKES = (
         "quantised weights",
         "weights are quantised; compare with --dtype int8 if they are meant to be",
         integers,
+    ),
+    Mistake(
+        SCALES,
+        "each row or column of a quantised weight is converted back with its own scale",
+        other_scales,
     ),
     Mistake(
         "quantised weights",

@@ -39,8 +39,9 @@ def other_weights(port: Port) -> Ways:
             if single and _related(name, other) and parted(name)[1] == parted(other)[1]:
                 exchanged = {name: port.weights[other], other: port.weights[name]}
                 yield f"{name} and {other} are exchanged", port.weighing(exchanged)
-        for other in of_shape.get(port.weights[name].shape[::-1], ()) if single and name.endswith(".weight") else ():
-            if port.weights[name].ndim == 2 and other != name:
+        for other in of_shape.get(port.weights[name].shape[::-1], ()) if name.endswith(".weight") else ():
+            in_layers = parted(name)[1] >= 0 or parted(other)[1] >= 0
+            if port.weights[name].ndim == 2 and other != name and (single or not in_layers):
                 yield f"{name} is {other}, transposed", port.weighing({name: port.weights[other].T})
     for group in port.groups:
         for name in of_shape.get(port.weights.get(f"{group}.weight", np.zeros(0)).shape, ()) if single else ():

@@ -1,0 +1,46 @@
+"""Texts of a packed batch that attend to one another, because attention has no borders between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npformer.common.mistake import Mistake, Ways
+from npformer.golden.port import Port
+from npformer.runtime.packing import Text
+
+MOST = 1 << 22  # maximum size of a run: its tokens times d_model
+
+
+def without_borders(port: Port) -> Ways:
+    """Each text is followed by all others, which its tokens see at their distances in the packed batch."""
+    total = sum(map(len, port.texts))
+    if port.config.decoder or len(port.texts) < 2 or total * len(port.texts) * port.config.d_model > MOST:
+        return
+    longer = port.with_config(max_length=max(total, port.config.max_length))
+    start = np.cumsum([0, *map(len, port.texts)])
+    position = np.concatenate([np.arange(len(text)) for text in port.texts])
+
+    def in_batch(text: Text, i: int, from_0: bool) -> Text:
+        order = np.roll(np.arange(total), -start[i])
+        types = [each.token_type_ids for each in port.texts if each.token_type_ids is not None]
+        return Text(
+            np.concatenate([each.ids for each in port.texts])[order],
+            np.concatenate(types)[order] if len(types) == len(port.texts) else None,
+            position[order] if from_0 else order,
+            order,
+        )
+
+    for way, from_0 in (("", True), ("positions counted through the batch", False)):
+        batch = longer.reading(lambda text, i, from_0=from_0: in_batch(text, i, from_0))
+        yield way, replace(batch, touched=port.touched | {"*.attention.weights" if from_0 else "*"})
+
+
+MISTAKES = (
+    Mistake(
+        "texts attend to one another",
+        "a packed batch needs borders: a token attends to tokens of its own text only",
+        without_borders,
+    ),
+)
