@@ -21,7 +21,7 @@ from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
-from npformer.golden.diagnosis import Diagnosis, Fit, together
+from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward, corner_of
 from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
@@ -38,8 +38,6 @@ from npformer.model import Model, Seq2Seq
 CANDIDATES = 8  # how many of the closest mistakes have their rounding error measured
 DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
-ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
-FARTHER = 4.0  # a cause that leaves more than ROUNDED, and this many times as much as another one, does not fit
 HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
@@ -257,7 +255,7 @@ class _Case:
                 (replace(fit, certain=fit.certain and not self.refuted(fit, wrong, port, texts)), wrong)
                 for fit, wrong in self.fits(mistakes, tried, texts)
             ]
-            certain = _nearest([(fit, wrong) for fit, wrong in fits if fit.certain])
+            certain = nearest([(fit, wrong) for fit, wrong in fits if fit.certain])
             if certain:
                 self.texts = texts
                 causes = together([fit for fit, _ in certain])
@@ -434,13 +432,6 @@ class _Case:
         """Returns the error budget of a stage with a mistake, which may have larger values than the correct stage."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
-
-
-def _nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
-    """Returns the causes that leave a difference of rounding, without causes that leave far more than another one."""
-    least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
-    most = max(ROUNDED, FARTHER * least)
-    return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]
 
 
 def _solvable(ways: Ways) -> Ways:

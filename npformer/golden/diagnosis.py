@@ -8,9 +8,12 @@ from itertools import groupby
 from math import isclose
 
 from npformer.common.mistake import Mistake
+from npformer.golden.port import Port
 from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
+ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
+FARTHER = 4.0  # a cause that leaves more than ROUNDED, and this many times as much as another one, does not fit
 SAME = 1e-4  # relative tolerance within which the distances of two ways count as equal: they give the same values
 
 
@@ -44,6 +47,13 @@ def together(fits: list[Fit]) -> list[Fit]:
         elif fit.way not in first.way and not fit.way.startswith(f"{first.way}, "):
             best[fit.mistake.name] = replace(first, way=first.way and f"{first.way}, or {fit.way}")
     return list(best.values())
+
+
+def nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
+    """Returns the causes that leave a difference of rounding, without causes that leave far more than another one."""
+    least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
+    most = max(ROUNDED, FARTHER * least)
+    return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]
 
 
 @dataclass(frozen=True)

@@ -287,18 +287,18 @@ def _rounded(port: Any) -> Ways:
             return rotate(x, half(kind, cos), half(kind, sin))
 
         def narrow(rotary: Rotary, kind: str = kind) -> Rotary:
-            return replace(rotary, scaling=_Rounded(rotary.scaling, kind))
+            return replace(rotary, scaling=_Changed(rotary.scaling, lambda own, *_: half(kind, own)))
 
         yield f"cosines and sines in {kind}", _rotated(tables)
         yield f"frequencies in {kind}", _rotated(change=narrow)
 
 
 @dataclass(frozen=True)
-class _Rounded(Scaling):
-    """Another scaling, with its frequencies rounded to 16 bits."""
+class _Changed(Scaling):
+    """Another scaling, and then change(its frequencies, those without a scaling, theta)."""
 
     scaling: Scaling | None
-    kind: str
+    change: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
 
     @property
     def magnitude(self) -> float:
@@ -306,41 +306,18 @@ class _Rounded(Scaling):
 
     def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         own = frequencies if self.scaling is None else self.scaling.scaled(frequencies, theta, length)
-        return half(self.kind, own)
+        return self.change(own, frequencies, theta)
 
 
-@dataclass(frozen=True)
-class _OfLength(Scaling):
-    """Another scaling, applied as if every text had this length."""
+def _exchanged(scaling: Llama3 | Yarn, ends: bool) -> Scaling:
+    """A blend with the weights of scaled and unscaled frequencies exchanged; ends: of all frequencies."""
 
-    scaling: Scaling
-    length: int
-
-    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
-        return self.scaling.scaled(frequencies, theta, self.length)
-
-
-@dataclass(frozen=True)
-class _Exchanged(Scaling):
-    """A blend of scaled and unscaled frequencies with its two weights exchanged.
-
-    Parameters
-    ----------
-    scaling : Llama3 or Yarn
-    ends : bool, exchanged for frequencies that are not blended, too
-    """
-
-    scaling: Llama3 | Yarn
-    ends: bool
-
-    @property
-    def magnitude(self) -> float:
-        return self.scaling.magnitude
-
-    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
-        own, low = self.scaling.scaled(frequencies, theta, length), frequencies / np.float32(self.scaling.factor)
+    def change(own: np.ndarray, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        low = frequencies / np.float32(scaling.factor)
         blended = ~np.isclose(own, low, rtol=1e-6) & ~np.isclose(own, frequencies, rtol=1e-6)
-        return np.where(blended | self.ends, frequencies + low - own, own)
+        return np.where(blended | ends, frequencies + low - own, own)
+
+    return _Changed(scaling, change)
 
 
 def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -406,8 +383,8 @@ def _other_scaling(port: Any) -> Ways:
         for one, two in ((1.0, 2.0), (1.0, 4.0), (1.0, 8.0), (2.0, 4.0), (1.0, 32.0)):
             others[f"borders {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
     if isinstance(scaling, Llama3 | Yarn):
-        others["scaled and unscaled frequencies exchanged in the blend"] = _Exchanged(scaling, ends=False)
-        others["scaled and unscaled frequencies exchanged"] = _Exchanged(scaling, ends=True)
+        others["scaled and unscaled frequencies exchanged in the blend"] = _exchanged(scaling, ends=False)
+        others["scaled and unscaled frequencies exchanged"] = _exchanged(scaling, ends=True)
         others["original length for another"] = replace(scaling, original=port.config.max_length)
         for length in (4096, 8192):
             others[f"original length {length} for {scaling.original}"] = replace(scaling, original=length)
@@ -419,7 +396,9 @@ def _other_scaling(port: Any) -> Ways:
         others["short_factor and long_factor exchanged"] = replace(scaling, short=scaling.long, long=scaling.short)
     if isinstance(scaling, Dynamic):
         others["linear"] = Linear(scaling.factor)
-        others["the scaling of the longest text in texts of any length"] = _OfLength(scaling, scaling.longest)
+        others["the scaling of the longest text in texts of any length"] = _Changed(
+            scaling, lambda own, frequencies, theta: scaling.scaled(frequencies, theta, scaling.longest)
+        )
     for way, other in others.items():
         if other != scaling:
             yield way, port.with_mechanism(Rotary, *ROTATED, scaling=other)
