@@ -138,7 +138,7 @@ def _no_workers(client: Any, seconds: float, then: str = "") -> NpformerError:
 
 
 def check_workers(client: Any, work: RemoteTask) -> None:
-    """Creates the task on every worker. Raises NpformerError for the first failure; warns about differing bits."""
+    """Creates the task on every worker. Raises NpformerError for the first failure. Warns about differing bits."""
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
     except TimeoutError:

@@ -39,7 +39,7 @@ def _type(kind: Any, dtype: Any) -> Any:
 
 
 def results(task: Task, answers: Sequence[Any]) -> Any:
-    """Makes the table of results; an InputError becomes a row of nulls (NaN in vectors) with its reason."""
+    """Makes the table of results. An InputError becomes a row of nulls (NaN in vectors) with its reason."""
     schema = schema_of(task)
     known = [None if isinstance(each, InputError) else each for each in answers]
     rows = [None if each is None else task.row(each) for each in known]

@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
 
 def format_of(path: Path) -> Format | None:
-    """Returns the format for a suffix: "a.csv.gz" is csv in gzip; None for an unknown suffix."""
+    """Returns the format for a suffix ("a.csv.gz" is csv in gzip), or None for an unknown suffix."""
     suffixes = [each.lower() for each in path.suffixes]
     compression = COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
     kind = FORMATS.get(suffixes[-2 if compression else -1]) if len(suffixes) > bool(compression) else None
@@ -64,7 +64,7 @@ def checksum(path: Path) -> str:
 
 
 def as_list(array: Any) -> list[Any]:
-    """Returns the values of an array or a column; invalid UTF-8 stays bytes."""
+    """Returns the values of an array or a column. Invalid UTF-8 stays bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if _in_nanoseconds(array.type):

@@ -177,7 +177,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """Returns the numbers of a file's parts; if no file has rows, one empty part provides the columns."""
+        """Returns the numbers of a file's parts. If no file has rows, one empty part provides the columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:
@@ -189,7 +189,7 @@ class _Run:
         return known is not None and checksum(self.sink.part(name)) == known["sha256"]
 
     def _wanted(self, done: set[Place]) -> Iterator[tuple[Place, Any]]:
-        """Yields the unfinished parts; files without such parts are not read."""
+        """Yields the unfinished parts. A file without such parts is not read."""
         for i, file in enumerate(self.source.files):
             left = {k for k in self._numbers(file) if (i, k) not in done}
             if left and not file.rows:

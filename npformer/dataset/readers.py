@@ -40,7 +40,7 @@ def form_of(path: Path) -> Format:
 
 
 def batches(path: Path, schema: Any = None) -> Iterator[Any]:
-    """Yields a file's record batches, the first without rows; jsonl is read with the `schema`."""
+    """Yields a file's record batches, the first without rows. A jsonl file is read with the `schema`."""
     form = form_of(path)
     if form.kind in ("jsonl", *DELIMITERS):
         with opened_lines(path) as lines:

@@ -166,7 +166,7 @@ def _coded(table: Any, dictionaries: dict[str, Any]) -> Any:
 
 
 def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:
-    """Writes csv; lists, vectors and other nested values become JSON."""
+    """Writes csv. Lists, vectors and other nested values become JSON."""
     schema = plain(schema)
     nested = {each.name for each in schema if pa.types.is_nested(each.type) or str(each.type).endswith("binary")}
     flat = pa.schema([(each.name, pa.string() if each.name in nested else each.type) for each in schema])

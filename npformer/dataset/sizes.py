@@ -60,7 +60,7 @@ class Cuts:
 
 
 def grouped(items: Iterable[tuple[int, Any]], size: int) -> Iterator[list[Any]]:
-    """Groups items, given with their sizes, in order; every group except the last reaches `size`."""
+    """Groups items, given with their sizes, in order. Every group except the last reaches `size`."""
     held: list[Any] = []
     total = 0
     for own, item in items:

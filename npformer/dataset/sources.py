@@ -66,7 +66,7 @@ class Dataset:
 
 
 def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Dataset:
-    """Reads the files once and describes them; with a `limit`, only the files with the first rows.
+    """Reads the files once and describes them. With a `limit`, reads only the files with the first rows.
 
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
@@ -188,7 +188,7 @@ def _measure(path: Path, cuts: Cuts) -> Any:
 
 
 def _common(files: list[File]) -> Any:
-    """Returns the schema of all files; the last jsonl file has the schema of all jsonl files."""
+    """Returns the schema of all files. The last jsonl file has the schema of all jsonl files."""
     jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
     first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
     fields = {each.name: each for each in first.schema}

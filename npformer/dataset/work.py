@@ -129,7 +129,7 @@ def _name(folder: Path) -> tuple[str, str | None]:
 
 
 def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] = lambda count: None) -> Any:
-    """Answers the rows of a part with one or two text columns; returns the table of results."""
+    """Answers the rows of a part with one or two text columns. Returns the table of results."""
     columns = [as_list(column) for column in texts.columns]
     items = columns[0] if len(columns) == 1 else list(map(Pair, *columns))
     answers = []

@@ -98,7 +98,7 @@ class Target:
 
 
 def target(model: Any, label: str | int | None, logits: np.ndarray) -> Target:
-    """Makes the target for a text with these logits (C,); `label` is a name or number, by default the model's answer.
+    """Makes the target for a text with these logits (C,). `label` is a name or number, by default the model's answer.
 
     Raises NpformerError for a label that the model does not have.
     """
@@ -199,7 +199,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 
 
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
-    """Yields each input's logits, computed in packed batches; `progress` shows a bar."""
+    """Yields each input's logits, computed in packed batches. `progress` shows a bar."""
     words = model.config.head in ("causal-lm", "translation")  # their logits take V numbers per token
     tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edited forwards run whole
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
@@ -279,7 +279,7 @@ def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
 
 
 def on_tokens(name: str, about: str, tokens: Sequence[str], scores: np.ndarray, signed: bool, unit: str = "") -> Method:
-    """Makes a measure from one score per token; a word's score is the sum over its tokens."""
+    """Makes a measure from one score per token. A word's score is the sum over its tokens."""
     spans = word_spans(tokens)
     pieces: list[tuple[str, int | None]] = []
     for number, (first, end) in enumerate(spans):

@@ -233,7 +233,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the word; None for an empty translation."""
+    """Returns the position before a translation's least probable word, and the word, or None if it has no words."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None

@@ -190,7 +190,7 @@ def scale(name: str, factor: float) -> dict[str, Change]:
 
 
 def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
-    """Wraps a function y = c * x with constant elements c; its backward pass dx = c * dy is the same function."""
+    """Wraps a function y = c * x with constant elements c. Its backward pass dx = c * dy is the same function."""
     return Differentiable(function, lambda array, grad: function(grad))
 
 
@@ -226,8 +226,8 @@ def from_trace(
 ) -> dict[str, Change]:
     """Replaces the stages that match `name` by those of the trace `source`: activation patching.
 
-    `positions` limits the change to the rows of these tokens; in scores and weights (H, T, T), rows are queries.
-    `heads` limits it to these heads. Text i of the trace replaces text i of the forward; a trace of one text replaces
+    `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), rows are queries.
+    `heads` limits it to these heads. Text i of the trace replaces text i of the forward. A trace of one text replaces
     every text.
     """
     changes: dict[str, Change] = {}
@@ -267,7 +267,7 @@ def _at(stage: str, arrays: list[np.ndarray], positions: Numbers, heads: Numbers
 
 
 def place(stage: str, shape: tuple[int, ...], positions: Numbers, heads: Numbers) -> np.ndarray:
-    """Returns a mask of these positions and heads in a stage (T, ...) or (H, T, ...); None selects all."""
+    """Returns a mask of these positions and heads in a stage (T, ...) or (H, T, ...). None selects all."""
     mask = np.ones(shape[:-1], bool)
     for name, wanted, axis in (("positions", positions, -1), ("heads", heads, 0)):
         if wanted is None:

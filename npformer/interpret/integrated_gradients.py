@@ -66,7 +66,7 @@ class Inputs(Edit):
 
 
 def _together(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks the array of two stages (2, T, D); a single stage stays (T, D)."""
+    """Stacks the arrays of two stages, (2, T, D). The array of a single stage stays (T, D)."""
     return arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 

@@ -89,7 +89,7 @@ STAGES = (
     *output_heads.spans_stages(""),
     *map(_probabilities, ("", "start_", "end_")),
 )
-_NO_NUMBERS = np.zeros(0)  # stands for weights where only their names matter
+_NO_NUMBERS = np.zeros(0)  # replaces weights if only their names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
 #: Heads with separate answers for the columns of their last layer's output.
 COLUMNS = {"question-answering": ("start_logits", "end_logits"), "replaced-token": ("logits",)}

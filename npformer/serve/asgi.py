@@ -113,7 +113,7 @@ class App:
             raise Refusal(HTTPStatus.UNAUTHORIZED, "the API key is missing or wrong: Authorization: Bearer KEY")
 
     async def _unless_left(self, request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
-        """Waits for an answer; raises Gone if the client disconnects first."""
+        """Waits for an answer. Raises Gone if the client disconnects first."""
         answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)

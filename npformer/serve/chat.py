@@ -132,7 +132,7 @@ def _nth(options: Any, i: int) -> Any:
 
 
 class Answers:
-    """The n answers to a conversation, one after another; the prompt is read once."""
+    """The n answers to a conversation, which are generated one after another. The prompt is read once."""
 
     def __init__(self, service: Service, writers: list[Writer]) -> None:
         self.service, self.writers = service, writers

@@ -16,7 +16,7 @@ KEEP_ALIVE = 75  # seconds without a request; most load balancers close a connec
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
-    """A connection with deadlines; `bodies.py` has the deadline for bodies."""
+    """A connection with deadlines for heads and for reading answers. `bodies.py` has the deadline for bodies."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -80,7 +80,7 @@ class Texts:
 
 
 def named(value: Any) -> str:
-    """Returns the name of a JSON value's type; "an empty list" for []."""
+    """Returns the name of a JSON value's type, or "an empty list"."""
     if value == []:
         return "an empty list"
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
@@ -115,7 +115,7 @@ def _text_list(where: str, value: Any) -> list[str]:
 
 
 def _stops(where: str, value: Any) -> list[str]:
-    """Stop strings; clients of text-generation-inference send an empty list for no stop strings."""
+    """Reads stop strings. Clients of text-generation-inference send an empty list for no stop strings."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
         raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
     texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
@@ -188,7 +188,7 @@ def _boolean(where: str, value: Any) -> bool:
 
 
 def whole(low: int, high: int = 2**31) -> Kind:
-    """Returns the kind of whole numbers from low to high; 1.0 counts as 1, as in JSON."""
+    """Returns the kind of whole numbers from low to high. The number 1.0 counts as 1, as in JSON."""
 
     def read(where: str, value: Any) -> int:
         if type(value) is float and value.is_integer():

@@ -1,4 +1,4 @@
-"""/openapi.json and /docs, made from the table of routes; neither needs a network."""
+"""The pages /openapi.json and /docs, made from the table of routes. Neither loads anything from a network."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tasks: text in, answer out, one file for each task. `pipeline` makes a task by name; `catalogue.py` lists all tasks.
+"""Tasks, which turn texts into answers. `pipeline` makes a task by its name, and `catalogue.py` lists all tasks.
 
-Names, arguments and results follow transformers.pipeline; each task's class states the differences.
+Names, arguments and results follow transformers.pipeline. The class of each task states the differences.
 """
 
 from __future__ import annotations

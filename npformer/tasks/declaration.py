@@ -25,7 +25,7 @@ class Option(NamedTuple):
 
 
 def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
-    """Makes an option from its usage, "-k --top-k K"; without a value it is a switch.
+    """Makes an option from its usage, such as "-k --top-k K". Without a value, the option is a switch.
 
     `what` is its help, and `sets` is the task setting that it changes. `how` is passed to `add_argument`.
     """

@@ -92,7 +92,7 @@ def ranker(model: Model, score: LogitScore) -> Model:
 
 
 class RankingTemplate:
-    """The chat template of a reranker's folder; it also restores the template's end in truncated texts."""
+    """The chat template of a reranker's folder. It also restores its end in truncated texts."""
 
     def __init__(self, model: Model, score: LogitScore) -> None:
         if model.folder is None:
@@ -103,7 +103,7 @@ class RankingTemplate:
         )
 
     def text(self, prompt: str, query: str, document: str) -> str:
-        """Renders a pair; a prompt becomes the system message."""
+        """Renders a query and a text. The prompt becomes the system message."""
         template: PairTemplate = self._read(bool(prompt))
         return template(system=prompt, query=query, document=document)
 
@@ -125,7 +125,7 @@ class RankingTemplate:
 
 
 def of_folder(model: Model) -> LogitScore | None:
-    """Returns the settings of a model's folder with a LogitScore module; None for any other folder."""
+    """Returns the settings of the LogitScore module in a model's folder, or None without such a module."""
     if model.folder is None or not is_logit_score(home(model.folder)):
         return None
     return read_logit_score(home(model.folder))

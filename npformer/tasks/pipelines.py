@@ -1,4 +1,4 @@
-"""`pipeline` makes a task by its name, to be called with texts; its types are in `typed_pipeline.pyi`."""
+"""`pipeline` makes a task by its name, to be called with texts. Its types are in `typed_pipeline.pyi`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def class_of(name: str) -> type[Task]:
 
 
 def _default(task: str | None, name: str | None) -> str:
-    """Returns the default model of a task; raises NpformerError if it has none."""
+    """Returns the default model of a task. Raises NpformerError for a task without one."""
     if task is None or name is None:
         raise NpformerError("pipeline: expected a task or a model, such as pipeline('text-classification')")
     if not TASKS[name].default:
@@ -168,7 +168,7 @@ def _task_of(config: Config, described: Mapping[str, Any]) -> str:
 
 
 def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
-    """Returns the content of a folder's config.json; empty without one."""
+    """Returns the content of a folder's config.json, or an empty dict without one."""
     return read_description(folder, limits) if folder and (folder / CONFIG).exists() else {}
 
 
@@ -193,7 +193,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:
-    """Returns whether a folder's config.json names the model's head; true for every nn.Transformer, Marian and BART."""
+    """Returns whether config.json names the model's head, or the family has no base models, such as Marian."""
     described = _described(folder, limits)
     return bool(described.get("architectures")) or not has_base(str(described.get("model_type")))
 

@@ -35,7 +35,7 @@ POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def normalize(x: np.ndarray) -> np.ndarray:
-    """x / |x| of each vector, (..., D) -> (..., D); a zero vector stays zero."""
+    """x / |x| for each vector, (..., D) -> (..., D). A zero vector stays zero."""
     lengths = np.sqrt((x * x).sum(axis=-1, keepdims=True))
     scaled: np.ndarray = x / np.maximum(lengths, 1e-12)
     return scaled

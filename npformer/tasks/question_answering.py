@@ -127,7 +127,7 @@ class QuestionAnswering(Task):
 
 
 def _paired(question: Any, context: Any) -> Any:
-    """Pairs questions with contexts; one context may be shared by many questions."""
+    """Pairs questions with contexts. Many questions may share one context."""
     if question is None or context is None:
         raise NpformerError(f"{'question' if question is None else 'context'}: missing; give question= and context=")
     if isinstance(question, str) or not isinstance(question, list | tuple):
@@ -154,7 +154,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Returns softmax over the context's tokens and [CLS], which means no answer; 0 elsewhere, (L,)."""
+    """Returns the softmax over the context's tokens and [CLS], which means no answer, (L,). It is 0 elsewhere."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)

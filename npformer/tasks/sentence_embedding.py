@@ -137,7 +137,7 @@ class SentenceEmbedding(Encoding):
         return np.average(pooled, axis=0, weights=[len(x) for x in windows]).astype(self.model.dtype)
 
     def _prompt_tokens(self, options: EmbeddingOptions) -> int:
-        """Returns the number of tokens before the text: the start tokens and the prompt; 0 without a prompt."""
+        """Returns the number of tokens before the text, start tokens included, or 0 without a prompt."""
         prompt = self.cased(self.prompt(options))
         if not prompt:
             return 0

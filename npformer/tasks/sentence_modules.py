@@ -112,7 +112,7 @@ def _function(step: Step, arrays: dict[str, np.ndarray]) -> Function:
 
 
 def _activation(where: str, described: dict[str, Any]) -> str:
-    """Returns npformer's activation for a torch class; Tanh by default, as in sentence-transformers."""
+    """Returns npformer's activation for a torch class. The default is Tanh, as in sentence-transformers."""
     stored = described.get("activation_function", "torch.nn.modules.activation.Tanh")
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(TORCH)})", str(stored))
     if known is None:

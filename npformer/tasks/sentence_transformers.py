@@ -77,7 +77,7 @@ class Encoding(PromptedTask):
 
     @property
     def max_seq_length(self) -> int:
-        """The number of tokens at which texts are truncated; can be set."""
+        """The number of tokens to which texts are truncated. It can be set."""
         return self.encoder.limit
 
     @max_seq_length.setter
@@ -133,7 +133,7 @@ class SparseEncoding(Encoding):
         return vectors[0] if isinstance(answers, dict) else vectors
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
-        """Returns a vector's words with their weights, largest first; for vectors (N, V), a list of such lists."""
+        """Returns a vector's words with their weights, largest first, or a list of such lists for vectors (N, V)."""
         if top_k is not None:
             whole("top_k", top_k, 1)
         vectors = _vectors(embeddings)
@@ -247,7 +247,7 @@ def _vectors(embeddings: Any) -> np.ndarray:
 
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
-    """Calls a task with one input or a list; a prompt replaces the task's own."""
+    """Calls a task with one input or a list. A given prompt replaces the task's prompt."""
     if inputs is None:
         inputs = options.pop("sentences", None)  # the older name of `inputs`
     if prompt_name is not None or prompt is not None:

@@ -126,7 +126,7 @@ class Task(Answering):
         return self.options_type()
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed; checks each name and value."""
+        """Returns the options with the given ones changed. Checks each name and value."""
         return options.changed(self.name, translated(given, self.cut))
 
     def stream(self, items: Iterator[Any], options: Any, quiet: bool = False) -> Iterator[Any]:
@@ -191,7 +191,7 @@ class Task(Answering):
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
-        """Returns the columns of a dataset of answers, name -> type as in `Form`; empty if answers have no columns."""
+        """Returns the columns of a dataset of answers, name -> type as in `Form`, or {} if answers do not fit."""
         return {self.form.several: [self.form.fields]} if self.gives_lists() else self.form.fields
 
     def values(self, answer: Any) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | Inp
 
 
 def without_head(model: Model) -> Model:
-    """Returns the encoder without pooler and head, with the same weights; its output is last_hidden_state."""
+    """Returns the encoder without pooler and head. It shares the weights, and its output is last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     config = replace(model.config, head="base", labels=(), problem_type=None)

@@ -192,7 +192,7 @@ class TextGeneration(Writing):
     # --- from an input to its answer -----------------------------------------------------------------------------
 
     def prepare(self, window: Sequence[Any], first: int, options: TextGenerationOptions) -> list[Request | InputError]:
-        """Encodes each prompt; conversations are rendered together."""
+        """Encodes each prompt. The chat template renders all conversations together."""
         items = [_asked(item, options) for item in window]
         chats = [item for item in items if is_chat(item)]
         of_chats = iter(self.chat.encoded(chats, options.chat_template_kwargs) if chats else [])
@@ -264,7 +264,7 @@ class TextGeneration(Writing):
 
 
 def _asked(item: Any, options: TextGenerationOptions) -> Any:
-    """Returns the prompt of an item; with `chat`, a text is a user's message."""
+    """Returns the prompt of an item. With the option `chat`, a text is a user's message."""
     if not options.chat or is_chat(item):
         return item
     system = [] if options.system is None else [{"role": "system", "content": options.system}]

@@ -154,7 +154,7 @@ class TokenClassification(Task):
         return Token(text, scores, tokens[0].place, tokens[0].start, tokens[-1].end, goes_on=False)
 
     def _entity(self, tokens: list[Token], labels: Sequence[str]) -> dict[str, Any]:
-        """Joins neighbouring tokens of one kind into an entity; its score is their mean."""
+        """Joins neighbouring tokens of one kind into an entity with their mean score."""
         return {
             "entity_group": labels[tokens[0].best].split("-", 1)[-1],
             "score": float(np.mean([token.scores.max() for token in tokens])),
