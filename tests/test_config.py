@@ -1,4 +1,4 @@
-"""Config: Reading and writing Hugging Face's config.json for every architecture, and errors."""
+"""Config: reading and writing Hugging Face's config.json for every architecture, and errors."""
 
 import dataclasses
 import inspect

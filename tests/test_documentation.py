@@ -182,7 +182,7 @@ def program(found: list[Block]) -> str:
 
 
 def shape(line: str) -> str:
-    """A printed line without its numbers, which have other last digits elsewhere, and the width they need."""
+    """A printed line without its numbers and padding, because last digits differ between machines."""
     return " ".join(re.sub(r"(?<!exit code )-?\d[\d.]*(e[-+]\d+)?", "N", line).split())
 
 
@@ -272,7 +272,7 @@ def test_the_lines_of_the_smallest_and_the_largest_family() -> None:
 
 
 def test_the_environment_variables_are_those_of_the_code() -> None:
-    """Each that npformer reads is on the page, except names that other programs set for it, and no other of ours."""
+    """The page lists each variable that npformer reads, except those set by other programs, and no other variable of ours."""
     page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
     read = set[str]()

@@ -32,7 +32,7 @@ SIZES = {  # d_model, n_heads, d_ffn, max_length
     "36": (36, 3, 50, 600),
     "96": (96, 4, 200, 600),
     "384": (384, 12, 1536, 200),
-    "500": (500, 10, 1000, 600),  # cut by a BLAS at places that depend on its threads
+    "500": (500, 10, 1000, 600),  # a BLAS splits such products at columns that depend on its number of threads
     "768": (768, 12, 3072, 200),
 }
 LABELS = {"sequence-classification", "token-classification"}

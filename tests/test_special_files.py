@@ -1,4 +1,4 @@
-"""Pipes, devices, sockets, folders and links out, in the place of every file that a loader knows: an error, never a hang."""
+"""A pipe, device, socket, folder or link out replaces each file that a loader reads: an error, never a hang."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def imports(name: str) -> frozenset[str]:
 
 
 def imported(node: ast.AST, importer: str) -> frozenset[str]:
-    """The modules that one node imports: those of npformer down to the file, others by their first name."""
+    """The modules that one statement imports: npformer's by file, others by the first part of the name."""
     if isinstance(node, ast.Import):
         names = {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
@@ -147,8 +147,7 @@ def test_imports_make_no_circle() -> None:
     assert circles == []
 
 
-#: Modules that open files themselves, and which ones. All others use `files`, which refuses pipes, devices and links
-#: out.
+#: Module -> files that it opens itself. Other modules use `files`, which refuses pipes, devices and links out.
 OPENS = {
     "npformer.common.files": "any",
     "npformer.common.locks": "its locks",
@@ -256,7 +255,7 @@ print(npformer.decoder_layers.decoder is npformer.decoder.__wrapped__)
 
 
 def test_caches_have_a_bound() -> None:
-    """Exceptions have one key for each of two dtypes, or no key: a service may read any number of configs."""
+    """A service may read any number of configs, so a cache without a bound has at most one entry for each of two dtypes."""
     unbounded = set()
     for path in MODULES.values():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -8,6 +8,7 @@ reads the last token that is not padding.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from npformer.activations import ACTIVATIONS
@@ -148,11 +149,8 @@ class Qwen2(Llama):
         }
 
     def attention(self, config: Config, layer: int) -> Attention:
-        """As in `Llama`, without a bias of the output projection."""
-        return Attention(
-            *(config.n_heads, mechanisms_of(config, layer), config.bias, config.kv_heads, config.d_head),
-            output_bias=False,
-        )
+        """As in `Llama`, without a bias of the output projection, and with the usual factor of the scores."""
+        return replace(super().attention(config, layer), output_bias=False, scale=0.0)
 
 
 class Qwen3(Qwen2):
