@@ -1,4 +1,4 @@
-"""Traces, edits and attributions of a forward pass, all built on `npformer.tap`; `view/` draws them.
+"""Traces, edits and attributions of a forward pass, all built on `npformer.tap`. `view/` draws them.
 
 `traces.py` records stages, `gradients.py` their gradients. `edits.py` changes stages, and `patching.py` measures the
 effect. `direct_attribution.py` decomposes a logit. `stages.py` has the names of stages here and in other libraries,

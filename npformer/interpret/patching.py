@@ -138,8 +138,9 @@ def patch(
     clean, corrupted : str, Pair or token ids
         Two texts with the same number of tokens that differ in the words under study.
     stages : name of a stage, pattern, or several, optional
-        By default the layers' outputs; by head, the heads' outputs `layers.*.attention.context`; by layer, the outputs
-        of attention, the FFN and the layer. For an encoder-decoder, those of both stacks.
+        By position, the default is the outputs of the layers. By head, it is the outputs of the heads,
+        `layers.*.attention.context`. By layer, it is the outputs of attention, the FFN and the layer. For an
+        encoder-decoder, those of both stacks.
     metric, position : as in `ablate_heads`, optional
         By default the logit of the clean text's answer.
     by : "position", "head" or "layer"

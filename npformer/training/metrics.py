@@ -1,4 +1,4 @@
-"""Metrics: accuracy, F1 and confusion matrix of classifiers; loss and next-token accuracy of generative models."""
+"""Metrics: accuracy, F1 and confusion matrix of classifiers, and loss and token accuracy of generative models."""
 
 from __future__ import annotations
 

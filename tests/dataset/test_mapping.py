@@ -326,8 +326,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
         assert run(classify, source, tmp_path / f"{limit}" / sink) == whole
 
 
-@pytest.mark.parametrize("how", ["steps", "times"])
-@pytest.mark.parametrize("sink", ["out", "out.parquet"])
+@pytest.mark.parametrize(("sink", "how"), [("out", "steps"), ("out.parquet", "steps"), ("out.parquet", "times")])
 def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
     """The run is killed at every file operation, or 50 times at random, and resumes to the same bytes each time."""
     pa.parquet.write_table(rows, tmp_path / "in.parquet")

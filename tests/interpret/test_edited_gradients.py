@@ -15,15 +15,7 @@ from npformer.checkpoint.tied import drawn
 from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.functions import SparseRows
-from npformer.interpret.edits import (
-    Differentiable,
-    ablate_head,
-    freeze_attention,
-    from_trace,
-    mean_ablate,
-    scale,
-    zero,
-)
+from npformer.interpret.edits import Differentiable, ablate_head, freeze_attention, from_trace, mean_ablate, scale, zero
 from npformer.interpret.integrated_gradients import slope
 from npformer.interpret.study_inputs import texts_of
 from npformer.interpret.text_parts import is_input

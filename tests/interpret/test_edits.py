@@ -10,14 +10,7 @@ import pytest
 from npformer.activations import gelu
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
-from npformer.interpret.edits import (
-    ablate_head,
-    edit,
-    freeze_attention,
-    from_trace,
-    mean_ablate,
-    zero,
-)
+from npformer.interpret.edits import ablate_head, edit, freeze_attention, from_trace, mean_ablate, zero
 from npformer.interpret.patching import ablate_heads, patch
 from npformer.interpret.traces import trace
 from npformer.model import Model
@@ -152,10 +145,7 @@ def test_a_head_left_out_adds_nothing(model: Model) -> None:
         assert not context[2].any()
         assert context[[0, 1, 3]].any(axis=(1, 2)).all()
         assert not combined[:, 16:24].any()
-    with (
-        pytest.raises(NpformerError, match=r"context: expected a head from 0 to 3, got 4"),
-        edit(ablate_head(1, 4)),
-    ):
+    with pytest.raises(NpformerError, match=r"context: expected a head from 0 to 3, got 4"), edit(ablate_head(1, 4)):
         model([2, 3])
     with pytest.raises(NpformerError, match=r"layers\.2\.attention\.context"), edit(ablate_head(2, 0)):
         model([2, 3])
@@ -199,10 +189,7 @@ def test_a_stage_from_another_trace_whole_or_at_some_positions(model: Model) -> 
         ("*.ffn_norm", other, 6, r"no positions \[6\] in shape"),
         ("pooled", other, 0, "no positions"),
     ):
-        with (
-            pytest.raises(NpformerError, match=message),
-            edit(from_trace(clean, name, positions)),
-        ):
+        with pytest.raises(NpformerError, match=message), edit(from_trace(clean, name, positions)):
             trace(model, text)
     with pytest.raises(NpformerError, match="expected a trace of one text, got 2"):
         from_trace(trace(model, ["no", "not"]), "logits", 0)

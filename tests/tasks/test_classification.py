@@ -56,11 +56,7 @@ def test_the_first_of_one_answer_is_itself():
 def test_the_model_chooses_how_logits_become_scores(fields, expected):
     classify = classifier(**fields)
     logits = classify.model(classify.model.tokenizer.encode("ice cream").ids).logits[0].astype(np.float64)
-    scores = {
-        "softmax": np.exp(logits) / np.exp(logits).sum(),
-        "sigmoid": 1 / (1 + np.exp(-logits)),
-        "none": logits,
-    }
+    scores = {"softmax": np.exp(logits) / np.exp(logits).sum(), "sigmoid": 1 / (1 + np.exp(-logits)), "none": logits}
     for function in (None, *scores):
         answers = {
             each["label"]: each["score"] for each in classify("ice cream", top_k=None, function_to_apply=function)

@@ -51,10 +51,7 @@ def logits(model):
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}}, "none"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
         ({"sentence_transformers": {"version": "5.1.0"}, OLDER: "torch.nn.modules.linear.Identity"}, "none"),
-        (
-            {"sentence_transformers": {"activation_fn": "torch.nn.Identity"}, OLDER: "torch.nn.Sigmoid"},
-            "none",
-        ),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Identity"}, OLDER: "torch.nn.Sigmoid"}, "none"),
     ],
 )
 def test_the_checkpoint_chooses_how_logits_become_scores(stored, function, tmp_path):

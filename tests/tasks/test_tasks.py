@@ -339,8 +339,7 @@ def test_unknown_tasks_have_their_nearest_name():
     with pytest.raises(NpformerError, match=r"'text-clasification' is not known; did you mean 'text-classification'\?"):
         pipeline("text-clasification")
     with pytest.raises(
-        NpformerError,
-        match=r"Known: text-classification, .*sentiment-analysis, ner, rerank, translation_XX_to_YY",
+        NpformerError, match=r"Known: text-classification, .*sentiment-analysis, ner, rerank, translation_XX_to_YY"
     ):
         pipeline("speech-recognition")
 

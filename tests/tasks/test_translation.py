@@ -341,10 +341,7 @@ def test_marians_decoder_without_its_encoder_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"architectures": ["MarianModel"]},
-            r"architectures: expected one of MarianMTModel, got 'MarianModel'",
-        ),
+        ({"architectures": ["MarianModel"]}, r"architectures: expected one of MarianMTModel, got 'MarianModel'"),
         ({"normalize_before": True}, "normalize_before: True is not supported; supported: False"),
         ({"encoder_layers": None}, "n_layers: expected a whole number"),
         ({"decoder_attention_heads": 5}, "n_heads: 5 does not divide d_model 24"),
