@@ -252,12 +252,12 @@ HALF = Mistake(
     half_precision,
 )
 MISTAKES = (
-    HALF,
     Mistake(
         "tf32 products",
         "TF32 rounds the inputs of float32 products to 10 bits on a graphics card; switch it off",
         tensor_cores,
     ),
+    HALF,
     Mistake(
         "quantised weights",
         "weights are quantised; compare with --dtype int8 if they are meant to be",
