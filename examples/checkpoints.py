@@ -71,9 +71,8 @@ def page() -> str:
         link = f"[{each['name']}](https://huggingface.co/{each['name']})"
         lines.append(f"| {link} | {each['use']} | {each['config']['model_type']} | {runs} | {what} |\n")
     runs, extra, no = counts.values()
-    return HEAD.format(counts=f"Of {len(lines)} checkpoints {runs} run, {extra} with an extra, {no} do not.") + "".join(
-        lines
-    )
+    more = f"{extra} more runs with an optional dependency"
+    return HEAD.format(counts=f"Of {len(lines)} checkpoints, {runs} run, {more}, and {no} do not run.") + "".join(lines)
 
 
 def main(arguments: list[str]) -> int:
@@ -81,7 +80,7 @@ def main(arguments: list[str]) -> int:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     same = page() == PAGE.read_text(encoding="utf-8")
-    print(f"{PAGE.name}: {'as it would be written' if same else 'differs; run python examples/checkpoints.py'}")
+    print(f"{PAGE.name}: {'up to date' if same else 'out of date; run python examples/checkpoints.py'}")
     return 0 if same else 1
 
 

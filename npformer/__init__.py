@@ -149,7 +149,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"npformer.{name}")
     from npformer.common.other_libraries import MODULE
 
-    if name in MODULE:  # `from npformer import` shows no message of an AttributeError
+    if name in MODULE:  # not an AttributeError, whose message `from npformer import` replaces
         from npformer.common.errors import NpformerError
 
         raise NpformerError(f"npformer has no {name}: {MODULE[name]}")

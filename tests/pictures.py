@@ -2,8 +2,8 @@
 
     python -m tests.pictures
 
-It writes `examples/images/view-*.png` anew and takes chromium and `pip install ".[plots]" --group browser`. Look at them
-before they are committed.
+It rewrites `examples/images/view-*.png`. It needs chromium and `pip install ".[plots]" --group browser`. Look at the
+pictures before you commit them.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_products_have_a_row_for_each_token(lengths: list[int], threads: int, mo
     ids = np.zeros((len(lengths), max(lengths)), int)
     mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
     counter = Counter(monkeypatch)
-    monkeypatch.setattr(model, "same_bits", False)  # for which some kernels need a few additional rows
+    monkeypatch.setattr(model, "same_bits", False)  # with same_bits, some kernels need a few additional rows
     model(ids, mask)
     assert counter.rows == {
         (d, d): 4 * tokens * layers,

@@ -58,7 +58,7 @@ BLOOM = Bloom(
         "BloomForQuestionAnswering": "question-answering",
     },
     prefix="transformer.",
-    unheard=("scores",),  # Transformers adds another constant to the scores of each query
+    unheard=("scores",),  # in Transformers they differ by a constant for each query, which softmax cancels
     encoder={
         "embeddings.token": "transformer.word_embeddings",
         "embeddings.norm": "transformer.word_embeddings_layernorm",

@@ -120,7 +120,7 @@ class Processors:
         return self._begins_by_force(ids), np.array([s.forced_bos_token_id])
 
     def _begins_by_force(self, ids: np.ndarray) -> np.ndarray:
-        """A mask (R,) of rows that begin with a forced token: as in Transformers, those with one token before it."""
+        """A mask (R,) of rows whose first new token is forced: as in Transformers, rows with a prompt of one token."""
         before = (ids[:, : self.prompt] >= 0).sum(axis=1)
         return (before == 1) & (self.settings.forced_bos_token_id is not None)
 

@@ -225,7 +225,10 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
 
 
 def _check_keys(config: Config, prompt: int, new: int) -> None:
-    """Raises NpformerError if the keys of a prompt differ from those of the prompt with new tokens, except the last."""
+    """Raises NpformerError if generating `new` tokens would change the rotations of the prompt's keys.
+
+    No step reads the last new token, so the longest text that is read has prompt + new - 1 tokens.
+    """
     for last in (each.same_until(prompt) for each in chain(*config.layer_kinds)):
         if last is not None and prompt + new - 1 > last:
             raise NpformerError(

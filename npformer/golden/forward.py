@@ -115,7 +115,7 @@ class Run(Arrays):
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
-        in_place = config.local or config.convolution  # their layers differ, so a layer cannot run under another number
+        in_place = config.local or config.convolution  # in these models layers differ, so they cannot be renumbered
         first = 0 if from_ids or self._whole or in_place else min(numbers, default=count)
         its_stack, layer, _ = parted(self.until) if self.until else ("", -1, "")
         return first, layer + 1 if layer >= 0 and its_stack == stack else count

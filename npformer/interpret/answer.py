@@ -63,7 +63,7 @@ def answer_of(model: Any, given: Any) -> Answer | None:
         return None
     about = {"causal-lm": "next token", "masked-lm": "masked word", "translation": "translation"}
     found = Answer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
-    with suppress(UnknownDerivative, NpformerError):  # an edit without derivative, or no metric
+    with suppress(UnknownDerivative, NpformerError):  # an edit has no derivative, or the answer has no metric
         metric = metric_of(model, None, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))
     return found

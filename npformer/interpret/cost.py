@@ -8,9 +8,9 @@ BERT_BASE = 85_000_000  # weights in the layers of BERT-base
 
 
 def affordable(model: BaseModel, tokens: float) -> int:
-    """Returns how many tokens a model reads while BERT-base reads `tokens`: between half and twice as many.
+    """Returns how many tokens a model reads while BERT-base reads `tokens`, clamped to 0.5 to 2 times `tokens`.
 
-    A token costs two operations per weight. The limit is twice because small models spend much of their time elsewhere.
+    A token costs two operations per weight. The limit is 2 because small models spend much of their time elsewhere.
     """
     config, decoder = model.config, model.config.decoder
     weights = config.n_layers * (4 * config.d_model + 2 * config.d_ffn) * config.d_model

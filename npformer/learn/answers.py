@@ -1,9 +1,10 @@
 """Compares an answer with the right one, value by value, within an error budget.
 
-A right solution may add in another order or compute in float64, so its last bits differ, by an amount that depends on
-the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in float32 with the
-numbers in the arguments moved at random by up to one rounding. The budget is FACTOR times the largest resulting change,
-plus FACTOR roundings of the answer's largest number. tests/learn/test_exercises.py measures right solutions against it.
+A right solution may add in another order or compute in float64. Its last bits then differ, by an amount that depends on
+the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in float32 after the
+numbers in the arguments are moved at random by up to one unit in the last place. The budget is FACTOR times the largest
+difference from float64, plus FACTOR times EPS times the answer's largest number. tests/learn/test_exercises.py compares
+right solutions with it.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """Returns the arguments with each float32 number moved by -1, 0 or 1 roundings."""
+    """Returns the arguments with each float number moved by -1, 0 or 1 unit in the last place; zeros stay zero."""
     random = np.random.default_rng(seed)
 
     def change(array: np.ndarray) -> np.ndarray:

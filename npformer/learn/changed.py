@@ -1,6 +1,6 @@
 """Mistakes that are possible in any function: a factor, a wrong sign, or rows and columns exchanged.
 
-Each is made in the right answer, at the learner's wrong values.
+Each is applied to the right answer, only to the values that the learner has wrong.
 """
 
 from __future__ import annotations

@@ -110,7 +110,10 @@ class App:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(given.strip()), self.key):
-            raise Refusal(HTTPStatus.UNAUTHORIZED, "the API key is missing or wrong: Authorization: Bearer KEY")
+            raise Refusal(
+                HTTPStatus.UNAUTHORIZED,
+                "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
+            )
 
     async def _unless_left(self, request: Request, answer: Coroutine[Any, Any, Response]) -> Response:
         """Waits for an answer. Raises Gone if the client disconnects first."""

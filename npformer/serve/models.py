@@ -127,7 +127,7 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
     if isinstance(task, TextRanking) and task.template is not None:  # the model reads texts only in its template
         yield task.name, task
         return
-    if isinstance(task, SparseEmbedding):  # the folder has no dense vectors
+    if isinstance(task, SparseEmbedding):  # a sparse model gets no route for sentence-embedding
         names = [task.name, *(name for name in names if name not in (task.name, "sentence-embedding"))]
     for name in names:
         made = name == task.name and not SERVED.get(name)

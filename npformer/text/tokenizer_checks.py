@@ -235,7 +235,8 @@ class _Reader:
             self.limits.check("parts", len(pieces), f"{where}: {form}")
             texts = [each.get("Sequence") for each in pieces if isinstance(each, Mapping) and "Sequence" in each]
             if sorted(str(each.get("id")) if isinstance(each, Mapping) else "" for each in texts) != wanted:
-                raise NpformerError(f"{where}: {form}: expected each text exactly once")
+                names = " and ".join(f"${each}" for each in wanted)
+                raise NpformerError(f"{where}: {form}: expected {names} exactly once")
             for each in pieces:
                 special = each.get("SpecialToken") if isinstance(each, Mapping) else None
                 name = special.get("id") if isinstance(special, Mapping) else None

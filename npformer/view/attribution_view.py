@@ -114,7 +114,10 @@ def attribution(
 
             found.append(on_logit(logit_attribution(source, text, label, position=token)))
     if not found and label is not None:
-        raise NpformerError("attribution: label= needs a text classifier, which is run again without each word")
+        raise NpformerError(
+            "attribution: label= needs a text classifier or a causal model, and a measure of a label: leave-one-out, "
+            "gradient, integrated or logit; omit label="
+        )
     side = sides(arrays, tokens, None, None).queries
     found += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
     wants_roll_out = "roll-out" in asked and not (translates and found and methods is None)

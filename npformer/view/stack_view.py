@@ -1,4 +1,4 @@
-"""The part shared by the head view and the model view: stacks of attention, by tokens or whole words, packed small."""
+"""The base of the head view and the model view: each stack's attention weights, per token or per word, compressed."""
 
 from __future__ import annotations
 

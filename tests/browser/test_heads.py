@@ -1,4 +1,5 @@
-"""The head view in a browser: every number equals the array's, by pointer and keyboard, also for pairs and two sides."""
+"""The head view in a browser: with pointer and keyboard it shows the array's numbers, also for pairs and for
+encoder-decoders."""
 
 from __future__ import annotations
 

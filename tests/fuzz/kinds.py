@@ -48,7 +48,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Case:
-    """A folder to write, and its use."""
+    """The files of a folder, and the name of the function that loads and uses it."""
 
     kind: str
     files: dict[str, Entry]

@@ -223,7 +223,7 @@ def _scope(path: str, layer: str) -> str:
 
 
 def _activated(hear: Callable[[str, np.ndarray], None], activation: Any, module: Any, args: Any, out: Any) -> None:
-    """The next line of a convolution's forward, which is not in a module, applied to its rows."""
+    """A forward hook: records the activation of a convolution's output, which Transformers computes in no module."""
     hear("convolution.activation", activation(out).numpy())
 
 

@@ -172,7 +172,7 @@ def test_nothing_recognised_is_an_error_that_shows_both_kinds_of_names(recorded:
         golden.compare(recorded, {})
 
 
-# --- what is found --------------------------------------------------------------------------------------------------
+# --- differences ----------------------------------------------------------------------------------------------------
 
 
 def test_the_first_stage_that_diverges_is_named_and_where(recorded: golden.Golden) -> None:

@@ -40,7 +40,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_manifest_on_the_page_is_the_file_s(folder):
-    """All but the versions, and budgets within a factor of 2: they come from samples of rounding, a matter of kernels."""
+    """Everything is equal except the versions, and the budgets, which are within a factor of 2: they are sampled, and
+    rounding depends on the BLAS kernels."""
     with open(folder / "golden.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     real, shown = json.loads(header["__metadata__"]["manifest"]), json.loads(block("json"))

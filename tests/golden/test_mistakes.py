@@ -1,7 +1,8 @@
-"""A table of mistakes and how many of them are named, from every stage and from few, in a port that is plain NumPy.
+"""A table of mistakes in ports of plain NumPy: how many of them are named, with all stages exported or only a few.
 
-Nearly all the time is spent in the diagnoses' forwards: some hundred each, three times as many from few stages. So each
-mistake is tried from every stage in one tiny model and from few stages in the other, and ten in the bundled model, too.
+Nearly all the time is spent in the forwards of the diagnoses: some hundred each, three times as many with few stages.
+So each mistake is diagnosed with all stages exported in one tiny model, and with only a few exported in the other. Ten
+mistakes are diagnosed in the bundled model too.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ OF_TYPES = ("types all 1", "types all 0", "restarting")
 OF_OFFSET = ("no offset", "padding counted")
 #: Known mistakes that these stages cannot show.
 UNSEEN = {("dropout", True)}  # the numbers that were left out no longer exist
-#: Tried in the bundled model: from every stage, and from few stages, which takes three times as long.
+#: Diagnosed in the bundled model: with all stages exported, and with only a few, which takes three times as long.
 IN_BUNDLED = {
     False: ("from 1", "eps", "q and k", "unscaled", "causal", "no residual 2", "tanh gelu", "transposed", "last token", "labels"),
     True: ("from 1", "causal", "last token"),
@@ -88,7 +89,7 @@ IN_BUNDLED = {
 
 
 def tried(family: str, few: bool) -> list[str]:
-    """Half of the known mistakes; from few stages, the half that the other family tries from all stages."""
+    """Half of the known mistakes; with few stages, the half that the other family diagnoses with all stages."""
     only = dict.fromkeys(OF_TYPES, "bert") | dict.fromkeys(OF_OFFSET, "roberta")
     return [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
 

@@ -275,7 +275,7 @@ def test_a_translator_is_recorded_on_pairs_and_read_back(translator: Seq2Seq, tm
     assert again.source_tokens == [[str(each) for each in source] for source, _ in PAIRS]
     traced = trace(translator, PAIRS[1])
     assert list(again.stages) == list(traced)
-    for name in traced:  # of each pair alone, to the bit
+    for name in traced:  # the second pair has the same bits when it is traced alone
         np.testing.assert_array_equal(again.stages[name][1], traced[name])
     double = in_float64(translator)(PAIRS[0][0], decoder_input_ids=PAIRS[0][1])
     np.testing.assert_allclose(again.truth["logits"][0], double.logits[0], rtol=1e-12)

@@ -51,7 +51,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     theirs.save_pretrained(tmp_path)
     model = npformer.load(tmp_path, dtype="float64")
     prompts = [np.array(each) for each in ([0, 7, 9, 11, 2], [5], [0, 30, 31, 32, 33, 34, 35, 36])]
-    for older in (False, True):  # the settings stand in generation_config.json, or in none, where defaults hold
+    for older in (False, True):  # with the settings in generation_config.json, then without the file: the defaults
         if older:
             (tmp_path / "generation_config.json").unlink()
         for prompt, [found] in zip(prompts, generate(model, [Text(each) for each in prompts], **settings), strict=True):

@@ -125,8 +125,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more ids than tokens": (
         {"post_processor": template(special_tokens={"[CLS]": {**CLS["[CLS]"], "ids": [2, 2]}})}, "as many ids as tokens"
     ),
-    "a template without the text": ({"post_processor": template(single=[])}, "single: expected each text exactly once"),
-    "a template with a text twice": ({"post_processor": template(pair=[A, B, B])}, "pair: expected each text exactly once"),
+    "a template without the text": ({"post_processor": template(single=[])}, "single: expected .A exactly once"),
+    "a template with a text twice": (
+        {"post_processor": template(pair=[A, B, B])},
+        "pair: expected .A and .B exactly once",
+    ),
     "a template with an unknown token": (
         {"post_processor": template(single=[CLS_PIECE, A])}, r"single: the token '\[CLS\]' is not in special_tokens"
     ),

@@ -109,7 +109,7 @@ def _with_mask_of(text: int) -> Rule:
 
 
 def lowered(port: Port) -> Ways:
-    """The mask adds a number that is not low enough, or sets the scores to one."""
+    """The mask adds a number to the hidden scores, or replaces them with it, and the number is not low enough."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-PAIRS = 8  # of more heads, only neighbours are exchanged or copied
+PAIRS = 8  # maximum number of heads for which all pairs are exchanged or copied; with more, only neighbours
 
 
 @lru_cache(maxsize=64)

@@ -24,7 +24,7 @@ Linear = Mapping[str, Array]
 def _layer_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 0], [0, 2]]), 1, *layer_weights(1, 2, 3).values()),
-        # no size is the square root of another, or twice another
+        # 4 rows, width 6, 7 hidden units: no size is the square root or the double of another
         (drawn(1, 4, 6), 2, *layer_weights(10, 6, 7).values()),
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
