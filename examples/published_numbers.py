@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npformer.checkpoint.loading import load
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.traces import Trace, trace
+from npformer.loading import load
 from npformer.model import Model
 
 FILE = Path(__file__).parent.parent / "tests" / "published.json"

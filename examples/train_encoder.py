@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from animation import animate  # beside this file
 
-from npformer.checkpoint.loading import find_folder
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.plane import project
+from npformer.loading import find_folder
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
 from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, read_labelled

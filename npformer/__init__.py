@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from npformer.attention import combine_heads, scaled_dot_product_attention, split_heads
     from npformer.blocks.attention import self_attention
     from npformer.blocks.ffn import feed_forward
-    from npformer.checkpoint.loading import load
     from npformer.common.errors import NpformerError, NpformerWarning
     from npformer.common.limits import Limits
     from npformer.config import Config
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from npformer.interpret.edits import edit
     from npformer.interpret.patching import ablate_heads, patch
     from npformer.interpret.traces import Trace, trace
+    from npformer.loading import load
     from npformer.masks import causal_mask, padding_mask
     from npformer.model import Model
     from npformer.runtime.packing import Text
@@ -119,7 +119,7 @@ _NAMES = {
     "encoder_layers": "encoder encoder_layer",
     "common.errors": "NpformerError NpformerWarning",
     "functions": "cross_entropy embedding layer_norm linear log_softmax rms_norm softmax",
-    "checkpoint.loading": "load",
+    "loading": "load",
     "common.limits": "Limits",
     "masks": "causal_mask padding_mask",
     "model": "Model",

@@ -18,7 +18,7 @@ PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in
 LONGEST = 450  # lines; a longer file has two subjects
 
 # Modules from the lowest to the highest. A module imports only modules in earlier lines or in its own line.
-# A package has one line. A module that imports more than its package has another line, such as checkpoint.loading.
+# A package has one line, and some of its modules have another one.
 ORDER = (
     *(
         "common.errors",
@@ -62,7 +62,7 @@ ORDER = (
         "generating_model",
         "model",
     ),
-    "checkpoint.loading",
+    "loading",
     *("tasks", "dataset", "serve", "training", "interpret", "golden", "view", "learn"),
     *("cli", "__main__"),
 )
@@ -156,7 +156,7 @@ OPENS = {
     "npformer.cli.run_task": "the partial file that it writes",
     "npformer.checkpoint.convert": "the partial file that it writes",
     "npformer.checkpoint.safetensors": "the partial file that it writes",
-    "npformer.checkpoint.loading": "where pip says the package came from",
+    "npformer.loading": "where pip says the package came from",
     "npformer.runtime.threads": "the kernel's",
     "npformer.view.document": "the package's own",
     "npformer.cli.serve": "the file of a key that a user names",

@@ -24,8 +24,7 @@ from npformer import mechanisms
 ROOMS = {
     "maths": "functions activations masks attention blocks.attention blocks.ffn embeddings encoder_layers "
     "decoder_layers",
-    "models": "checkpoint.loading model config text.inputs runtime.packing common.limits common.errors "
-    "generation.likelihood",
+    "models": "loading model config text.inputs runtime.packing common.limits common.errors generation.likelihood",
     "tasks": "tasks.pipelines tasks.vector_search",
     "inside": "interpret.traces interpret.edits interpret.patching interpret.direct_attribution taps",
 }

@@ -42,7 +42,7 @@ def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[
 
     commands: the summary of each command by its name. find: returns a command by its name.
     """
-    from npformer.checkpoint.loading import bundled
+    from npformer.loading import bundled
 
     parser = argparse.ArgumentParser(prog="npformer", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")

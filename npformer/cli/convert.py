@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from npformer.checkpoint.convert import FILES, STORED_DTYPES, convert
-from npformer.checkpoint.loading import find_folder
 from npformer.cli.arguments import ALLOW, OFFLINE, REVISION, add_options, limits
+from npformer.loading import find_folder
 
 EPILOG = """examples:
   npformer convert distilbert/distilbert-base-uncased here

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _labels(args: argparse.Namespace) -> None:
-    from npformer.checkpoint.loading import load
+    from npformer.loading import load
     from npformer.training.data import encode, read_labelled
     from npformer.training.metrics import evaluate_labels
 
@@ -70,8 +70,8 @@ def _labels(args: argparse.Namespace) -> None:
 
 
 def _perplexity(args: argparse.Namespace) -> None:
-    from npformer.checkpoint.loading import load
     from npformer.generation.likelihood import perplexity
+    from npformer.loading import load
 
     text = read_file(args.text)
     found = perplexity(load(args.model, **loading(args)), text, args.stride)

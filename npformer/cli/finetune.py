@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from npformer.checkpoint.loading import find_folder
+    from npformer.loading import find_folder
 
     output, recipe = recipes.output(args), recipes.read(args)
     plain = {Path(each).suffix == ".txt" for each in (*args.train, *args.dev)}

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 from npformer import golden
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.loading import load
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import flatten
 from npformer.cli.arguments import LOADING, add_options, limits, loading
@@ -41,6 +40,7 @@ from npformer.golden import reports
 from npformer.golden.conformance import TIMEOUT
 from npformer.golden.reports import FORMATS
 from npformer.golden.suite import MANIFEST
+from npformer.loading import load
 from npformer.model import Model, Seq2Seq
 
 COMPARED = """compare exits with 3 if a stage or a weight diverges and with 1 for bad input.

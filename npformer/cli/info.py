@@ -67,8 +67,8 @@ def _row(name: str, value: str, width: int) -> str:
 
 def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Returns each file's SHA-256 with the source of its expected checksum, and whether any file is damaged."""
-    from npformer.checkpoint.loading import bundled, find_folder
     from npformer.checkpoint.verify import verify
+    from npformer.loading import bundled, find_folder
 
     models = bundled()  # `find_folder` would refuse a damaged bundled model, which is the result here
     if args.name is None:
@@ -85,7 +85,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
     import tokenizers
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from npformer.checkpoint.loading import bundled
+    from npformer.loading import bundled
     from npformer.runtime.threads import available_cores, blas_libraries, thread_count
 
     return {
@@ -148,10 +148,10 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     """
     import numpy as np
 
-    from npformer.checkpoint.loading import find_folder
     from npformer.checkpoint.read import WEIGHTS, config_of, read_description
     from npformer.checkpoint.tied import drawn
     from npformer.families import family_of, ignored
+    from npformer.loading import find_folder
     from npformer.tasks.pipelines import tasks_of
     from npformer.text.tokenizer import longest_text
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.loading import load
 from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.run_task import write_json
 from npformer.cli.texts import paired
 from npformer.common.errors import NpformerError
 from npformer.interpret.teardown import corners, shown_stages, teardown
 from npformer.interpret.traces import Trace, trace
+from npformer.loading import load
 
 EPILOG = """examples:
   npformer trace "I love ice cream"

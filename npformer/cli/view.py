@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from npformer import view
-from npformer.checkpoint.loading import load
 from npformer.cli.arguments import PAIR, add_options, loading, model_options
 from npformer.cli.texts import paired
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.common.progress import note
+from npformer.loading import load
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation")

@@ -18,7 +18,6 @@ import numpy as np
 
 from npformer import __version__
 from npformer.activations import gelu
-from npformer.checkpoint.loading import bundled
 from npformer.checkpoint.read import own_metadata
 from npformer.checkpoint.safetensors import checksum
 from npformer.checkpoint.tree import stored
@@ -28,6 +27,7 @@ from npformer.dataset.columns import results
 from npformer.dataset.formats import as_list
 from npformer.encoder_layers import encoder_layer
 from npformer.generation.settings import resolve
+from npformer.loading import bundled
 from npformer.runtime.runner import Runner
 from npformer.runtime.threads import blas_libraries
 from npformer.tasks import pipeline

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.loading import load
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.study_inputs import read_inputs
@@ -20,6 +19,7 @@ from npformer.learn.checking import check, learners_file
 from npformer.learn.judge import UNWRITTEN
 from npformer.learn.running import run_worker
 from npformer.learn.whole import CLASSIFIER, TEXT
+from npformer.loading import load
 from npformer.taps import tap
 
 if TYPE_CHECKING:

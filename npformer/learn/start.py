@@ -9,7 +9,6 @@ from operator import attrgetter
 from pathlib import Path
 from textwrap import dedent
 
-from npformer.checkpoint.loading import REPOSITORY
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
@@ -17,6 +16,7 @@ from npformer.learn import progress
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.exercise import Exercise
 from npformer.learn.template import FILE, template
+from npformer.loading import REPOSITORY
 
 SOURCE = f"{REPOSITORY}/blob/main/"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.loading import REPOSITORY, installed_from, load
 from npformer.common.errors import NpformerError
 from npformer.functions import softmax
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn.chapters.whole_gradient import tiny_weights
+from npformer.loading import REPOSITORY, installed_from, load
 from npformer.model import Model
 
 TEXT = "I love ice cream"

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.checkpoint.archive import save_arrays
-from npformer.checkpoint.loading import load
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn import right, whole
 from npformer.learn.chapters import CHAPTERS, EXERCISES
@@ -34,6 +33,7 @@ from npformer.learn.exercise import Exercise
 from npformer.learn.judge import PASSED, WRONG, Judged, Verdict, judge, raised_at
 from npformer.learn.listening import Listener
 from npformer.learn.template import signatures
+from npformer.loading import load
 
 Tell = Callable[..., None]
 Within = Callable[[str, float], AbstractContextManager[None]]

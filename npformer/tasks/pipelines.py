@@ -88,7 +88,7 @@ def pipeline(
         kind = class_of(name or _task_of(model.config, _described(model.folder, limits)))
         made: Any = model if threads is None else _with_threads(model, threads)
     else:
-        from npformer.checkpoint.loading import find_folder, load
+        from npformer.loading import find_folder, load
 
         folder = find_folder(_default(task, name) if model is None else model, revision, offline)
         kind = class_of(name or _inferred(folder, limits))
@@ -113,7 +113,7 @@ def _known(task: str) -> str:
         raise NpformerError(f"task: expected a task's name, got {shown(task)}; pass a model as model=")
     name = "translation" if TRANSLATION.fullmatch(task) else ALIASES.get(task, task)
     if name not in TASKS:
-        from npformer.checkpoint.loading import bundled
+        from npformer.loading import bundled
 
         if "/" in task or task in bundled():
             raise NpformerError(

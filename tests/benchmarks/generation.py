@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.loading import load
+from npformer.loading import load
 from npformer.runtime.threads import available_cores
 from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender, quieten

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint.convert import COMPANIONS, convert
-from npformer.checkpoint.loading import bundled, load
+from npformer.loading import bundled, load
 from npformer.model import Model
 from npformer.runtime.packing import Text
 from tests.benchmarks.sizes import BUNDLED

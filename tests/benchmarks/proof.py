@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import npformer
-from npformer.checkpoint.loading import bundled
+from npformer.loading import bundled
 from tests.benchmarks import measure, start, streaming, table
 from tests.benchmarks.sizes import BUNDLED
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from npformer.checkpoint.convert import convert
-from npformer.checkpoint.loading import bundled
+from npformer.loading import bundled
 from tests.benchmarks import measure, sizes, table
 from tests.benchmarks.sizes import BUNDLED, TEXT
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.loading import find_folder
 from npformer.checkpoint.read import CONFIG
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS
 from npformer.families import read_config
+from npformer.loading import find_folder
 from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer

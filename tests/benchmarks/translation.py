@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.loading import load
+from npformer.loading import load
 from npformer.model import Seq2Seq
 from npformer.runtime.threads import available_cores
 from tests.benchmarks import measure, table

@@ -26,7 +26,7 @@ SECONDS = 60  # seconds: a hundred times the slowest case on an idle machine
 # Loads a folder; prints the result, and the growth of peak memory in bytes.
 CHILD = """
 import resource, sys
-import npformer, npformer.checkpoint.loading, npformer.checkpoint.torch_file
+import npformer, npformer.loading, npformer.checkpoint.torch_file
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -217,7 +217,7 @@ def test_a_translation_model(hub, env):
         **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
     }
     hub.add(NAME, dict.fromkeys(names, b"x") | {"config.json": json.dumps(config).encode(), "README.md": b"x"})
-    done = python(env, f"from npformer.checkpoint.loading import find_folder; print(find_folder({NAME!r}))")
+    done = python(env, f"from npformer.loading import find_folder; print(find_folder({NAME!r}))")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in Path(done.stdout.strip()).iterdir()) == names
 
@@ -324,7 +324,7 @@ def test_a_progress_bar_on_a_terminal(hub, env, folder):
     hub.add(NAME, folder)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))  # rows, columns
-    program = f"from npformer.checkpoint.loading import load; load({NAME!r})"
+    program = f"from npformer.loading import load; load({NAME!r})"
     done = subprocess.run([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, stderr=theirs, timeout=120)
     os.close(theirs)
     shown = b""

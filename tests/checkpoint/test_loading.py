@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.checkpoint import loading
-from npformer.checkpoint.loading import bundled, find_folder, load
+from npformer import loading
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
+from npformer.loading import bundled, find_folder, load
 from tests.support import tiny
 from tests.support.slow import slow_after
 
@@ -140,7 +140,7 @@ def test_a_bundled_model_takes_precedence_over_a_folder_of_that_name(tmp_path, m
 
 def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeypatch):
     """An installed package is in site-packages: a folder `weights` there belongs to another package."""
-    monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "checkpoint/loading.py"))
+    monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "loading.py"))
     monkeypatch.chdir(tmp_path.parent)
     installed = tiny.folder(tmp_path / "npformer" / "_weights" / "one")
     beside = [tiny.folder(tmp_path / "weights" / name) for name in ("one", "two")]
@@ -157,7 +157,7 @@ def site(tmp_path, monkeypatch):
     (site / "npformer").mkdir(parents=True)
     (site / "npformer-0.1.0.dist-info").mkdir()
     (site / "npformer-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.4\nName: npformer\n")
-    monkeypatch.setattr(loading, "__file__", str(site / "npformer" / "checkpoint/loading.py"))
+    monkeypatch.setattr(loading, "__file__", str(site / "npformer" / "loading.py"))
     monkeypatch.syspath_prepend(site)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -202,7 +202,7 @@ import json, socket, sys
 def refuse(*_):
     raise AssertionError("a socket was connected")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-from npformer.checkpoint.loading import load
+from npformer.loading import load
 model = load(sys.argv[1])
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))

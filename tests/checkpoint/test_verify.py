@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.checkpoint import convert, loading
+from npformer import loading
+from npformer.checkpoint import convert
 from npformer.checkpoint import verify as verifying
 from npformer.checkpoint.archive import load_arrays, save_arrays
-from npformer.checkpoint.loading import load
 from npformer.checkpoint.verify import UNKNOWN, verify
 from npformer.cli import main as cli
 from npformer.common.errors import NpformerError
+from npformer.loading import load
 from tests.support import tiny
 
 WEIGHTS = "npformer.safetensors"

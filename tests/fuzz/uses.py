@@ -18,12 +18,12 @@ import npformer
 from npformer import golden as goldens
 from npformer.checkpoint import convert, load_folder
 from npformer.checkpoint.archive import load_arrays
-from npformer.checkpoint.loading import load
 from npformer.cli import golden as golden_command
 from npformer.cli import main as command
 from npformer.cli import texts as text_files
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.loading import load
 from npformer.model import Model, Seq2Seq
 from npformer.tasks.catalogue import TASK_OF
 from npformer.tasks.pipelines import pipeline

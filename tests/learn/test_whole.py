@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npformer.checkpoint import loading
+from npformer import loading
 from npformer.learn import right, whole
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from npformer.checkpoint.loading import load_folder
 from npformer.families.rope import write_rotary
+from npformer.loading import load_folder
 from npformer.mechanisms import PartialRotary, Rotary
 from npformer.model import Model
 from npformer.runtime.packing import Text

@@ -10,7 +10,7 @@ import torch
 from transformers import MarianMTModel, PreTrainedTokenizerFast
 
 from npformer.checkpoint.convert import convert
-from npformer.checkpoint.loading import load
+from npformer.loading import load
 from npformer.training import initialise
 from npformer.training.start import write_model
 from npformer.training.translator import companions, learn_tokenizer, translator

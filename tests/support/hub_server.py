@@ -240,7 +240,7 @@ class _CdnHandler(_Handler):
 PROGRAM = """
 import json, os, socket, sys
 from npformer.common.errors import NpformerError
-from npformer.checkpoint.loading import load
+from npformer.loading import load
 if sys.argv[1:] == ["no network"]:
     def refuse(*_):
         raise AssertionError("a socket was connected")

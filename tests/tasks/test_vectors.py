@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint.convert import convert
-from npformer.checkpoint.loading import load
 from npformer.common.errors import NpformerError
 from npformer.families import encoders
 from npformer.interpret.traces import trace
+from npformer.loading import load
 from npformer.runtime.packing import Text
 from npformer.tasks import pipeline
 from npformer.tasks.fill_mask import word_logits

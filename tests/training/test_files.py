@@ -12,11 +12,11 @@ import pytest
 
 import npformer
 from examples.animation import animate
-from npformer.checkpoint.loading import load
 from npformer.cli import main as cli
 from npformer.common.errors import NpformerError
 from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.plane import project
+from npformer.loading import load
 from npformer.model import Model
 from npformer.training import LabelledText, initialise, label_ids, label_names, read_labelled
 from npformer.training.metrics import scores

@@ -147,7 +147,7 @@ def bundled() -> dict[str, Path]:
     They are in the package, in the checkout that contains the package, or in a checkout that contains the working
     directory at most two levels deep, such as in docs/learn.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     places = [package / "_weights"]
     for root in (package.parent, Path(), Path(".."), Path("../..")):
         if (root / "pyproject.toml").is_file() and (root / "npformer").is_dir():
