@@ -66,7 +66,7 @@ CONFIGS = {
     "phi3": "Phi3Config",
     "opt": "OPTConfig",
 }
-# Rows of the mask: a text, neighbours of equal length, one token, gaps, padding before the text.
+# Masks with texts of equal length next to each other, a text of one token, gaps, and padding before the text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
     "distilbert": ["111111", "001111", "011010"],
@@ -86,8 +86,8 @@ VARIANT_MASK = {
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
     "roberta-causal-lm": ["1111", "0110"],
-    "t5": ["111111111", "111000000", "100000000"],  # some distances are beyond all buckets but the last
-    "bart": ["11111", "11100", "10000"],  # padding is after a text only, as its decoder reads the ids a place later
+    "t5": ["111111111", "111000000", "100000000"],  # some distances are in the last bucket, which has no upper limit
+    "bart": ["11111", "11100", "10000"],  # padding only after a text, because the decoder reads the ids shifted right
 }
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
@@ -163,7 +163,7 @@ MODERNBERT_HEADS = {
 }
 SMALL = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 10}
 MPNET = {**SMALL, "max_position_embeddings": SIZES["max_length"] + 2, "layer_norm_eps": 1e-5}
-# The second layer is a local one; theta such that the angles differ although the heads are narrow.
+# The second layer is local. With these theta the angles differ, although the heads are narrow.
 MODERNBERT = {
     **SMALL, "local_attention": 5, "global_rope_theta": 90.0, "local_rope_theta": 30.0, "pad_token_id": 0,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
@@ -186,7 +186,7 @@ DEBERTA = {
     "max_relative_positions": 7,
 }
 NOMIC_BERT = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}
-#: Encoders that predict the next token. None shares its stages with a case whose attention sees later tokens.
+#: Encoders that predict the next token. They share no stages with cases whose attention sees later tokens.
 CAUSAL = {**SMALL, "is_decoder": True, "max_position_embeddings": 8}
 GPT2_HEADS = {
     "causal-lm": ("GPT2LMHeadModel", {}),
@@ -419,7 +419,7 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
     }
     if case.family in DECODERS:  # their heads find padding by its id, at any position
         given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = case.options["pad_token_id"]
-    if case.family == "bart":  # its head reads the last end token of a text, and all texts must have equally many
+    if case.family == "bart":  # its head reads the last end token, and all texts must have the same number of them
         ids = given["input_ids"]
         ids[ids == END] += 1
         ids[:, 0] = ids[np.arange(len(ids)), mask.sum(axis=1) - 1] = END
@@ -431,8 +431,8 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
 
 
 def reads_texts(case: Case) -> bool:
-    """Whether the head gives one answer per text. That is few numbers, so many texts are needed to tell error from
-    luck."""
+    """Whether the head gives one answer per text. These are few numbers, so many texts are needed to measure their
+    error."""
     ends = ("SequenceClassification", "NextSentencePrediction", "MultipleChoice")
     return case.architecture.endswith(ends) or (
         case.architecture in ("BertModel", "RobertaModel") and bool(case.encoder)

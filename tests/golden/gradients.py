@@ -70,7 +70,7 @@ def padded(config: Config) -> dict[str, np.ndarray]:
 
 
 def weights_of_answers(config: Config) -> dict[str, np.ndarray]:
-    """A base model's loss is the sum of its answers times these: one row per token, and one row per text."""
+    """Random factors, by token and by text: a base model's loss is the sum of its answers times these factors."""
     random = np.random.default_rng(3)
     wave = {"last_hidden_state": random.standard_normal((sum(LENGTHS), config.d_model))}
     if config.model_type == "bert":

@@ -83,7 +83,7 @@ def make_functions(folder: Path) -> None:
 
 
 def make_bundled(folder: Path) -> None:
-    """Stores ids and logits in full, and for every stage its float32 error, its magnitude and a checksum in float64.
+    """Stores ids and logits in full, and each stage's float32 error, its magnitude and a float64 checksum.
 
     Also stores the largest error of each stage for each batch and each of BUNDLED_ORDERS. Batches are padded, which is
     the usual way to run torch: for products of fewer than 16 rows its BLAS has a separate kernel, which adds up 16
@@ -211,11 +211,11 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
     if key.endswith("/scores"):  # of beams: sums of float32 logarithms, with the tolerance of the tests that read them
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
-    if "error/" in key:  # torch's own order is another CPU's; in a single order the error of few numbers is luck
+    if "error/" in key:  # torch's own order depends on the CPU; in a single order the error of few numbers is random
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
     # Columns are those of `summary`: the error may differ by a factor, the others only by float64 rounding.
     if key.startswith("summary/"):
-        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # over all texts: in a single one it depends on luck
+        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # over all texts: in a single one it varies at random
         size = np.maximum(
             b[:, 2:3], 0.01 * b[:, 2].max()
         )  # some are 0 up to rounding, such as the gradients of the biases of keys

@@ -148,7 +148,7 @@ def numpy_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def module() -> torch.nn.Module:
-    """Its state dict is an OrderedDict that carries the versions of its modules."""
+    """A module: its state dict is an OrderedDict that also has the versions of the modules."""
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
 

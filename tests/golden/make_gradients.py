@@ -124,7 +124,7 @@ def gradient_calls() -> Iterator[tuple[str, Made]]:
 
 
 def attention(q: Any, k: Any, v: Any, is_causal: bool, mask: Any = None) -> torch.Tensor:
-    """Computed by its formula: rows that may attend to nothing give zeros, and have zero gradients."""
+    """Attention by its formula: queries that may attend to nothing give zeros, and have zero gradients."""
     if is_causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = q @ k.mT / q.shape[-1] ** 0.5

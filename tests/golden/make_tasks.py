@@ -84,7 +84,7 @@ def zero_shot_classification() -> Iterator[dict[str, Any]]:
 
 
 def token_classification() -> Iterator[dict[str, Any]]:
-    """The seeds are chosen so that models give many labels, some to join and some to keep apart."""
+    """The seeds are chosen so that the models give many labels: some entities are joined, others kept apart."""
     for seed in (1, 4, 6):
         model = of("bert", "token-classification", seed=seed)
         for strategy in ("simple", "first", "average", "max"):
@@ -151,7 +151,8 @@ def text_generation() -> Iterator[dict[str, Any]]:
 def written_by_bart(task: str) -> Iterator[dict[str, Any]]:
     """Settings of the folder and of the task, each with a prefix, and lengths given by the caller, which override them.
 
-    The folder has 4 beams: against its documentation, 4.57 prefers the pipeline's own 4 to any other number.
+    The folder has 4 beams, because transformers 4.57 ignores other numbers, contrary to its documentation, and uses the
+    pipeline's own 4.
     """
     texts = ["I love ice cream", LONG[:60], "the people of Paris are not bad at all!"]
     usual = {

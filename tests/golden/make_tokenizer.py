@@ -21,7 +21,7 @@ from tests.support import tiny
 
 HERE = Path(__file__).parent
 FILE = HERE / "tasks" / "tokenizer_ids.json"
-CHARACTERS = 400  # of a text: pieces are letters, so a longer text would test nothing more
+CHARACTERS = 400  # maximum length of a text: pieces are letters, so longer texts would test nothing more
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
 
 #: Letters that stand for bytes (the printable ones of Latin-1, then U+0100 and on), and pieces that consist of them.
@@ -93,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def write_folder(folder: Path, files: dict[str, Any]) -> Path:
-    """The case's folder. Its tokenizer.json truncates and pads, which must have no effect on those who load it."""
+    """The case's folder. Its tokenizer.json truncates and pads, which must have no effect when it is loaded."""
     folder.mkdir(parents=True)
     if "config.json" not in files:
         (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
@@ -119,7 +119,7 @@ def golden_texts() -> list[str | list[str]]:
 
 
 def cuts() -> list[list[int]]:
-    """Tokens of two texts, the most tokens of the pair, and the tokens of each text that are kept."""
+    """Returns the numbers of tokens of two texts, the maximum for the pair, and the tokens kept of each text."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny.tokenizer())

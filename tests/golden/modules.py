@@ -253,7 +253,7 @@ T5_FFN = {"wi_0": ("", "hidden"), "wi_1": ("", "gate"), "act": ("", "activation"
 T5 = {"qa_outputs": ("", "spans")}
 for side, blocks in (("encoder", ("attention", "ffn")), ("decoder", ("attention", "cross_attention", "ffn"))):
     T5 |= {f"{side}.embed_tokens": ("", f"{side}.embeddings.token"), f"{side}.final_layer_norm": ("", f"{side}.norm")}
-    T5[f"{side}.layers.*"] = (f"{side}.embeddings.sum", "")  # which the first layer reads
+    T5[f"{side}.layers.*"] = (f"{side}.embeddings.sum", "")  # the first layer reads the embeddings
     for number, block in enumerate(blocks):
         at, ours = f"{side}.layers.*.part{number}", f"{side}.layers.*"
         before = f"{ours}.{blocks[number - 1]}_residual" if number else ""

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-ROWS = 256  # rows of a product worked on at a time, few enough for the caches
-SUMS = 65536  # entries of small products worked on at a time
+ROWS = 256  # rows of a product computed at a time, few enough for the caches
+SUMS = 65536  # entries of small products computed at a time
 
 Order = Callable[[int], Sequence[Sequence[int]]]  # of K terms: the partial sums, each with its terms in order
 
@@ -65,7 +65,7 @@ def largest(errors: np.ndarray) -> float:
 
 @contextmanager
 def added(order: str) -> Iterator[None]:
-    """Inside, every product, and the mean and variance of every norm, are summed in one of the ORDERS."""
+    """In this context, every product, and the mean and variance of every norm, are summed in one of the ORDERS."""
     partial_sums = ORDERS[order]
     if partial_sums is None:
         yield

@@ -72,7 +72,7 @@ ROTATED = {
 }
 
 
-modeling_deberta_v2.scaled_size_sqrt = root  # for float32 too, whose results it rounds once
+modeling_deberta_v2.scaled_size_sqrt = root  # also in float32, where the root is rounded once
 # Attention that calls no `eager_attention_forward`: the class, and its projections of the rows it gets.
 OWN_ATTENTION = {
     modeling_mpnet: (modeling_mpnet.MPNetSelfAttention, ("q", "k", "v")),
@@ -81,7 +81,7 @@ OWN_ATTENTION = {
     ),
     modeling_bloom: (modeling_bloom.BloomAttention, ()),
 }  # fmt: skip
-PER_TEXT = ("pooler", "pooled")  # (B, D); so are the logits of a head on texts
+PER_TEXT = ("pooler", "pooled")  # (B, D); the logits of a head on texts also have one row per text
 
 
 def stages(
@@ -282,7 +282,7 @@ def _own_attention(
 
 
 def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]) -> Any:
-    """BLOOM's attention, in which biases are slope * key position; npformer's are less by a constant for each query."""
+    """BLOOM's attention, with biases slope * key position; npformer's are smaller by a constant for each query."""
 
     def attention(module: Any, hidden: Any, *args: Any, alibi: Any, **kwargs: Any) -> Any:
         result = forward(module, hidden, *args, alibi=alibi, **kwargs)

@@ -61,7 +61,7 @@ def torch_module(config: dict[str, Any]) -> nn.Module:
 
 
 def run(module: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> Stages:
-    """The stages of one run on every text, each alone, by torch's functions on the module's own parameters.
+    """The stages of each text, run alone by torch's functions on the module's own parameters.
 
     The module itself also runs on all texts in one padded batch, with padding masks for sources and targets and a
     causal mask. Its output is a stage too, and the functions' results must agree with it.

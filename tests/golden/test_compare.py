@@ -75,7 +75,7 @@ def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, wid
     assert comparison.ok
     assert not comparison.missing
     assert len(comparison.rows) == len(recorded.stages)
-    assert max(row.budgets for row in comparison.rows) <= 0.2  # one fifth: the recorded run is one of the draws
+    assert max(row.budgets for row in comparison.rows) <= 0.2  # 1 / FACTOR: the recorded run is one of the draws
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_hugging_faces_module_paths_are_known(model: Model, recorded: golden.Gol
     arrays = {}
     for path, stage in modules(model.config).items():
         name = path if prefix else path.removeprefix(family_of(model.config).prefix)
-        if stage in recorded.stages and name != "pooler":  # which is our name of another stage
+        if stage in recorded.stages and name != "pooler":  # "pooler" is npformer's name of another stage
             arrays[name] = padded(recorded.stages[stage])
     comparison = golden.compare(recorded, arrays)
     assert comparison.ok, str(comparison)
@@ -390,7 +390,7 @@ def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str,
     flat, arrays, names = flatten(dict(model.weights)), dict[str, np.ndarray](), dict[str, str]()
     for i in range(model.config.n_layers):
         theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.output")
-        if model.config.model_type != "gpt2":  # its index among the others
+        if model.config.model_type != "gpt2":  # in gpt2 its index is among the others
             theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.query")
         own = f"layers.{i}.attention.qkv"
         path = {"ours": own, "map": f"mine.{i}", "torch": f"{theirs.rpartition('.')[0]}.in_proj"}.get(

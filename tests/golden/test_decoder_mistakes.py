@@ -1,4 +1,4 @@
-"""Mistakes in models with a decoder, planted in a port that is plain NumPy: each is named, from every stage and from few."""
+"""Mistakes in models with a decoder, planted in a port of plain NumPy: each is named, with all stages and with few."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_mistake_is_named_from_every_stage(head: str, key: str) -> None:
     assert missed(head, key, few=False) == ""
 
 
-#: Mistakes that are tried from few stages, which takes most of the time.
+#: Mistakes that are also diagnosed with few stages, which takes most of the time.
 FROM_FEW = {
     CLASSIFIER: ("no offset", "not shifted", "first end token"),
     WRITER: ("start token 0", "scaled embeddings"),
@@ -212,7 +212,7 @@ def test_the_order_of_sines_and_cosines_is_named() -> None:
         "encoder.embeddings.position",
         ["sines and cosines in another order"],
     )
-    assert not diagnosis.then  # it explains the decoder's, too
+    assert not diagnosis.then  # the cause explains the decoder's stages too
 
 
 def marian_with_tables_of_the_paper() -> tuple[Seq2Seq, list[tuple[list[int], list[int]]]]:

@@ -1,4 +1,4 @@
-"""Kinds of unlisted mistakes, planted in a plain NumPy port: found from every stage, and from few."""
+"""Kinds of unlisted mistakes, planted in a port of plain NumPy: they are found with all stages, and with a few."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ QUICK = (
     "columns of a weight", "a column of q and k", "first row skipped", "positions again from 4", "a head copied",
     "bias moved", "norm of each head", "scales of columns in rows",
 )  # fmt: skip
-#: Few stages do not show sums or the names of other stages, and have no numbers that are exact in 16 bits.
+#: A few stages cannot show these: sums and other stages are missing, and no number is exact in 16 bits.
 UNSEEN = (
     "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
     "columns of a weight", "gelu cut below",
 )  # fmt: skip
 ROUNDED = dict.fromkeys(("scores in float16", "a residual in bfloat16"), "one stage rounded")
-#: The names of mistakes of which few stages show less.
+#: Mistake -> the name that it gets with few stages, which show only part of it.
 FROM_FEW = ROUNDED | dict.fromkeys(("a head copied", "bias moved"), "weight in another order")
 
 

@@ -33,7 +33,7 @@ from tests.support.slow import slow_after
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert")
-BUNDLED = "distilbert-sst2"  # real widths and weights: 384 wide, 6 layers
+BUNDLED = "distilbert-sst2"  # trained weights, width 384, 6 layers
 FEW = ("embeddings.norm", ".ffn_norm", "logits", "probabilities")
 FEW_IN_PRE_NORM = ("embeddings.sum", ".ffn_residual", "logits", "probabilities")
 
@@ -75,9 +75,9 @@ def diagnosed(
     return golden.diagnose(recorded, given, model, dtype=dtype)
 
 
-#: They make no difference in DistilBERT, which has no token types.
+#: Mistakes that make no difference in DistilBERT, which has no token types.
 OF_TYPES = ("types all 1", "types all 0", "restarting")
-#: They change the numbers only in RoBERTa, where positions begin at row 2 and do not count padding.
+#: Mistakes that change the numbers only in RoBERTa, where positions begin at row 2 and do not count padding.
 OF_OFFSET = ("no offset", "padding counted")
 #: Known mistakes that these stages cannot show.
 UNSEEN = {("dropout", True)}  # the numbers that were left out no longer exist
@@ -122,7 +122,7 @@ def test_every_known_mistake_is_tried(few: bool) -> None:
     assert {key for family in (*FAMILIES, "roberta") for key in tried(family, few)} == set(KNOWN)
 
 
-#: Mistakes of a causal pre-norm model that are also tried from few stages.
+#: Mistakes of a causal pre-norm model that are also diagnosed with few stages.
 FEW_IN_GPT2 = ("no causal mask", "c_attn by head", "post-norm", "last of the batch")
 
 
@@ -145,7 +145,7 @@ def test_mistakes_in_local_layers_are_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 def test_mistakes_are_named_at_real_widths(few: bool) -> None:
-    """All of ten, from the embeddings to the probabilities, and of three from few stages."""
+    """All ten mistakes are named, from the embeddings to the probabilities; with few stages, three of them."""
     unnamed = missed(BUNDLED, IN_BUNDLED[few], few)
     assert unnamed == {}
 
@@ -156,7 +156,8 @@ def test_mistakes_are_named_at_real_widths(few: bool) -> None:
 def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) -> None:
     """For unknown mistakes, only true findings about the numbers are certain."""
     wrong = {}
-    for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES) * (3 if few else 1)]:  # few take long
+    # Diagnoses with few stages take long, so they try a third of the mistakes.
+    for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES) * (3 if few else 1)]:
         names, plant = HELD_BACK[key]
         diagnosis = diagnosed(family, stages(family, plant), few)
         told = [cause for each in (diagnosis, *diagnosis.then) for cause in each.causes]

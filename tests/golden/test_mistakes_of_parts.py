@@ -1,4 +1,7 @@
-"""Mistakes in the parts of Llama's kin and T5, planted in the model's own code: each is named, also from hidden states."""
+"""Mistakes in the parts of Llama-like models and T5, planted in the model's own code: each is named.
+
+With only the hidden states exported, they are named too.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,7 @@ QUICK = ("norms of heads exchanged", "half of each head")
 
 
 def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
-    """Each mistake from every stage, and from hidden states: slow except for the quick ones."""
+    """Each mistake with all stages, and with hidden states only: marked slow except for the quick ones."""
     hidden = [pytest.param(key, False, marks=() if key in quick else pytest.mark.slow) for key in keys]
     return [*((key, True) for key in keys), *hidden]
 

@@ -117,7 +117,7 @@ def test_every_head_is_recorded_and_read(head: str, tmp_path: Path) -> None:
 
 
 def test_an_encoder_of_torchs_own_modules_is_recorded_too(tmp_path: Path) -> None:
-    """Its layers normalize first and end in a norm of their own; its module names are not Hugging Face's."""
+    """The encoder has pre-norm layers and a final norm; its module names are not Hugging Face's."""
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     forms = {"torch_class": "nn.TransformerEncoder", "norm_first": True, "final_norm": True, "labels": ("A", "B")}
     config = TORCH_MODULES.config("sequence-classification", **sizes, **forms)
@@ -167,7 +167,7 @@ def test_a_tiny_model_is_small_and_the_same_each_time(family: str, tmp_path: Pat
 
 
 def test_the_tiny_models_numbers_do_not_depend_on_numpys_version(tmp_path: Path) -> None:
-    """Raw bits of PCG64(0), which NumPy promises not to change, and arithmetic on them; the sum is of these alone."""
+    """The numbers are computed from raw bits of PCG64(0), which NumPy promises not to change."""
     folder = golden.tiny(tmp_path / "m", "distilbert")
     arrays, _ = load_arrays(folder / "model.safetensors")
     first = arrays["distilbert.embeddings.word_embeddings.weight"][0, :3]

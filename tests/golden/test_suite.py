@@ -56,7 +56,7 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
     for family in distinct_encoders().values():
         assert {(family.model_type, head) for head in family.architectures.values()} <= pairs
         theirs = [case for case in CASES.values() if case.config.model_type == family.model_type]
-        assert {case.config.activation for case in theirs} == set(ACTIVATIONS) - {"tanh"}  # which only poolers have
+        assert {case.config.activation for case in theirs} == set(ACTIVATIONS) - {"tanh"}  # only poolers have tanh
         assert {case.dtype for case in theirs} == {"float32", "float16", "bfloat16"}
         assert {case.config.tied for case in theirs} == {True, False}
     assert {family for family, _ in pairs} == set(FAMILIES)
@@ -146,7 +146,7 @@ def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_
         stages = {f"{i}/{each}": a for each in theirs.stages for i, a in enumerate(theirs.stages[each])}
         golden.assert_close(ours, stages)
         ratios = [theirs.budgets[each] / ours.budgets[each] for each in ours.stages]
-        assert 0.25 < min(ratios) <= max(ratios) < 4  # samples of rounding
+        assert 0.25 < min(ratios) <= max(ratios) < 4  # budgets are sampled
 
 
 def test_a_folder_without_a_suite_is_an_error(suite: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (characters that look like others are what some of the texts are for)
-"""The forty texts that the bundled checkpoint's golden values are for; a tuple is a text and its pair."""
+"""The forty texts of the bundled checkpoint's golden values; a tuple is a pair of texts."""
 
 from __future__ import annotations
 
