@@ -83,6 +83,7 @@ class Run(Arrays):
         self.ports, self.until, self.noise = ports, until, noise
         self.failed: dict[int, NpformerError] = {}  # ports with impossible rules
         self._patterns = {pattern for port in ports for pattern, _ in (*port.rules, *port.reads)}
+        self._matched: dict[str, bool] = {}  # stage -> whether any of the patterns matches it
         self.made: dict[str, list[np.ndarray]] = {}
         self._parts, self._forward, self._dtype = TextParts(), forward, dtype
         self._after = {made_from[0]: name for name, made_from in self.parents.items() if name.endswith(".input")}
@@ -174,7 +175,12 @@ class Run(Arrays):
         """Whether a stage is neither changed nor requested, like most stages of most runs."""
         if self.noise is not None or name in self.given or name in self._embedded or name in self._after:
             return False
-        return self.until not in ("", name) and not any(matches(name, pattern) for pattern in self._patterns)
+        return self.until not in ("", name) and not self._has_rules(name)
+
+    def _has_rules(self, name: str) -> bool:
+        if name not in self._matched:
+            self._matched[name] = any(matches(name, pattern) for pattern in self._patterns)
+        return self._matched[name]
 
     def _stage(self, name: str, row: int, array: np.ndarray) -> np.ndarray:
         made = self._ruled(name, row, array, self.ports[row % len(self.ports)].rules)
@@ -184,6 +190,8 @@ class Run(Arrays):
         return self._kept(name, row, made)
 
     def _ruled(self, name: str, row: int, array: np.ndarray, rules: Iterable[tuple[str, Rule]]) -> np.ndarray:
+        if not self._has_rules(name):
+            return array
         number = row % len(self.ports)
         for pattern, rule in rules if number not in self.failed else ():
             if matches(name, pattern):
@@ -209,7 +217,10 @@ class Run(Arrays):
 
     def _kept(self, name: str, row: int, made: np.ndarray) -> np.ndarray:
         """Replaces the port's array with the other program's, except for padding that the port adds."""
-        if (theirs := self.given_array(name, row)) is not None:
+        theirs = self.given_array(name, row)
+        if theirs is not None and theirs.shape == made.shape:
+            made = theirs.astype(made.dtype)
+        elif theirs is not None:
             corner = corner_of(made, theirs, self.port.at_end)
             made = made.copy()
             if made[corner].shape != theirs.shape:
