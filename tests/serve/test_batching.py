@@ -113,7 +113,7 @@ def bits(answer: Any) -> Any:
 
 
 @pytest.mark.numbers
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(ARRIVALS, st.sampled_from([8, 64, 4096]), st.sampled_from([0.0, 0.01]))
 def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, max_tokens, max_wait):
     async def request(batcher: Batcher, arrival: Arrival, number: int) -> None:

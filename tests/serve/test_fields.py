@@ -121,11 +121,11 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.data())
 def test_any_json_is_read_or_refused_and_no_text_is_repeated(path, data):
     fields = ROUTES[path].fields
-    given = data.draw(VALUES | st.fixed_dictionaries({}, optional=dict.fromkeys(fields, VALUES)))
+    given = data.draw(VALUES | st.dictionaries(st.sampled_from(sorted(fields)), VALUES, max_size=4))
     refusal = None
     try:
         values = read_fields(fields, read_json(json.dumps(given).encode()))
