@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +15,10 @@ import numpy as np
 import pytest
 
 from npformer.learn import right
-from npformer.learn.answers import FACTOR, call, leaves, mapped, truth
+from npformer.learn.answers import FACTOR, Truth, call, in_float64, leaves, mapped, truth
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.exercise import Exercise, Slip
-from npformer.learn.judge import PASSED, WRONG, judge
+from npformer.learn.judge import PASSED, WRONG, Judged, judge
 from npformer.learn.template import signatures
 from tests.learn import loops, plain
 
@@ -43,6 +45,20 @@ def as_learner(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return learners
 
 
+@cache
+def right_answers(name: str) -> tuple[Truth, ...]:
+    return tuple(truth(EXERCISES[name].right, args) for args in EXERCISES[name].cases())
+
+
+def judged(name: str, function: Callable[..., Any], file: str = "") -> Judged:
+    """The judge's answer. The right numbers of the cases are computed once for all functions, which takes most of the
+    time."""
+    answers = iter(right_answers(name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[judge.__module__], "truth", lambda right, args: next(answers))
+        return judge(EXERCISES[name], function, SIGNATURES[name], file)
+
+
 def test_the_template_has_every_function_and_no_answer() -> None:
     assert list(SIGNATURES) == list(EXERCISES)
     for name, exercise in EXERCISES.items():
@@ -52,8 +68,8 @@ def test_the_template_has_every_function_and_no_answer() -> None:
 
 @pytest.mark.parametrize("module", [right, plain, loops], ids=["npformer", "plain", "loops"])
 def test_right_solutions_pass(module: ModuleType) -> None:
-    for name, exercise in EXERCISES.items():
-        verdict = judge(exercise, getattr(module, name), SIGNATURES[name], str(module.__file__)).verdict
+    for name in EXERCISES:
+        verdict = judged(name, getattr(module, name), str(module.__file__)).verdict
         assert verdict.state == PASSED, verdict
 
 
@@ -61,8 +77,7 @@ def test_right_solutions_pass(module: ModuleType) -> None:
 def test_right_solutions_stay_within_half_of_the_budget(module: ModuleType) -> None:
     """The other half leaves room for other solutions."""
     for name, exercise in EXERCISES.items():
-        for args in exercise.cases():
-            true = truth(exercise.right, args)
+        for args, true in zip(exercise.cases(), right_answers(name), strict=True):
             answer, exact = dict(leaves(call(getattr(module, name), args).answer)), dict(leaves(true.outcome.answer))
             for path, budget in true.budgets.items():
                 finite = np.isfinite(exact[path])
@@ -87,7 +102,7 @@ def test_a_mistake_of_a_long_function_is_named(name: str) -> None:
 
 def assert_named(exercise: Exercise, slips: Sequence[Slip]) -> None:
     for slip in slips:
-        verdict = judge(exercise, as_learner(slip.wrong, exercise.name), SIGNATURES[exercise.name], "").with_cause()
+        verdict = judged(exercise.name, as_learner(slip.wrong, exercise.name)).with_cause()
         assert (verdict.state, verdict.cause) == (WRONG, slip.name), verdict
 
 
@@ -97,7 +112,7 @@ def test_the_number_of_a_mistake_is_found(exercise: Exercise) -> None:
         for start in constant.starts:
             number = 1.7 * start
             function = as_learner(constant.wrong(number), exercise.name)
-            verdict = judge(exercise, function, SIGNATURES[exercise.name], "").with_cause()
+            verdict = judged(exercise.name, function).with_cause()
             assert (verdict.cause, verdict.sentence) == (
                 constant.name,
                 constant.sentence.format(number=f"{number:.4g}"),
@@ -137,10 +152,10 @@ def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> No
     """If a known mistake gives nearly the learner's numbers, the cause is another one."""
     step = 6 if exercise.name in LONG else 3  # a sample, because the rule does not depend on the mistake
     for slip in exercise.slips[::step]:
-        args = [truth(slip.wrong, args) for args in exercise.cases()]
-        if any(each.outcome.raised for each in args) or not floats(args[0].outcome.answer):
+        wrong = [call(slip.wrong, in_float64(args)) for args in exercise.cases()]
+        if any(each.raised for each in wrong) or not floats(wrong[0].answer):
             continue
-        verdict = judge(exercise, as_learner(nearly(slip), exercise.name), SIGNATURES[exercise.name], "").with_cause()
+        verdict = judged(exercise.name, as_learner(nearly(slip), exercise.name)).with_cause()
         assert verdict.state == WRONG
         assert verdict.cause == "", (slip.name, verdict.cause)
 
