@@ -22,4 +22,9 @@ def whole_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return golden.suite(tmp_path_factory.mktemp("suite") / "suite", [*READ, *SHOWN])
+    return golden.suite(tmp_path_factory.mktemp("suite") / "suite", READ)
+
+
+@pytest.fixture(scope="session")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden.suite(tmp_path_factory.mktemp("suite") / "suite", SHOWN)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import cycle
 
 import numpy as np
@@ -36,9 +37,9 @@ attention, embeddings, norms = (sys.modules[f"npformer.{name}"] for name in ("mu
 LENGTHS = (9, 6, 3)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Model:
-    return tiny.model(request.param)
+    return reference(request.param)[0]
 
 
 def test_spans_of_texts_of_several_lengths_are_diagnosed() -> None:
@@ -52,9 +53,15 @@ def test_spans_of_texts_of_several_lengths_are_diagnosed() -> None:
     assert (diagnosis.stage, diagnosis.causes) == ("start_logits", [])
 
 
-@pytest.fixture(scope="module")
+@cache
+def reference(family: str) -> tuple[Model, golden.Golden]:
+    model = tiny.model(family)
+    return model, golden.record(model, texts_for(model))
+
+
+@pytest.fixture
 def recorded(model: Model) -> golden.Golden:
-    return golden.record(model, texts_for(model))
+    return reference(model.config.model_type)[1]
 
 
 def texts_for(model: Model) -> list[Text]:
@@ -248,7 +255,7 @@ MADE = {
     "no types": (weights_made(f"{SEGMENT}.weight", np.zeros_like), "token types ignored", SEGMENT),
     "ids": (texts_made(lambda t: replace(t, ids=t.ids[::-1])), "other token ids", "embeddings.token"),
     "half": (in_half, "half precision", "embeddings.token"),
-    "half product": (one_product_in_half, "half precision", "layers.0.ffn.hidden"),
+    "half product": (one_product_in_half, "tf32 products", "layers.0.ffn.hidden"),
 }  # fmt: skip
 
 

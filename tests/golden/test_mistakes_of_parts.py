@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -138,21 +139,29 @@ def llama(**fields: Any) -> Model:
     return tiny.model("qwen3", "causal-lm", **{**sizes, "mechanisms": (HeadNorm(), Rotary(50.0)), **fields})
 
 
-def t5() -> Seq2Seq:
-    sizes = {"vocab_size": 40, "d_model": 12, "n_heads": 2, "n_layers": 1, "d_ffn": 20, "pad_id": 0}
-    decoder = Decoder(n_layers=1, start_id=0, end_ids=(1,))
+def t5(n_layers: int) -> Seq2Seq:
+    sizes = {"vocab_size": 40, "d_model": 12, "n_heads": 2, "n_layers": n_layers, "d_ffn": 20, "pad_id": 0}
+    decoder = Decoder(n_layers=n_layers, start_id=0, end_ids=(1,))
     settings: Config = FAMILIES["t5"].config(
         "translation", **sizes, decoder=decoder, mechanisms=(RelativeBias(8, max_distance=20),)
     )
     return Seq2Seq(settings, tiny.weights(settings))
 
 
-def diagnosed(model: Any, plant: Plant, full: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    random = np.random.default_rng(3)
+@cache
+def reference(make: Callable[..., Model | Seq2Seq], n_layers: int) -> tuple[Model | Seq2Seq, golden.Golden]:
+    model, random = make(n_layers=n_layers), np.random.default_rng(3)
     texts: list[Any] = [Text(random.integers(2, 40, length)) for length in (13, 9)]
     if isinstance(model, Seq2Seq):
         texts = list(zip(texts, texts[::-1], strict=True))
-    recorded, port = golden.record(model, texts), model
+    return model, golden.record(model, texts)
+
+
+def diagnosed(
+    make: Callable[..., Model | Seq2Seq], n_layers: int, plant: Plant, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    model, recorded = reference(make, n_layers)
+    port, texts = model, recorded.inputs
     with monkeypatch.context() as patch:
         if callable(plant):
             port = type(model)(model.config, unflatten(dict(plant(flatten(dict(model.weights))))))
@@ -181,14 +190,14 @@ def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
 @pytest.mark.parametrize(("key", "full"), forms(LLAMA, QUICK))
 def test_a_mistake_in_a_part_of_llamas_kin_is_named(key: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     name, way, plant = LLAMA[key]
-    found = diagnosed(llama(), plant, full, monkeypatch)
+    found = diagnosed(llama, 2, plant, full, monkeypatch)
     assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
 
 
 @pytest.mark.parametrize(("key", "full"), forms(T5, ()))
 def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     name, way, plant = T5[key]
-    found = diagnosed(t5(), plant, full, monkeypatch)
+    found = diagnosed(t5, 1, plant, full, monkeypatch)
     assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
 
 
@@ -252,7 +261,7 @@ def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> No
     def plant(weights: Weights) -> Weights:
         return {name: weights[orders.get(name[:9], name[:9]) + name[9:]] for name in weights}
 
-    found = diagnosed(llama(n_layers=3), plant, True, monkeypatch)
+    found = diagnosed(llama, 3, plant, True, monkeypatch)
     assert "weights of another layer (layers.1 and layers.2 are exchanged)" in found, found
     assert "next stage that diverges" not in found, found
 
@@ -292,7 +301,7 @@ def test_layers_in_the_order_of_their_names_are_one_finding() -> None:
 
 def test_each_layer_of_an_unusual_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer has the first one's weights, which an earlier cause has replaced."""
-    found = diagnosed(llama(n_layers=3), in_order((1, 2, 0)), True, monkeypatch)
+    found = diagnosed(llama, 3, in_order((1, 2, 0)), True, monkeypatch)
     assert "layers.2 has layers.0's" in found, found
 
 

@@ -188,29 +188,32 @@ def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: 
 # --- files that are not golden files ---------------------------------------------------------------------------------
 
 
-def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
-    path = golden.tiny(tmp_path / "m", "bert") / "golden.safetensors"
-    data = path.read_bytes()
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden.tiny(tmp_path_factory.mktemp("tiny") / "m", "bert")
+
+
+def test_a_truncated_file_is_an_error(tiny_bert: Path, tmp_path: Path) -> None:
+    path, data = tmp_path / "golden.safetensors", (tiny_bert / "golden.safetensors").read_bytes()
     for length in (0, 7, 1000, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         with pytest.raises(NpformerError, match=r"golden\.safetensors"):
             golden.load(path)
 
 
-def test_a_foreign_file_is_an_error(tmp_path: Path) -> None:
-    folder = golden.tiny(tmp_path / "m", "bert")
+def test_a_foreign_file_is_an_error(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="not a golden file"):
-        golden.load(folder / "model.safetensors")
+        golden.load(tiny_bert / "model.safetensors")
     with pytest.raises(NpformerError, match="No such file"):
-        golden.load(folder / "nothing.safetensors")
+        golden.load(tiny_bert / "nothing.safetensors")
     np.savez(tmp_path / "a.npz", ids=np.arange(3))
     with pytest.raises(NpformerError, match="not a golden file"):
         golden.load(tmp_path / "a.npz")
 
 
-def alter(path: Path, change: object) -> None:
-    """Rewrite a golden file with its manifest, or its arrays, changed."""
-    arrays, metadata = load_arrays(path)
+def altered(original: Path, path: Path, change: object) -> None:
+    """Writes a golden file with its manifest, or its arrays, changed."""
+    arrays, metadata = load_arrays(original)
     arrays, manifest = dict(arrays), json.loads(metadata["manifest"])
     change(arrays, manifest)
     save_arrays(path, arrays, {**metadata, "manifest": json.dumps(manifest)})
@@ -238,9 +241,11 @@ def alter(path: Path, change: object) -> None:
         (lambda arrays, manifest: arrays.update({"1/logits": np.zeros(2)}), "logits: expected float32 and float64"),
     ],
 )
-def test_a_file_that_does_not_fit_its_manifest_is_an_error(tmp_path: Path, change: object, message: str) -> None:
-    path = golden.tiny(tmp_path / "m", "bert") / "golden.safetensors"
-    alter(path, change)
+def test_a_file_that_does_not_fit_its_manifest_is_an_error(
+    tiny_bert: Path, tmp_path: Path, change: object, message: str
+) -> None:
+    path = tmp_path / "golden.safetensors"
+    altered(tiny_bert / "golden.safetensors", path, change)
     with pytest.raises(NpformerError, match=f"does not fit its manifest: .*{message}"):
         golden.load(path)
 
