@@ -114,6 +114,7 @@ def sources(config: Config, head: str | None = None) -> dict[str, Source]:
 _recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is called for each group
 
 
+@lru_cache(maxsize=8)  # a folder is often loaded again, and each head takes a walk over all layers
 def _known(config: Config) -> frozenset[str]:
     """All tensor names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
