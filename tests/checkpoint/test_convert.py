@@ -21,6 +21,7 @@ from npformer.families import write_config
 from npformer.runtime.narrow import BFLOAT16
 from tests.families.test_families import ARCHITECTURES, MORE_THAN_A_HEAD, random_checkpoint
 from tests.support import torch_writer
+from tests.support.slow import slow_after
 
 
 def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.float32, kind="safetensors"):
@@ -44,7 +45,14 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+#: One architecture of each family, and every head of BERT.
+QUICK = {
+    *{each["config"]["model_type"]: name for name, each in reversed(ARCHITECTURES.items())}.values(),
+    *(name for name in ARCHITECTURES if name.startswith("Bert")), *MORE_THAN_A_HEAD,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_after(len(QUICK), sorted(ARCHITECTURES, key=lambda name: name not in QUICK)))
 def test_a_round_trip_keeps_every_bit(tmp_path, name):
     source = model_folder(tmp_path / "a", name)
     convert(source, tmp_path / "b")

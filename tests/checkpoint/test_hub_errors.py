@@ -44,16 +44,17 @@ def test_an_unknown_id(hub, env, tmp_path):
     assert "did you mean distilbert-sst2?" in near
 
 
-@pytest.mark.parametrize("revision", ["v9", "0" * 40])
-def test_a_wrong_revision(hub, env, folder, revision):
+def test_a_wrong_revision(hub, env, folder):
     hub.add(NAME, folder)
-    message = error(env, name=NAME, revision=revision)
-    assert message.startswith(f"{NAME}: no revision '{revision}'; expected a branch, a tag or a commit")
+    revisions = "v9", "0" * 40
+    answers = loads(env, *({"name": NAME, "revision": each} for each in revisions))
+    for revision, answer in zip(revisions, answers, strict=True):
+        assert answer["error"].startswith(f"{NAME}: no revision '{revision}'; expected a branch, a tag or a commit")
 
 
-@pytest.mark.parametrize("revision", ["", "../main", "a b", "/etc", 3])
-def test_a_revision_that_cannot_be(env, hub, revision):
-    assert error(env, name=NAME, revision=revision).startswith("revision: expected a branch")
+def test_a_revision_that_cannot_be(env, hub):
+    calls = [{"name": NAME, "revision": each} for each in ("", "../main", "a b", "/etc", 3)]
+    assert all(answer["error"].startswith("revision: expected a branch") for answer in loads(env, *calls))
     assert not hub.requests
 
 

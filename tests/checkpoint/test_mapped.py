@@ -18,6 +18,7 @@ from npformer.checkpoint.read import OWN_WEIGHTS, read_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.checkpoint.storage import mapped_files
 from tests.support import tiny, torch_writer
+from tests.support.slow import slow_after
 
 ROOT = Path(__file__).parents[2]
 IDS = [[1, 5, 6, 2]]
@@ -102,7 +103,11 @@ def test_weights_in_torch_s_layout_are_copies(tmp_path, make):
     """All tensors are copied, including tables, which need not be transposed."""
     folder = make(tmp_path / "model")
     assert mapped_files(flatten(npformer.load(folder).weights).values()) == []
-    assert truncated(folder) == "True"
+
+
+@pytest.mark.parametrize("make", slow_after(1, [shards, pickled, tiny.folder]))
+def test_weights_in_torch_s_layout_depend_on_no_file(tmp_path, make):
+    assert truncated(make(tmp_path / "model")) == "True"
 
 
 @pytest.mark.parametrize("make", [tiny.folder, shards, pickled, lambda path: tiny.folder(path, own=True)])

@@ -228,7 +228,7 @@ def test_a_pickle_without_end_or_too_long():
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in damaged text
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_bytes_at_all(data):
     """Random instructions, and damaged real pickles, give a value or NpformerError."""

@@ -72,7 +72,7 @@ def test_the_library_reads_our_files(tmp_path):
         assert file.metadata() == {"format": "npformer", "sha256": sha256_of(tmp_path / "a.safetensors")}
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), st.text(), min_size=1))
 def test_metadata_may_be_any_text(tmp_path_factory, metadata):
     """The metadata is sorted in place. The header keeps its length, even with escaped characters."""
@@ -239,7 +239,7 @@ def test_truncated(tmp_path, size):
         read_tensors(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_refused_or_harmless(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()

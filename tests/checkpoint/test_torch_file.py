@@ -237,7 +237,7 @@ def test_truncated_anywhere(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in damaged text
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), name=st.sampled_from(ZIPS + LEGACY + ("state_dict", "whole_module")))
 def test_any_damage_is_refused_or_harmless(tmp_path_factory, data, name):
     content = bytearray((GOLDEN / f"{name}.bin").read_bytes())

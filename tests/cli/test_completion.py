@@ -19,6 +19,7 @@ import pytest
 from npformer.cli.completion import whole_parser
 from npformer.cli.main import COMMANDS, find
 from tests.support.cli_runner import ENVIRONMENT, command
+from tests.support.slow import slow_after
 
 pytest.importorskip("argcomplete", reason="needs the extra `completion`: argcomplete")
 PATH = {**ENVIRONMENT, "PATH": f"{sysconfig.get_path('scripts')}:{ENVIRONMENT['PATH']}"}
@@ -38,15 +39,18 @@ def answers(line: str, shell: str = "bash") -> list[str]:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [
-        ("npformer tra", {"trace", "train-translation", "translate"}),
-        ("npformer classify --to", {"--top-k"}),
-        ("npformer classify --long ", {"error", "truncate", "window"}),
-        ("npformer classify -m disti", {"distilbert-sst2"}),
-        ("npformer golden sui", {"suite"}),
-        ("npformer golden suite --c", {"--case"}),
-        ("npformer --print-completion ", {"bash", "zsh", "fish"}),
-    ],
+    slow_after(
+        4,
+        [
+            ("npformer tra", {"trace", "train-translation", "translate"}),
+            ("npformer classify --long ", {"error", "truncate", "window"}),
+            ("npformer classify -m disti", {"distilbert-sst2"}),
+            ("npformer golden suite --c", {"--case"}),
+            ("npformer classify --to", {"--top-k"}),
+            ("npformer golden sui", {"suite"}),
+            ("npformer --print-completion ", {"bash", "zsh", "fish"}),
+        ],
+    ),
 )
 def test_commands_options_choices_and_models_are_offered(line: str, expected: set[str]) -> None:
     assert set(answers(line)) == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npformer import Pair, load, view
+from npformer import Model, Pair, load, view
 from npformer.cli import view as command
 from npformer.cli.main import main
 from tests.support import tiny
@@ -37,6 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.folder(tmp_path_factory.mktemp("models") / "model", "bert", n_layers=3, max_length=128)
 
 
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load(folder)
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Returns the exit code, stdout and stderr of `npformer view ...`; checks that no error is a traceback."""
     code = main(["view", *map(str, arguments)])
@@ -61,14 +66,15 @@ def test_every_kind_has_a_test() -> None:
 
 @pytest.mark.parametrize("kind", command.KINDS)
 @pytest.mark.parametrize("pair", [(), ("--pair", OTHER)], ids=["text", "pair"])
-def test_view_writes_one_whole_page(kind: str, pair: tuple[str, ...], folder: Path, tmp_path: Path, capsys) -> None:
+def test_view_writes_one_whole_page(
+    kind: str, pair: tuple[str, ...], folder: Path, model: Model, tmp_path: Path, capsys
+) -> None:
     path = tmp_path / "view.html"
     assert run(capsys, TEXT, *pair, "-m", folder, "--kind", kind, "-o", path) == (0, "", "")
     page = path.read_text(encoding="utf-8")
     check_page(page)
     assert f"<title>{HEADINGS[kind]}: " in page
     assert [each.name for each in tmp_path.iterdir()] == ["view.html"]
-    model = load(folder)
     assert page == getattr(view, kind)(model, Pair(TEXT, OTHER) if pair else TEXT).html()
 
 
@@ -197,11 +203,12 @@ def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", command.KINDS)
-def test_a_text_too_long_for_the_model_is_truncated_with_a_warning(kind: str, folder: Path, capsys) -> None:
+def test_a_text_too_long_for_the_model_is_truncated_with_a_warning(kind: str, tmp_path: Path, capsys) -> None:
     """The view shows the text that the model reads, with one warning."""
-    long = run(capsys, "love " * 150, "-m", folder, "--kind", kind)
-    assert long[::2] == (0, "npformer: input 0: 152 tokens, cut to 128\n")
-    assert long[1].rstrip() == run(capsys, "love " * 126, "-m", folder, "--kind", kind)[1].rstrip()
+    folder = tiny.folder(tmp_path / "model", "bert", max_length=32)
+    long = run(capsys, "love " * 40, "-m", folder, "--kind", kind)
+    assert long[::2] == (0, "npformer: input 0: 42 tokens, cut to 32\n")
+    assert long[1].rstrip() == run(capsys, "love " * 30, "-m", folder, "--kind", kind)[1].rstrip()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece")
@@ -215,7 +222,11 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
     page = path.read_text(encoding="utf-8")
     check_page(page)
     assert "Cross-attention" in page or kind in ("stages", "attribution", "logit", "lens", "ablation")
-    code, _, err = run(capsys, text, "--pair", "Ein Hund", "-m", MARIAN, "--kind", kind)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece")
+def test_a_translation_model_has_no_second_text(capsys) -> None:
+    code, _, err = run(capsys, "A dog runs.", "--pair", "Ein Hund", "-m", MARIAN)
     assert code == 1
     assert "a translation model writes the second text itself" in err
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.numbers
 
 CLEAN, CORRUPTED = "I love [MASK] cream", "you love [MASK] cream"
 FAMILIES = [
-    ("distilbert", "sequence-classification"), ("deberta-v2", "sequence-classification"), ("modernbert", "masked-lm"),
-    ("gpt2", "causal-lm"), ("bert", "masked-lm"), ("albert", "sequence-classification"), ("mpnet", "question-answering"),
+    ("deberta-v2", "sequence-classification"), ("modernbert", "masked-lm"),
+    ("gpt2", "causal-lm"), ("distilbert", "sequence-classification"), ("bert", "masked-lm"), ("albert", "sequence-classification"), ("mpnet", "question-answering"),
     ("gpt2", "sequence-classification"), ("bart", "sequence-classification"),
 ]  # fmt: skip
 
@@ -60,7 +60,7 @@ def changes_of(clean: Any, count: int) -> list[tuple[str, Change]]:
     return [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))]
 
 
-@pytest.mark.parametrize(("family", "head"), slow_after(4, FAMILIES))
+@pytest.mark.parametrize(("family", "head"), slow_after(3, FAMILIES))
 def test_bits_are_those_of_one_run_for_each_change(family: str, head: str) -> None:
     model = tiny.model(family, head)
     (given,) = read_inputs(model, CORRUPTED).inputs
@@ -97,7 +97,7 @@ def test_long_runs_are_cut_into_batches(threads: int, monkeypatch: pytest.Monkey
     model = tiny.model(threads=threads)
     start_workers(threads - 1)
     (given,) = read_inputs(model, CORRUPTED).inputs
-    check(model, given, changes_of(trace(model, CLEAN), len(given)))
+    check(model, given, changes_of(trace(model, CLEAN), len(given))[:40])
 
 
 def test_progress_counts_the_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

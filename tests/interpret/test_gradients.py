@@ -91,7 +91,7 @@ def test_the_gradient_of_every_stage_is_that_of_differences(family: str, head: s
     agree(model, inputs, recorded, lambda answers: each[next(remaining) % len(each)].of(answers))
 
 
-@pytest.mark.parametrize("options", slow_after(1, [{}, {"norm_first": True, "final_norm": True}]))
+@pytest.mark.parametrize("options", slow_after(1, [{"n_layers": 1}, {}, {"norm_first": True, "final_norm": True}]))
 def test_the_gradient_of_every_stage_of_a_translation(options: dict[str, Any]) -> None:
     from npformer.interpret.metric import metric_of
 

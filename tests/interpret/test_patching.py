@@ -256,7 +256,7 @@ def test_another_object_than_a_model_is_refused(function: Any) -> None:
     name = function.__name__
     with pytest.raises(NpformerError, match=rf"^{name}: expected a Model, got 'a'; npformer.load\(name\) returns one"):
         function("a", CLEAN)
-    task = npformer.pipeline("text-classification")
+    task = npformer.pipeline("text-classification", tiny.model())
     with pytest.raises(NpformerError, match=f"^{name}: expected a Model, got <.*; its attribute .model is one"):
         function(task, CLEAN)
 

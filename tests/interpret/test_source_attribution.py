@@ -59,7 +59,7 @@ def test_leaving_out_a_word_takes_its_pieces_from_the_source() -> None:
 
 def test_integrated_gradients_are_complete() -> None:
     model = npformer.load("en-de-multi30k", dtype="float64")
-    (found,) = by_source(model, TEXT, 3, ["integrated"], steps=300)
+    (found,) = by_source(model, TEXT, 3, ["integrated"], steps=60)
     error = float(re.findall(r"off by (\S+)\.$", found.about)[0])
     assert error < 0.05 * np.abs(found.scores).sum()
     assert "from a text of <pad>" in found.about

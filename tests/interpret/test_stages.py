@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -38,22 +38,32 @@ def of_case(case: str) -> Model:
     return Model(*load_folder(torch_values.DATA / case, np.float32))
 
 
+HEADS = {f"{family}, {head}": (family, head) for family in encoders() for head in encoders()[family].heads}
 MODELS: dict[str, Callable[[], Model | Seq2Seq]] = {
-    **{f"{family}, {head}": partial(tiny.model, family, head) for family in encoders() for head in encoders()[family].heads},
+    **{name: partial(tiny.model, *each) for name, each in HEADS.items()},
     **{f"bart, {head}": partial(tiny.model, "bart", head) for head in sorted({*FAMILIES["bart"].architectures.values()} - {"translation"})},
-    **{case: partial(of_case, case) for case in torch_values.CASES},
+    **{case: partial(of_case, case) for case in torch_values.CASES if case not in {"-".join(each) for each in HEADS.values()}},
     "translation": seq2seq_models.random_model,
     "translation, pre-norm": partial(seq2seq_models.random_model, **PRE_NORM),
+    "translation, one encoder layer": partial(seq2seq_models.random_model, n_layers=1),
 }  # fmt: skip
 TARGET = Text(np.array([2, 4, 1]))
 #: One of each structure, where each stage is edited.
 EDITED = (
-    *("translation", *(f"{family}, masked-lm" for family in ("distilbert", "modernbert", "deberta-v2", "mpnet"))),
-    *("albert, masked-lm", "nomic_bert, masked-lm"),
+    *(
+        "translation, one encoder layer",
+        *(f"{family}, masked-lm" for family in ("distilbert", "modernbert", "deberta-v2", "mpnet")),
+    ),
+    *("translation", "albert, masked-lm", "nomic_bert, masked-lm"),
     *("deberta-v2-convolution", "deberta-v2-content-to-distance", "gpt2, causal-lm", "electra, replaced-token"),
     *("modernbert, sequence-classification", "bart, sequence-classification", "bert, question-answering"),
     "translation, pre-norm",
 )
+
+
+@cache
+def model_of(name: str) -> Model | Seq2Seq:
+    return MODELS[name]()
 
 
 def fired(model: Model | Seq2Seq, changes: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
@@ -72,7 +82,7 @@ def text_of(model: Model | Seq2Seq) -> Text:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
-    model = MODELS[name]()
+    model = model_of(name)
     of_model, found = stages.of_model(model.config), fired(model)
     assert list(found) == list(of_model)
     for stage in found:
@@ -85,7 +95,7 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["distilbert, base", "bert, base"])
 def test_a_look_up_without_a_model_has_the_formulas_of_plain_models(name: str) -> None:
-    for stage in stages.of_model(MODELS[name]().config).values():
+    for stage in stages.of_model(model_of(name).config).values():
         if not stage.name.startswith(("embeddings", "pool")):
             assert stages.find(stage.name).formula == stage.formula
 
@@ -96,7 +106,7 @@ def test_the_output_of_a_gated_network_has_its_own_formula() -> None:
 
 @pytest.mark.parametrize("name", slow_after(5, EDITED))
 def test_an_edited_stage_changes_only_its_descendants(name: str) -> None:
-    model = MODELS[name]()
+    model = model_of(name)
     of_model, right = stages.of_model(model.config), fired(model)
     below: dict[str, set[str]] = {}
     for stage in of_model.values():
@@ -123,7 +133,7 @@ class Read(dict[str, list[np.ndarray]]):
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
     """Each stage below the head; a head also keeps stages that another answer needs, such as a base model's pooler."""
-    model, recording = MODELS[name](), Recording()
+    model, recording = model_of(name), Recording()
     weights, config = model.weights, model.config
     batch = packed(config, [text_of(model)])
     with listen(recording):

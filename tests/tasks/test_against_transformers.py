@@ -26,9 +26,23 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Returns the folder of a case's model, which many cases share."""
+    folders = {}
+
+    def find(case):
+        settings = json.dumps([case["model"], case["arguments"] if "pooling" in case["arguments"] else {}])
+        if settings not in folders:
+            folders[settings] = write_folder(tmp_path_factory.mktemp("models") / "model", case)
+        return folders[settings]
+
+    return find
+
+
 @pytest.mark.parametrize(("task", "case"), [pytest.param(t, c, id=f"{t}-{n}") for t, n, c in CASES])
-def test_pipelines_answer_like_transformers(task, case, tmp_path):
-    folder = write_folder(tmp_path / "model", case)
+def test_pipelines_answer_like_transformers(task, case, folder_of):
+    folder = folder_of(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipe = pipeline(task, folder)

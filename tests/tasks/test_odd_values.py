@@ -198,6 +198,13 @@ def embed(folder: Path) -> None:
     assert task("a").shape[0] <= 6 * 32
 
 
+def sentence_folder(path: Path) -> Path:
+    folder = tiny.folder(path / "model", "bert", "base", n_layers=1)
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text(json.dumps(MODULES))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
@@ -211,20 +218,26 @@ def embed(folder: Path) -> None:
     ],
 )
 def test_odd_settings_of_sentence_transformers(file: str, name: str, tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "model", "bert", "base")
-    (folder / "1_Pooling").mkdir()
-    (folder / "modules.json").write_text(json.dumps(MODULES))
+    folder = sentence_folder(tmp_path)
     for value in JSON:
         content = with_field(folder, file, name, value)
         if name == "prompts":
             content = content.replace("{", '{"default_prompt_name": "x", ', 1)
         refused_or_read(folder, file, content, lambda: embed(folder))
+
+
+@pytest.mark.parametrize(
+    "file", ["1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"]
+)
+def test_odd_files_of_sentence_transformers(file: str, tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path)
+    for value in JSON:
         refused_or_read(folder, file, value, lambda: embed(folder))
 
 
 @pytest.mark.parametrize("field", ["type", "path"])
 def test_odd_modules(field: str, tmp_path: Path) -> None:
-    folder = tiny.folder(tmp_path / "model", "bert", "base")
+    folder = tiny.folder(tmp_path / "model", "bert", "base", n_layers=1)
     for value in (*JSON, '"' + "x" * 5000 + '"', '".."', '"/"', '"a/../../b"', '"con\\u0000"'):
         for module in (0, 1):
             fields = [json.dumps(each) for each in MODULES]

@@ -36,13 +36,13 @@ def test_the_nearest_match_a_plain_sort(similarity, block, pending, monkeypatch)
     monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "PENDING", pending)
     monkeypatch.setattr(import_module("npformer.tasks.vector_search"), "QUERIES", 4)
     order, scores = plain(QUERIES, CORPUS, 12, similarity)
+    each_alone = [npformer.search(query, CORPUS, 12, similarity) for query in QUERIES]
     for threads in (1, 2, 3):
         hits = npformer.search(QUERIES, CORPUS, 12, similarity, threads=threads)
         assert hits.scores.dtype == np.float32
         assert np.array_equal(hits.indices, order)
         np.testing.assert_allclose(hits.scores, scores, rtol=1e-6, atol=1e-7)
-        for query, indices, found in zip(QUERIES, *hits, strict=True):
-            alone = npformer.search(query, CORPUS, 12, similarity)
+        for alone, indices, found in zip(each_alone, *hits, strict=True):
             assert np.array_equal(alone.indices, indices)
             assert np.array_equal(alone.scores, found)
 

@@ -74,7 +74,7 @@ def test_a_text_that_is_read_in_blocks_gives_the_tokens_of_the_whole(
     whole, in_blocks = (encoder(KINDS[kind]()) for _ in range(2))
     assert in_blocks.borders.at_spaces
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(first=TEXTS, second=TEXTS, cut=st.sampled_from(["longest", "first", "second"]), block=st.integers(1, 30))
     def alike(first: str, second: str, cut: str, block: int) -> None:
         for text in (first, Pair(first, second or "a")):
@@ -100,7 +100,7 @@ def test_a_truncated_text_has_the_tokens_of_the_tokenizers_library(kind: str) ->
     made, tokenizer = encoder(KINDS[kind]()), KINDS[kind]()
     tokenizer.enable_truncation(20, strategy="only_first")
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(first=TEXTS, second=st.sampled_from(["", "ice", " ice cream"]))
     def alike(first: str, second: str) -> None:
         (found,) = made.read([Pair(first, second) if second else first], "truncate", "first")
@@ -117,7 +117,7 @@ def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
 ) -> None:
     made, tokenizer, cut = encoder(KINDS[kind]()), KINDS[kind](), KINDS[kind]()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(
         first=TEXTS,
         second=st.sampled_from(["", "ice", "e\u0301 1st"]),

@@ -164,7 +164,7 @@ def test_pairs_are_cut_as_transformers_cuts_them(model: Model) -> None:
         assert kept(model, one, other, limit) == tuple(expected), (one, other, limit)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(one=st.integers(1, 60), other=st.integers(1, 60), room=st.integers(1, 61))
 def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_token(
     one: int, other: int, room: int

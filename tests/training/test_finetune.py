@@ -46,12 +46,19 @@ def test_the_state_of_a_training_is_kept_on_demand(tmp_path: Path, capsys: pytes
     assert f"{tmp_path / 'out' / 'training'} can be deleted" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a finetuning that was not killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert cli.main(finetuning(folder, "out")) == 0
+    return {each.name: each.read_bytes() for each in (folder / "out").iterdir()}
+
+
 @pytest.mark.parametrize("moment", ["a step", "the model's file", "config.json"])
 def test_a_finetuning_that_was_killed_ends_with_the_same_bytes(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill during training or while the result is written leaves the state, which is removed last."""
-    assert cli.main(finetuning(tmp_path, "whole")) == 0
     calls = {"a step": 2, "the model's file": 1, "config.json": 1}[moment]
 
     def killed(*given: object, **more: object) -> object:
@@ -73,8 +80,7 @@ def test_a_finetuning_that_was_killed_ends_with_the_same_bytes(
     assert not (tmp_path / "out" / "config.json").exists()
     assert (tmp_path / "out" / "training" / "last.safetensors").exists()
     assert cli.main(finetuning(tmp_path, "out")) == 0
-    files = {each.name: each.read_bytes() for each in (tmp_path / "whole").iterdir()}
-    assert {each.name: each.read_bytes() for each in (tmp_path / "out").iterdir()} == files
+    assert {each.name: each.read_bytes() for each in (tmp_path / "out").iterdir()} == whole
 
 
 def test_train_translation_leaves_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

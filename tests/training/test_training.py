@@ -74,7 +74,7 @@ def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example
     return np.array(losses)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize(("dtype", "tolerance"), slow_after(1, [("float64", 1e-12), ("float32", 1e-5)]))
 def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
     """float64 differs only by the order of summation, float32 by its rounding over fifty steps."""
     config, tree = load_folder(torch_values.DATA / given.TRAINED, dtype)

@@ -29,6 +29,7 @@ from npformer.view.neuron_view import BUDGET, NeuronView
 from npformer.view.pack import size
 from tests.browser.arrays import HOSTILE, WORDS, head_stages
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 TEXT = "I love good ice cream"
 ALL = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
@@ -147,7 +148,7 @@ def test_masked_scores_are_stored() -> None:
     assert names(view.neurons(arrays, tokens=WORDS)) == {"query", "key", "value", "scores", "weights"}
 
 
-@pytest.mark.parametrize(("length", "layers", "kept"), [(128, 12, 12), (512, 1, 1)])
+@pytest.mark.parametrize(("length", "layers", "kept"), slow_after(1, [(128, 12, 12), (512, 1, 1)]))
 def test_every_layer_of_bert_is_kept_at_128_tokens_and_one_at_512(length: int, layers: int, kept: int) -> None:
     arrays = head_stages(3, layers=1, heads=12, length=length, width=64)
     many = {f"layers.{i}.{name[9:]}": array for i in range(layers) for name, array in arrays.items()}
