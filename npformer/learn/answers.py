@@ -154,7 +154,7 @@ def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[
 
 
 def _roughly(answer: Any, exact: Any) -> bool:
-    """Returns whether two answers have the same structure and agree to about 1 %, which is quicker than `truth`."""
+    """Returns whether two answers have the same structure and agree to about 1%, which is quicker than `truth`."""
     first, second = dict(leaves(answer)), dict(leaves(exact))
     if first.keys() != second.keys() or any(np.shape(first[path]) != np.shape(second[path]) for path in second):
         return False

@@ -57,7 +57,7 @@ def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> Logit
 
 
 def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> LogitLens:
-    """Returns the largest of random logits at two named tokens, for outputs named by these words."""
+    """Returns the largest of random logits at two named tokens. The outputs are named after these words."""
     logits = np.random.default_rng(32).standard_normal((layers + 1, 2, len(words)))
     numbers = np.argsort(-logits, axis=-1)[..., :most]
     largest = np.take_along_axis(logits, numbers, -1)
@@ -68,7 +68,7 @@ def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> Logit
 
 
 def head_effects_on(words: Sequence[str], layers: int = 2, heads: int = 3) -> HeadEffects:
-    """Returns random probabilities without each head, of two answers named by the first of these words."""
+    """Returns random probabilities of two answers without each head. The first two words name the answers."""
     shares = np.random.default_rng(33).uniform(0.1, 0.9, (layers, heads))
     outcomes = tuple(tuple(((words[0], s), (words[1], 1 - s)) for s in row) for row in shares.tolist())
     names = tuple(f"layers.{i}.attention" for i in range(layers))

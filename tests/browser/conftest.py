@@ -18,7 +18,7 @@ from tests.browser.page import Page
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
-    """One chromium for all tests: headless, no host name resolves, every console line kept."""
+    """One chromium for all tests: headless, without name resolution, with every line of the console kept."""
     pytest.importorskip("selenium.webdriver", reason="the `browser` group is not installed")
     if not CHROMIUM or not DRIVER:
         pytest.skip("no chromium and chromedriver on this machine")
@@ -31,7 +31,7 @@ def driver() -> Iterator[Any]:
 
 @pytest.fixture
 def page(driver: Any, tmp_path: Path) -> Iterator[Page]:
-    """A page to show views on; whatever a test does there, the console stays empty and nothing is fetched."""
+    """A page that shows views. After the test its console must be empty, and it must not have fetched anything."""
     shown = Page(driver, tmp_path)
     driver.get_log("browser")
     yield shown

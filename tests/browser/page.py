@@ -8,7 +8,7 @@ from typing import Any
 
 from npformer.view import View
 
-SECONDS = 10  # seconds until a condition that never comes true fails; nothing else waits this long
+SECONDS = 10  # timeout of a condition; only a failing test waits this long
 
 
 class Page:

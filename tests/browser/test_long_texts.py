@@ -49,7 +49,7 @@ def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
 
 
 def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
-    """Half of the rows are the strongest; each of them may be followed by a folded row."""
+    """Half of the rows on the screen show the strongest tokens; a folded row may follow each of them."""
     page.show(view.heads(ARRAY, tokens=TOKENS, layer=1, heads=[2]), width=390, height=844)
     assert page.segment(f"Strongest {KEPT // 2}").is_displayed()
     assert KEPT // 2 <= len(places(page, "from")) < KEPT
@@ -57,7 +57,7 @@ def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
 
 
 def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> None:
-    """They would hide the others; a button draws them, and the address has the choice."""
+    """These lines would hide the others. A button draws them, and the address keeps the choice."""
     array = 0.6 * ARRAY[1, 2:]
     array[..., 5] += 0.4
     page.show(view.heads(array, tokens=TOKENS))
@@ -110,7 +110,7 @@ def test_a_threshold_leaves_lines_out(heads: Page) -> None:
 
 
 def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
-    """All weights exceed a quarter of the largest, which makes 90,000 lines: seconds for a browser."""
+    """All weights exceed a quarter of the largest. A browser would need seconds to draw all 90,000 lines."""
     even = weights(8, 1, 1, LENGTH, LENGTH, sharp=0.1)
     page.show(view.heads(even, tokens=TOKENS))
     drawn = page.js("""const canvas = document.querySelector(".lines canvas");

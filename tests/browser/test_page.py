@@ -48,7 +48,7 @@ TOKENS = {"heads": ".from .token", "neurons": ".keys .token", "stages": ".chips 
 
 
 def seen(token: str) -> str:
-    """How a token is shown: control characters as symbols, lone surrogates and overrides as U+FFFD."""
+    """Returns a token as it is shown: control characters as symbols, lone surrogates and overrides as U+FFFD."""
     pictures = "".join(chr(0x2400 + ord(char)) if ord(char) < 32 else char for char in token)
     return "".join("\ufffd" if char in "\ud800\u202e\u202c" else char for char in pictures) or "\u00a0"
 
@@ -143,7 +143,7 @@ def test_several_views_on_one_notebook_page(page: Page) -> None:
     page.driver.switch_to.frame(frames[2])
     page.until_ready()
     page.click(page.one(".thumb"))
-    page.until(lambda: page.one("dialog").is_displayed())  # a dialog of the frame's own, sandboxed as it is
+    page.until(lambda: page.one("dialog").is_displayed())  # the sandboxed frame opens its own dialog
     page.driver.switch_to.default_content()
 
 
@@ -237,7 +237,7 @@ def test_twelve_by_twelve_heads_at_128_tokens(page: Page, kind: str) -> None:
     path = shown.save(page.folder / "view.html")
     assert path.stat().st_size < 1_500_000
     page.show(path)
-    assert page.js("return performance.getEntriesByName('ready').length") == 1  # how soon: tests/benchmarks/views.py
+    assert page.js("return performance.getEntriesByName('ready').length") == 1  # tests/benchmarks/views.py times it
     if kind == "heads":
         page.click(page.segment("All 128"))
         page.hover(page.all(".from [role=option]")[90])

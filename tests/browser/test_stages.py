@@ -152,7 +152,7 @@ def test_long_stages_keep_their_ends_and_their_middle(page: Page) -> None:
     cells = [cell for cell in page.texts("[data-step='0'] tbody tr:last-child td") if cell != "…"]
     array = arrays["layers.0.ffn.hidden"]
     assert cells == [f"{value:z.4f}" for value in [*array[-1, :3], *array[-1, -3:]]]
-    page.hover(page.one("[data-step='0'] canvas"), 200.5 / 384, 172.5 / 300)  # the middle, of both axes
+    page.hover(page.one("[data-step='0'] canvas"), 200.5 / 384, 172.5 / 300)  # the middle of both axes
     row, column = map(int, re.fullmatch(r"w \((\d+)\), column (\d+)", page.text(".tip .where")).groups())
     assert (row, column) == (pytest.approx(172, abs=1), pytest.approx(3 + 197 * 505 // 377, abs=3))  # of a pixel
     assert page.text(".tip output") == f"{array[row, column]:z.4f}"

@@ -17,7 +17,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A sparse file of this many bytes: it begins with `head`, and the rest are zeros."""
+    """A sparse file of this many bytes: `head`, then zeros."""
 
     size: int
     head: bytes = b""

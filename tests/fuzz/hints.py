@@ -1,5 +1,7 @@
-"""Meaningful values in a file of one kind: key -> values to set. Sizes that are too large, names that exist
-elsewhere, parts of tokenizers that take a long time, make text longer or point nowhere."""
+"""Meaningful values for files of one kind: key -> values to set.
+
+They are sizes that are too large, names that exist elsewhere, and parts of tokenizers that are slow, make texts longer
+or refer to nothing."""
 
 from __future__ import annotations
 

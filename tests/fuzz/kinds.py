@@ -1,4 +1,4 @@
-"""The kinds of cases: valid folders, the files to mutate in them, and the use of the result."""
+"""The kinds of cases: valid folders, the files to mutate in them, and the function that loads and uses the result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Case:
     kind: str
     files: dict[str, Entry]
     use: str
-    draw: Draw = field(compare=False)  # for the random choices of the use
+    draw: Draw = field(compare=False)  # random choices of this function
     texts: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
@@ -62,7 +62,7 @@ class Case:
 
 
 LARGEST = 2**22  # maximum bytes of a file: longer ones only take more time and memory
-BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14  # cases whose bytes are mutated without regard to their structure; whole files
+BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14  # one case in 6 has its bytes mutated blindly, one in 14 a whole file
 
 
 def make(kind: str, seed: int, number: int) -> Case:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # maximum seconds of computing per case
-HANG = 12.0  # seconds of idle waiting without an answer; more on a busy machine
+HANG = 12.0  # seconds that a worker may wait idly without an answer; more on a busy machine
 START = 300.0  # seconds for the imports and the valid corpus
 TICKS = os.sysconf("SC_CLK_TCK")
 CHUNK = 100  # cases handed out at a time
@@ -47,7 +47,7 @@ class Worker:
         )  # fmt: skip
         self.ready = False
         self.since = time.monotonic()  # time of its last output
-        self.computed = -1.0  # its seconds of computing, read half a hang after `since`
+        self.computed = -1.0  # its seconds of computing, read HANG / 2 after `since`
         self.chunk: Chunk | None = None
         self.running: tuple[str, int] | None = None  # kind and number of the running case
         self._rest = b""

@@ -146,7 +146,7 @@ def numbers(draw: Draw, data: bytes, size: int) -> bytes:
 
 
 def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
-    """Returns another shape: some with as many elements, some impossible."""
+    """Returns another shape: sometimes with the same number of elements, sometimes impossible."""
     axes = list(known)
     match draw.below(6):
         case 0:

@@ -22,9 +22,9 @@ pytestmark = [
 
 
 def test_no_mutated_file_comes_to_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The valid corpus of every kind loads, and these cases load or are refused.
+    """The valid corpus of every kind loads, and each mutated case loads or is refused.
 
-    In a fresh checkout too, where no module has been compiled yet.
+    No module is compiled yet, as in a fresh checkout.
     """
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_cases_with_any_hash_seed() -> None:
 
 
 def test_every_planted_fault_is_found(tmp_path: Path) -> None:
-    """Exceptions, warnings, long messages, hangs, deaths, memory, files written elsewhere, and anything executed."""
+    """Plants exceptions, warnings, long messages, hangs, deaths, too much memory, files elsewhere and executed code."""
     tally = Tally(0)
     for result in pool.Pool(tmp_path, 2, seconds=0.5, hang=3).run([(kind, 0, 0, 1) for kind in planted.KINDS]):
         tally.add(result)

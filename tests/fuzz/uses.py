@@ -1,6 +1,6 @@
-"""The uses of a case's folder: loading it, and a real call.
+"""The functions that load a case's folder and use it in a real call.
 
-Each use raises NpformerError where the case is refused. Any other exception is a finding.
+Each raises NpformerError if the case is refused. Any other exception is a finding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LABELS = ["music", "politics"]
 
 
 def model(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
-    """Loads a model as users do, one way or another, and calls it."""
+    """Loads a model in one of the ways that users have, and calls it."""
     threads = 1 if draw.below(16) else 2
     dtype = np.float32 if draw.below(6) else np.float64
     match draw.below(12):

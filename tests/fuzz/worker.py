@@ -131,7 +131,7 @@ class Judge:
         sys.unraisablehook = lambda args: self.unraisable.append(f"{args.exc_value!r:.200} in {args.object!r:.200}")
 
     def judge(self, case: Any) -> dict[str, Any]:
-        """The outcome of a case: loaded, refused or a finding; its seconds, its memory, and what was found."""
+        """Returns the outcome of a case (loaded, refused or a finding), its seconds, its memory, and the finding."""
         from npformer.common.errors import NpformerError, NpformerWarning
         from tests.fuzz import folder as folders
         from tests.fuzz.uses import USES
@@ -216,7 +216,7 @@ def main() -> None:
 
     kinds.KINDS.update(planted.KINDS)
     judge = Judge(Place(root), Audit(str(root / "case")), float(sys.argv[2]))
-    judge.judge(kinds.valid("npformer")[0])  # libraries are loaded, and BLAS is tried, at the first call of all
+    judge.judge(kinds.valid("npformer")[0])  # the first call of a process loads libraries and tests BLAS
     for kind in sys.argv[3:]:
         for number, case in enumerate(kinds.valid(kind)):
             tell(kind=kind, start=-1 - number)

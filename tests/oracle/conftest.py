@@ -1,4 +1,4 @@
-"""torch on one thread: for tiny models a second one costs more than it saves, ten times as much where cores are busy."""
+"""Runs torch on one thread: for tiny models a second thread is slower, ten times slower if the cores are busy."""
 
 import torch
 

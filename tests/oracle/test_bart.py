@@ -45,7 +45,7 @@ LENGTHS = (9, 4, 4, 2)
 
 
 def torch_model(option: str, kind: Any = BartForConditionalGeneration, **more: Any) -> Any:
-    """A random model; its biases and norms are not those of a new one, so that leaving one out shows."""
+    """A random model; its biases are not 0 and its norms are not 1, so that leaving one out shows."""
     torch.manual_seed(len(option))
     sizes = {
         "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
@@ -98,7 +98,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
     expected = theirs.generate(**tensors, max_new_tokens=12, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path / "torch")
-    for older in (False, True):  # the settings stand in generation_config.json, or in none, where defaults hold
+    for older in (False, True):  # with the settings in generation_config.json, then without the file: the defaults
         if older:
             (tmp_path / "torch/generation_config.json").unlink()
         rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]
@@ -238,7 +238,7 @@ def compared(recorded: golden.Golden, theirs: Any) -> golden.Comparison:
 
 
 def test_the_tiny_model_of_the_command_is_one_of_transformers(tmp_path: Path) -> None:
-    """Every stage of both stacks; and a weight that is another one shows in the first stage that has it."""
+    """All stages of both stacks agree, and a changed weight shows in the first stage that uses it."""
     folder = golden.tiny(tmp_path / "m", "bart")
     recorded = golden.load(folder / golden.TINY_FILE)
     theirs = golden.load_torch(str(folder), recorded)

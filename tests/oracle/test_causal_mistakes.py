@@ -20,7 +20,7 @@ from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]
-PAD = 7  # which occurs in the texts, too
+PAD = 7  # it also occurs in the texts
 
 
 def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
@@ -33,7 +33,8 @@ def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
 @pytest.mark.parametrize("pad_id", [PAD, None])
 @pytest.mark.parametrize("head", dict.fromkeys(encoders()["gpt2"].architectures.values()))
 def test_every_head_is_hooked_and_within_every_budget(head: str, pad_id: int | None, tmp_path: Path) -> None:
-    """Attention's heads and weights too, and the row that the classifier reads; without a padding token, in no batch."""
+    """Also compares attention's heads and weights, and the row that the classifier reads. Without a padding token the
+    texts are not run as a batch."""
     folder = tiny.folder(tmp_path / "m", "gpt2", head, pad_id=pad_id)
     model, recorded = recorded_from(folder)
     comparison = golden.compare(recorded, golden.load_torch(str(folder), recorded))
@@ -115,7 +116,7 @@ def no_final_norm(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_column(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.config.pad_token_id = 10**6  # no token's, so that padding is read
+    model.config.pad_token_id = 10**6  # the id of no token, so that padding is read
 
 
 def first_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,13 +113,13 @@ def test_an_unspoilt_model_is_within_every_budget(torch_model: Any, recorded: go
     comparison = golden.compare(recorded, torch_model)
     assert comparison.ok, str(comparison)
     assert comparison.missing == ["layers.0.attention.scores", "layers.1.attention.scores", "probabilities"]
-    assert max(row.budgets for row in comparison.rows) < 0.5  # torch stays well within
+    assert max(row.budgets for row in comparison.rows) < 0.5  # torch's error is well within the budget
     golden.assert_close(recorded, torch_model)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt", "phi3", "bloom"])
 def test_an_unspoilt_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
-    """OPT scales queries before its attention function gets them; BLOOM's scores have another bias."""
+    """OPT scales queries before its attention function gets them; BLOOM's position biases differ by a constant."""
     folder = tiny.folder(tmp_path / family, family, "causal-lm")
     recorded = golden.record(
         Model(*load_folder(folder), folder=folder), [Text(np.arange(5, 14)), Text(np.arange(7, 10))]
@@ -148,7 +148,7 @@ AT_REAL_WIDTHS += (transposed_square_weight, missing_bias, pre_norm, layer_weigh
 
 
 def test_mistakes_are_named_at_real_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of twelve, in the bundled model: 384 wide, 6 layers, trained weights."""
+    """All twelve mistakes are named in the bundled model, with width 384, 6 layers and trained weights."""
     folder = convert(npformer.load("distilbert-sst2").folder, tmp_path / "torch", to="torch", dtype="float32")
     model = npformer.load(folder)
     recorded, missed = golden.record(model, texts(model)), {}

@@ -17,7 +17,7 @@ from tests.oracle.test_sparse import saved
 from tests.support import tiny
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:input"),  # are cut
+    pytest.mark.filterwarnings("ignore:input"),  # long inputs are truncated
     pytest.mark.filterwarnings("ignore:.*has been renamed:FutureWarning"),
 ]
 CALLS: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def test_sentence_transformer(case, tmp_path):
                 size = np.linalg.norm(expected, axis=-1, keepdims=True) + 1
                 assert np.abs((found - expected) / size).max() <= 1e-6, (method, call)
     vectors, bits = theirs.encode(TEXTS), theirs.encode(TEXTS, precision="ubinary")
-    assert np.array_equal(np.packbits(vectors > 0, axis=-1), bits)  # the line that ours answers
+    assert np.array_equal(np.packbits(vectors > 0, axis=-1), bits)  # the expression that npformer's error suggests
     for name in ("get_embedding_dimension", "get_sentence_embedding_dimension"):
         assert getattr(ours, name)() == getattr(theirs, name)()
     assert ours.max_seq_length == theirs.max_seq_length

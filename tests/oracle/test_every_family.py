@@ -111,7 +111,7 @@ HEADS += [("modernbert+silu head", head) for head in ("masked-lm", "sequence-cla
 HEADS += [(f"deberta-v2+{name}", "masked-lm") for name in list(OPTIONS)[3:]]
 HEADS += [("deberta-v2+positions and segments", head) for head in ("base", "sequence-classification")]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Rows as the mask shows them: lengths side by side, one token, padding before the text, and gaps.
+# Masks with texts of equal length next to each other, a text of one token, padding before the text, and gaps.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
 #: The error of a float64 run: some hundred steps, each rounded to 2^-53.
 FLOAT64 = 1e-12
@@ -158,9 +158,9 @@ def theirs(folder: Path) -> Any:
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     for each in model.modules():
-        if hasattr(each, "embed_scale"):  # as where the model computes in the dtype of its files
+        if hasattr(each, "embed_scale"):  # rounded as if the model ran in the dtype of its files
             each.embed_scale = each.embed_scale.to(config.dtype)
-    return model.double().eval()  # the frequencies of its rotation too
+    return model.double().eval()  # also converts the frequencies of the rotation
 
 
 def texts_of(config: Config, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None) -> list[Text]:

@@ -48,7 +48,7 @@ ALL = [
 
 
 def torch_model(name: str, architecture: str) -> Any:
-    """A random model; its biases and norms are not those of a new one, so that leaving one out shows."""
+    """A random model; its biases are not 0 and its norms are not 1, so that leaving one out shows."""
     family, options = MODELS[name]
     settings = dict(SIZES) | ({"num_labels": 2} if "Answering" in architecture else {}) | options
     settings |= {"is_decoder": True} if architecture.endswith("CausalLM") else {}

@@ -1,6 +1,6 @@
 """Vectors of decoders, such as Qwen3-Embedding's, compared with sentence-transformers in float64.
 
-The folders have its form: a Qwen3 model whose tensors have a prefix or none, last-token pooling, a prompt with an
+The folders have its form: a Qwen3 model, with or without a prefix in tensor names, last-token pooling, a prompt with an
 instruction, and a tokenizer that ends each text with a special token. One has EmbeddingGemma's form: attention in both
 directions, the mean of all tokens, and two Dense modules.
 """
@@ -34,7 +34,7 @@ CONFIG = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True,
     "initializer_range": 0.3,
 }  # fmt: skip
-#: Texts are longer than the window of two of its three layers.
+#: Two of its three layers have a window, and the texts are longer than it.
 GEMMA = Gemma3TextConfig(
     **{**CONFIG, "rope_parameters": None, "num_hidden_layers": 3},
     use_bidirectional_attention=True, sliding_window=7, sliding_window_pattern=3, query_pre_attn_scalar=10,
@@ -89,7 +89,7 @@ def save(
     return path / "saved", made
 
 
-@pytest.mark.filterwarnings("ignore:input 4")  # is cut
+@pytest.mark.filterwarnings("ignore:input 4")  # it is truncated
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_match_a_sentence_transformer(case, tmp_path):
     """Vectors agree to 1e-12, a thousand times the float64 rounding of length 1; prompts change them by more than

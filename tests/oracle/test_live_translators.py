@@ -1,4 +1,4 @@
-"""Transformers' own translation models, hooked live: a right one is not accused, and a mistake in it is named."""
+"""Transformers' own translation models, hooked live: a correct model has no mistake, and a planted mistake is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npformer.checkpoint import load_folder
 from npformer.model import Seq2Seq
 from tests.support import tiny
 
-#: (source, the decoder's input); of different lengths, so that both sides are padded.
+#: Lengths of the source and of the decoder's input; they differ, so that both sides are padded.
 LENGTHS = ((7, 5), (4, 6))
 
 
@@ -52,7 +52,7 @@ def test_a_right_model_is_not_accused(theirs: Any, recorded: golden.Golden, mode
     outside = "embeddings.token" if model.config.scale_embedding and model.config.model_type == "marian" else "scores"
     assert all(name.endswith(("scores", outside)) for name in comparison.missing)
     assert comparison.theirs.problems == {}
-    assert max(row.budgets for row in comparison.rows) < 0.5  # torch stays well within
+    assert max(row.budgets for row in comparison.rows) < 0.5  # torch's error is well within the budget
     assert str(golden.diagnose(recorded, theirs, model)) == "no stage diverges: nothing to diagnose"
     assert golden.check_weights(model, golden.compare(recorded, theirs.state_dict()).theirs.weights) == []
 

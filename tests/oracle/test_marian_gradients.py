@@ -1,4 +1,4 @@
-"""Training a Marian checkpoint has torch's gradients, the padding token's row among them, which `padding_idx` protects."""
+"""Training a Marian checkpoint has torch's gradients, including the padding token's row with its `padding_idx`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npformer.runtime.packing import Text
 from npformer.training import Example, Trainable, gradients
 from npformer.training.losses import TranslationLoss
 
-PAD = 30  # which is the start token too
+PAD = 30  # also the start token
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -44,7 +44,7 @@ def both(family: str, head: str, path: Path) -> tuple[Model, Any]:
 
 
 def asked(head: str) -> tuple[Any, int | None, Callable[[Any], Any]]:
-    """A label, a position, and the same logit of torch's output."""
+    """Returns a label, a position, and a function that reads the same logit from torch's output."""
     if head == "sequence-classification":
         return 1, None, lambda out: out.logits[0, 1]
     if head == "question-answering":

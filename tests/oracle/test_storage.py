@@ -1,4 +1,4 @@
-"""Weights after torch has set the thread to flush small numbers to 0, a setting of the processor per thread."""
+"""Weights are read exactly after torch has made the thread flush subnormal numbers to 0, a setting of the processor."""
 
 from __future__ import annotations
 

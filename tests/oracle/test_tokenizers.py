@@ -197,13 +197,13 @@ def test_a_tokenizer_json_is_read_first_as_transformers_reads_it(case: str, trai
 
 
 def compare(folder: Path, model_type: str) -> None:
-    """Holds ids, places, words, types and decoded texts to transformers'."""
+    """Checks that ids, offsets, words, types and decoded texts are those of transformers."""
     theirs = AutoTokenizer.from_pretrained(folder)
     size = len(theirs)
     config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_token_types=1)
     ours = load_tokenizer(folder, config)
     assert ours.get_vocab() == theirs.get_vocab()
-    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []  # it reads none
+    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []  # GPT-2 reads no pairs
     for given in [(line,) for line in LINES] + pairs:
         expected = theirs(*given, return_offsets_mapping=True, return_token_type_ids=True)
         got = ours.encode(*given)
