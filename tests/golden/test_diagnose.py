@@ -29,6 +29,7 @@ from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.taps import tap
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -259,13 +260,21 @@ MADE = {
 }  # fmt: skip
 
 
+#: Mistakes that another one of `MADE` repeats in another place or by another number.
+REPEATED = ("from 2", "heads", "no types", "norm's bias", "wide", "twice")
+
+
 def by_turns(made: Iterable[str]) -> list[tuple[str, str]]:
     """Each mistake in one of the families, and mistakes in token types in one that has them."""
     families = [FAMILIES[i % len(FAMILIES)] for i in range(len(MADE))]
     return [("bert" if "types" in each else family, each) for family, each in zip(families, made, strict=False)]
 
 
-@pytest.mark.parametrize(("model", "made"), by_turns(MADE), indirect=["model"])
+@pytest.mark.parametrize(
+    ("model", "made"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] in REPEATED)) for each in by_turns(MADE)],
+    indirect=["model"],
+)
 def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) -> None:
     make, name, stage = MADE[made]
     with make(model, recorded.texts) as (wrong, texts):
@@ -276,6 +285,7 @@ def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) ->
     assert f"cause: {name}" in str(diagnosis)
 
 
+@pytest.mark.parametrize("model", slow_after(1, ["bert", "distilbert", "electra"]), indirect=True)
 def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None:
     """Texts padded with id 0 and run without a mask, as by a port that forgets it."""
     width = max(LENGTHS)
@@ -344,6 +354,7 @@ def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     assert diagnosis.mistake == name, f"{diagnosis}"
 
 
+@pytest.mark.parametrize("model", slow_after(1, FAMILIES), indirect=True)
 def test_a_golden_of_some_stages_is_enough(model: Model) -> None:
     recorded = golden.record(model, texts_for(model), ["embeddings.norm", "layers.*.attention.combined", "logits"])
     make, name, _ = MADE["unscaled"]
@@ -371,6 +382,7 @@ def test_a_stage_that_is_right_given_its_inputs_lies_earlier(model: Model, recor
     assert "the fault is earlier" in str(diagnosis)
 
 
+@pytest.mark.parametrize("model", slow_after(1, ["electra", "bert", "distilbert"]), indirect=True)
 def test_an_unknown_mistake_is_reported_as_unknown(model: Model, recorded: golden.Golden) -> None:
     with edit({"layers.0.ffn.hidden": lambda x: x + np.float32(0.01) * np.sin(9 * x)}):
         arrays = arrays_of(model, recorded.texts)

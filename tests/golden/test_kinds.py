@@ -183,11 +183,13 @@ def norm_in_the_sum(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
     ("family", "plant", "name"),
     [
         ("gpt2", put("layer", parallel), "the FFN reads another stage"),
-        ("gpt2", put("layer", read_by_both), "the FFN reads another stage"),
         ("gpt2", put("layer", ffn_first), "FFN before attention"),
         ("bert", put("layer", ffn_first_in_bert), "FFN before attention"),
         ("bert", put("layer", norm_in_the_sum), "norm before the residual sum"),
-        ("bert", put("layer", added_after_the_norm), "norm before the residual sum"),
+        pytest.param("gpt2", put("layer", read_by_both), "the FFN reads another stage", marks=pytest.mark.slow),
+        pytest.param(
+            "bert", put("layer", added_after_the_norm), "norm before the residual sum", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_is_not_called_by_the_name_of_a_mistake_that_looks_alike(family: str, plant: Plant, name: str) -> None:
@@ -258,7 +260,11 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", FIRST)
+#: Their mistakes are also named in quick tests of other stages.
+REPEATED = ("a residual in bfloat16", "mask of -5 in a batch")
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.slow] * (key in REPEATED)) for key in FIRST])
 def test_it_is_named_first(key: str) -> None:
     family, ends, name, plant = FIRST[key]
     arrays = {stage: array for stage, array in stages(family, plant).items() if stage.endswith(ends)}

@@ -255,9 +255,19 @@ def test_a_right_port_in_16_bits_is_found_to_be_one(family: str, kind: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("dtype", "plant"), [("tf32", in_tf32), ("int8", KNOWN["int8"][1]), ("int8", KNOWN["int8 by column"][1])]
+    ("family", "dtype", "plant"),
+    slow_after(
+        3,
+        [
+            ("bert", "tf32", in_tf32),
+            ("distilbert", "int8", KNOWN["int8"][1]),
+            ("bert", "int8", KNOWN["int8 by column"][1]),
+            ("distilbert", "tf32", in_tf32),
+            ("bert", "int8", KNOWN["int8"][1]),
+            ("distilbert", "int8", KNOWN["int8 by column"][1]),
+        ],
+    ),
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_a_port_is_judged_in_its_declared_precision(family: str, dtype: str, plant: Plant) -> None:
     arrays = stages(family, plant)
     recorded = reference(family)[1]
@@ -289,7 +299,7 @@ def test_an_unknown_dtype_is_an_error() -> None:
 # --- several mistakes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_after(1, FAMILIES))
 def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> None:
     three = both(KNOWN["eps outside"][1], KNOWN["quick gelu"][1], KNOWN["mean"][1])
     diagnosis = diagnosed(family, stages(family, three))

@@ -29,6 +29,7 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.taps import tap
 from tests.support import tiny
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
@@ -178,7 +179,7 @@ def diagnosed(
 
 
 #: Mistakes that the quick tests find from hidden states, which takes longer.
-QUICK = ("norms of heads exchanged", "half of each head")
+QUICK = ("norms of heads exchanged",)
 
 
 def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
@@ -313,7 +314,7 @@ def test_a_cause_that_leaves_far_more_than_another_is_not_named() -> None:
     assert found.causes == ["another activation"], found
 
 
-@pytest.mark.parametrize("from_0", [True, False])
+@pytest.mark.parametrize("from_0", slow_after(1, [True, False]))
 def test_texts_of_a_packed_batch_that_attend_to_one_another_are_named(from_0: bool) -> None:
     """The positions of a text begin at 0, or are those of the batch."""
     model, texts = llama(n_layers=1, max_length=16), [np.arange(3, 16), np.arange(20, 26)]
