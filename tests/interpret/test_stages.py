@@ -104,7 +104,7 @@ def test_the_output_of_a_gated_network_has_its_own_formula() -> None:
     assert Gated(gelu).stages[-1].formula == "B = gated W_2 + b_2"
 
 
-@pytest.mark.parametrize("name", slow_after(5, EDITED))
+@pytest.mark.parametrize("name", slow_after(4, EDITED))
 def test_an_edited_stage_changes_only_its_descendants(name: str) -> None:
     model = model_of(name)
     of_model, right = stages.of_model(model.config), fired(model)

@@ -31,7 +31,7 @@ from tests.support import tiny
 pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
-FAMILIES = ("distilbert", "bert", "electra", "roberta", "albert", "gpt2")
+FAMILIES = ("distilbert", "bert", "albert", "gpt2")
 OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # with other stages
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
@@ -315,6 +315,7 @@ def test_inputs_other_than_texts_are_errors(model: Model, text: object) -> None:
 # --- descriptions of stages ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", [*FAMILIES, "electra", "roberta"], indirect=True)
 def test_a_row_describes_the_stage(model: Model) -> None:
     row = trace(model, TEXT).row("layers.1.attention.weights")
     assert (row.shape, row.formula) == ("(4, 6, 6)", "W_h = softmax(scores)")

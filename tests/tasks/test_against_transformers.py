@@ -27,25 +27,24 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """Returns the folder of a case's model, which many cases share."""
-    folders = {}
+def pipeline_of(tmp_path_factory):
+    """Returns the pipeline of a case, which many cases share."""
+    pipelines = {}
 
-    def find(case):
-        settings = json.dumps([case["model"], case["arguments"] if "pooling" in case["arguments"] else {}])
-        if settings not in folders:
-            folders[settings] = write_folder(tmp_path_factory.mktemp("models") / "model", case)
-        return folders[settings]
+    def find(task, case):
+        settings = json.dumps([task, case["model"], case["arguments"] if "pooling" in case["arguments"] else {}])
+        if settings not in pipelines:
+            pipelines[settings] = pipeline(task, write_folder(tmp_path_factory.mktemp("models") / "model", case))
+        return pipelines[settings]
 
     return find
 
 
 @pytest.mark.parametrize(("task", "case"), [pytest.param(t, c, id=f"{t}-{n}") for t, n, c in CASES])
-def test_pipelines_answer_like_transformers(task, case, folder_of):
-    folder = folder_of(case)
+def test_pipelines_answer_like_transformers(task, case, pipeline_of):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipe = pipeline(task, folder)
+        pipe = pipeline_of(task, case)
         arguments = {} if task == "sentence-embedding" else case["arguments"]
         arguments = {name: value for name, value in arguments.items() if name != "truncation"}
         answer = pipe(case["inputs"], **arguments)

@@ -37,10 +37,15 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FILES, tmp_path / "model"))
 
 
-@pytest.fixture
-def in_json(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def in_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with a tokenizer.json instead of its SentencePiece models: pieces are letters."""
-    return folder_of_letters(tmp_path / "model")
+    return folder_of_letters(tmp_path_factory.mktemp("letters") / "model")
+
+
+@pytest.fixture(scope="module")
+def of_letters(in_json: Path) -> Seq2Seq:
+    return npformer.load(in_json)
 
 
 # --- as Transformers -------------------------------------------------------------------------------------------------
@@ -95,17 +100,18 @@ def test_a_translator_needs_no_more_than_a_tokenizer_json(in_json: Path) -> None
     assert isinstance(task("dog")["translation_text"], str)
 
 
-def test_the_target_may_have_its_own_tokenizer(in_json: Path) -> None:
-    shutil.copy(in_json / "tokenizer.json", in_json / "target_tokenizer.json")
-    tokenizer = npformer.load(in_json).tokenizer
+def test_the_target_may_have_its_own_tokenizer(tmp_path: Path) -> None:
+    folder = folder_of_letters(tmp_path / "model")
+    shutil.copy(folder / "tokenizer.json", folder / "target_tokenizer.json")
+    tokenizer = npformer.load(folder).tokenizer
     assert tokenizer.decode(tokenizer.encode("dog")) == "dog"
 
 
 # --- the task --------------------------------------------------------------------------------------------------------
 
 
-def test_translations_come_as_texts_do(in_json: Path) -> None:
-    task = npformer.pipeline("translation", in_json, max_new_tokens=6)
+def test_translations_come_as_texts_do(of_letters: Seq2Seq) -> None:
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=6)
     one, two = task("dog"), task(["dog", {"text": "a man"}])
     assert two[0] == one
     assert list(task(iter(["dog"]))) == [one]
@@ -116,20 +122,20 @@ def test_translations_come_as_texts_do(in_json: Path) -> None:
     assert task("dog", to="deu") == task(">>deu<< dog") == task("dog", to=">>deu<<")
 
 
-def test_a_translator_s_settings_hold_unless_a_call_overrides_them(in_json: Path) -> None:
-    task = npformer.pipeline("translation", in_json, max_new_tokens=6, num_beams=2)
-    assert task("dog", max_new_tokens=3) == npformer.pipeline("translation", in_json)(
+def test_a_translator_s_settings_hold_unless_a_call_overrides_them(of_letters: Seq2Seq) -> None:
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=6, num_beams=2)
+    assert task("dog", max_new_tokens=3) == npformer.pipeline("translation", of_letters)(
         "dog", num_beams=2, max_new_tokens=3
     )
-    assert task("dog") == npformer.pipeline("translation", in_json)("dog", num_beams=2, max_new_tokens=6)
+    assert task("dog") == npformer.pipeline("translation", of_letters)("dog", num_beams=2, max_new_tokens=6)
 
 
-def test_a_translation_grows_token_by_token(in_json: Path) -> None:
-    task = npformer.pipeline("translation", in_json, max_new_tokens=8)
+def test_a_translation_grows_token_by_token(of_letters: Seq2Seq) -> None:
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=8)
     grown = list(task.tokens("dog"))
     assert "".join(grown) == task("dog", num_beams=1)["translation_text"]
     assert len(grown) > 1
-    beams = npformer.pipeline("translation", in_json, max_new_tokens=8, num_beams=4)
+    beams = npformer.pipeline("translation", of_letters, max_new_tokens=8, num_beams=4)
     assert list(beams.tokens("dog")) == grown
     drawn = {"do_sample": True, "seed": 3}
     assert "".join(beams.tokens("dog", **drawn)) == beams("dog", num_beams=1, **drawn)["translation_text"]
@@ -139,16 +145,16 @@ def test_a_translation_grows_token_by_token(in_json: Path) -> None:
         assert list(task.tokens("d" * 100, long="truncate"))
 
 
-def test_half_of_a_letter_waits_for_the_rest_of_it(in_json: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_a_letter_waits_for_the_rest_of_it(of_letters: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter of two tokens is one piece. An incomplete letter is the last piece, as in the translation."""
-    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
         monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
         assert list(task.tokens("dog")) == pieces
 
 
-def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
-    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+def test_too_long_a_source_is_refused_or_cut(of_letters: Seq2Seq) -> None:
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     with pytest.raises(
         NpformerError, match="expected at most 64 tokens, got 101; split the text, or use long='truncate'"
     ):
@@ -178,14 +184,16 @@ def test_too_long_a_source_is_refused_or_cut(in_json: Path) -> None:
         (3, {}, "expected a text, got int"),
     ],
 )
-def test_impossible_translations_are_refused(in_json: Path, text: Any, options: dict[str, Any], message: str) -> None:
-    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+def test_impossible_translations_are_refused(
+    of_letters: Seq2Seq, text: Any, options: dict[str, Any], message: str
+) -> None:
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     with pytest.raises(NpformerError, match=message):
         task(text, **options)
 
 
-def test_one_bad_source_among_many_is_named(in_json: Path) -> None:
-    task = npformer.pipeline("translation", in_json, max_new_tokens=3)
+def test_one_bad_source_among_many_is_named(of_letters: Seq2Seq) -> None:
+    task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     with pytest.raises(InputError, match="input 1: the text is empty"):
         task(["dog", "", "man"])
 
@@ -319,10 +327,11 @@ def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> No
             tokenizer.encode(text)
 
 
-def test_a_translator_s_broken_tokenizer_json_is_named(in_json: Path) -> None:
-    (in_json / "tokenizer.json").write_text("{}")
+def test_a_translator_s_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
+    folder = folder_of_letters(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(NpformerError, match=r"tokenizer\.json: not a readable tokenizer"):
-        npformer.pipeline("translation", in_json)
+        npformer.pipeline("translation", folder)
 
 
 def test_marians_decoder_without_its_encoder_is_refused(folder: Path) -> None:
