@@ -6,18 +6,37 @@ import doctest
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import npformer
+from npformer import loading
 
 PACKAGE = Path(npformer.__file__).parent
 WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
 
+#: Golden files that other examples write too, and the views of one page: a second each.
+LONG = ("golden/compare.py", "golden/diagnose.py", "golden/format.py", "interpret/patching.py", "view/page_view.py")
+NAMES = {path.relative_to(PACKAGE).as_posix(): path for path in WITH_EXAMPLES}
+EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES]
 
-@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+@pytest.fixture(scope="module", autouse=True)
+def bundled_weights() -> Iterator[None]:
+    """Reads a bundled model once for all examples, which takes longer than most of them. Its weights are read-only."""
+    read, once = loading.load_folder, lru_cache(2)(loading.load_folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            loading, "load_folder", lambda folder, *a, **k: (once if folder.is_absolute() else read)(folder, *a, **k)
+        )
+        yield
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_the_examples_of_a_module(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ["npformer", *path.relative_to(PACKAGE).with_suffix("").parts]
     module = importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))

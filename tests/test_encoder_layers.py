@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.activations import gelu, relu
@@ -100,6 +100,7 @@ def test_encoder_layer(norm_first: bool, dtype: str) -> None:
     assert np.array_equal(z, expected)
 
 
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=5),
     dtype=st.sampled_from(DTYPES),

@@ -80,6 +80,15 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
 PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 8, 9), (2, 3, 4, 5, 6, 7, 8), range(3))
 
 
+def in_turn(*choices: Any) -> list[Any]:
+    """Each combination with one of two choices, and the other one slow."""
+    return [
+        pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, name in enumerate(COMBINATIONS)
+        for j, choice in enumerate(choices)
+    ]
+
+
 def combined(name: str, dtype: Any = np.float64, head: str = "base", **more: Any) -> Any:
     return tiny.model(name, head, dtype=dtype, **COMBINATIONS[name][2], **more)
 
@@ -147,8 +156,7 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
         assert ((recorded[f"{at}.weights"] == 0) == ~seen).all()
 
 
-@pytest.mark.parametrize("rows", ["all", "read"])
-@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize(("name", "rows"), in_turn("all", "read"))
 def test_gradients_are_finite_differences(name: str, rows: str) -> None:
     """Central differences with steps of 1e-6 in float64 have a relative error of about 1e-8."""
     model = combined(name)
@@ -195,8 +203,7 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
         assert difference == pytest.approx(float((dense * direction).sum()), rel=1e-6, abs=1e-6), each
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(np.float32, np.float64))
 def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) -> None:
     model = combined(name, dtype)
     together = model.run(texts())

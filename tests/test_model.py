@@ -21,10 +21,15 @@ from npformer.taps import listen
 from tests.support import tiny
 from tests.support.bits import alike
 from tests.support.check_family import check_bits, inputs, same
+from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
 HEADS = [(family, head) for family, each in encoders().items() for head in dict.fromkeys(each.architectures.values())]
+#: The first head of each family, and the first family of each head.
+FEW = {each[part]: each for part in (0, 1) for each in reversed(HEADS)}.values()
+#: Families with parts of attention that no other has.
+OWN_ATTENTION = ("bert", "modernbert", "deberta-v2", "gpt2", "llama")
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
 SIZES = {  # d_model, n_heads, d_ffn, max_length
@@ -52,7 +57,7 @@ def models(family: str, head: str, size: str = "36", dtype: str = "float32", n_l
 # --- the same bits ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     model=st.sampled_from(HEADS),
     size=st.sampled_from(["8", "36", "96"]),
@@ -89,7 +94,9 @@ def test_so_it_has_among_a_thousand_texts() -> None:
         assert all(same(*pair) for pair in zip(reversed(model.run(texts[::-1])), expected, strict=True))
 
 
-@pytest.mark.parametrize("family", distinct_encoders())
+@pytest.mark.parametrize(
+    "family", slow_after(5, sorted(distinct_encoders(), key=lambda name: name not in OWN_ATTENTION))
+)
 def test_a_listener_changes_no_bit_of_a_wide_model(family: str) -> None:
     """The model has 500 columns: a BLAS splits such products at columns that depend on its number of threads."""
     for model in models(family, "base", "500"):
@@ -170,8 +177,7 @@ SHAPES = {  # the answers of three texts of up to seven tokens; D = 36, the last
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("family", "head"), HEADS)
+@pytest.mark.parametrize(("family", "head", "dtype"), [(*each, DTYPES[i % 2]) for i, each in enumerate(HEADS)])
 def test_answers_have_hugging_faces_names_and_shapes(family: str, head: str, dtype: str) -> None:
     model = models(family, head, "36", dtype)[1]
     ids = np.random.default_rng(0).integers(0, 100, (3, 2, 7) if head == "multiple-choice" else (3, 7))
@@ -188,7 +194,14 @@ def test_answers_have_hugging_faces_names_and_shapes(family: str, head: str, dty
         _ = answer.attentions
 
 
-@pytest.mark.parametrize(("family", "head"), [each for each in HEADS if each[1] != "multiple-choice"])
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each not in FEW))
+        for each in HEADS
+        if each[1] != "multiple-choice"
+    ],
+)
 def test_padded_ragged_and_single_are_one(family: str, head: str) -> None:
     model = models(family, head)[1]
     ragged = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]

@@ -8,15 +8,14 @@ import warnings
 import pytest
 
 import npformer
-from tests.test_structure import MODULES
+from tests.test_structure import nodes
 
 
 def test_one_function_warns() -> None:
     """Every warning thus has the category `NpformerWarning`."""
     callers = {
         name
-        for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name, node in nodes("warn")
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warnings.warn_explicit")
     }
     assert callers == {"npformer.common.errors"}

@@ -54,7 +54,7 @@ def model(dtype: str = "float32", threads: int = 2, family: str = "gpt2", **fiel
 
 RANDOM = np.random.default_rng(0)
 PROMPTS = [Text(RANDOM.integers(2, 300, size=length)) for length in (5, 33, 1, 70, 16, 130, 5)]
-LONG = {"max_new_tokens": 50, "suppress_tokens": [END], "output_scores": True}
+LONG = {"max_new_tokens": 35, "suppress_tokens": [END], "output_scores": True}
 SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},

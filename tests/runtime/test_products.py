@@ -18,7 +18,7 @@ INNER = st.sampled_from([1, 2, 7, 16, 64, 96, 300, 384, 449, 768, 1000, 1536, 30
 OUTER = st.sampled_from([1, 2, 3, 15, 16, 17, 64, 100, 128, 384, 700])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(rows=st.integers(1, 130), inner=INNER, outer=OUTER, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 99))
 def test_rows_have_the_same_bits_in_any_number(rows: int, inner: int, outer: int, dtype: str, seed: int) -> None:
     a, b = normal(rows, inner, dtype=dtype, seed=seed), normal(inner, outer, dtype=dtype, seed=seed)
@@ -31,7 +31,7 @@ def test_rows_have_the_same_bits_in_any_number(rows: int, inner: int, outer: int
             assert alike(products.matmul(a[part], b), whole[part])
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     lead=st.lists(st.integers(1, 3), min_size=1, max_size=2),
     rows=st.integers(1, 40),

@@ -14,6 +14,7 @@ from npformer.runtime.threads import num_threads
 from npformer.runtime.threads import products as plain_or_not
 from tests.support.bits import alike
 from tests.support.draw import normal
+from tests.support.slow import slow_after
 
 pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
@@ -28,7 +29,7 @@ def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("inner", "outer"), [(384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768)]
+    ("inner", "outer"), slow_after(3, [(384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768)])
 )
 def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None:
     """A row has the same bits alone and with up to 299 others, at the widths of all-MiniLM, DistilBERT and BERT."""
