@@ -17,7 +17,7 @@ def chromium() -> Any:
     from selenium import webdriver
 
     if not CHROMIUM or not DRIVER:
-        raise SystemExit("this takes chromium and chromedriver: apt-get install chromium chromium-driver")
+        raise SystemExit("chromium and chromedriver are needed: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in ARGUMENTS:

@@ -41,7 +41,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> tuple[int, str, str]:
-    """The exit code, stdout and stderr of a command in this process. An exception that the command lets out is raised."""
+    """Returns the exit code, stdout and stderr of a command in this process. Raises the command's own exceptions."""
     streams = {name: io.TextIOWrapper(io.BytesIO(given), "utf-8", newline="\n") for name, given in
                (("stdin", stdin), ("stdout", b""), ("stderr", b""))}  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), chdir(cwd or "."):

@@ -45,7 +45,7 @@ class Hub:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
         self.break_after: list[int] = []  # bytes that each of the next CDN downloads sends before it breaks
-        self.stall_after = -1  # bytes of every download on the CDN after which nothing more comes; -1: all of them come
+        self.stall_after = -1  # number of bytes after which every CDN download stalls; -1: downloads are complete
         self.silent = False  # the hub accepts requests without answering
         self.over = threading.Event()
         self.status = 0  # instead of any answer: this status

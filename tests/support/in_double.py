@@ -1,4 +1,4 @@
-"""Runs transformers' models entirely in float64: some of their steps otherwise compute in float32 in any model.
+"""Runs transformers' models entirely in float64: some of their steps otherwise compute in float32 in any dtype.
 
 In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
 Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin and Gemma

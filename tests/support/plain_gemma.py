@@ -136,7 +136,7 @@ class PlainGemma:
 
     def seen(self, length: int, is_local: bool) -> np.ndarray:
         """True where a query may attend to a key."""
-        distance = np.arange(length) - np.arange(length)[:, None]  # key less query
+        distance = np.arange(length) - np.arange(length)[:, None]  # key - query
         seen = distance <= 0 if self.c.causal else np.ones((length, length), bool)
         if "no window" in self.planted or not (is_local or "window everywhere" in self.planted):
             return seen

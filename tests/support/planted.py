@@ -1,7 +1,7 @@
 """Mistakes that people make in ports, planted in a `PlainPort`: each a function of the port, by a short name.
 
 `KNOWN` has the mistakes that the diagnosis knows, with their permitted names; `HELD_BACK` has similar ones, for
-which it must not be certain of a wrong cause: the permitted answers are listed, and often there are none.
+which it must not be certain of a wrong cause: the permitted names are listed, often an empty list.
 """
 
 from __future__ import annotations

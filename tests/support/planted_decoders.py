@@ -16,7 +16,7 @@ ANSWERS = ("embeddings.sum", "embeddings.norm", "norm", "logits", "project")
 
 
 def diagnosis(model: Model, planted: str, full: bool) -> str:
-    """The first line of the diagnosis; full: of all stages. The port without the mistake fits the golden file."""
+    """Returns the first line of the diagnosis; full: with all stages. The correct port must fit the golden file."""
     recorded, weights = golden.record(model, [Text(ids) for ids in TEXTS]), flatten(dict(model.weights))
 
     def exported(*mistakes: str) -> dict[str, np.ndarray]:

@@ -42,7 +42,7 @@ def late_mask(port: PlainPort, scores: np.ndarray) -> np.ndarray:
 
 
 def with_first_mask(port: PlainPort, scores: np.ndarray) -> np.ndarray:
-    mask = port.mask.min(axis=0, keepdims=True)  # of the shortest text
+    mask = port.mask.min(axis=0, keepdims=True)  # the mask of the shortest text
     return np.where(mask[:, None, None] == 1, scores, np.float32(-1e9))
 
 

@@ -46,7 +46,7 @@ def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq
 
 
 def folder_of_letters(path: Path) -> Path:
-    """The golden Marian model's folder at `path`, with a tokenizer.json whose pieces are letters, for no SentencePiece."""
+    """The golden Marian model's folder at `path`, with a tokenizer.json of letters, so that it needs no SentencePiece."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
     shutil.copytree(MARIAN_FILES, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.spm", "vocab.json"))

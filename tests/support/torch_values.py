@@ -24,7 +24,7 @@ def metadata(name: str) -> dict[str, Any]:
 
 @cache
 def arrays(name: str) -> dict[str, np.ndarray]:
-    """The arrays of a file under `data/`, none of which can be written to."""
+    """The arrays of a file under `data/`, read-only."""
     found = load_file(DATA / name)
     for array in found.values():
         array.flags.writeable = False
@@ -69,10 +69,10 @@ def errors_in(found: dict[str, np.ndarray]) -> dict[str, float]:
 def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error32: float = 0.0) -> str:
     """Describes the error of a float32 result; "" if it is correct.
 
-    Its error may be twice that of torch's own float32 run, measured by the float64 run as the truth, or twice error32,
-    where torch ran in several orders of adding: all round at every step, in another order, so none is the better one,
-    and a mistake of any size shows. One ulp of the largest entry is allowed for stages so short that torch has hit the
-    truth by luck. Infinities and NaN must be the truth's.
+    The float64 run is the truth. The error may be twice that of torch's own float32 run, or twice error32, the largest
+    error of torch in several orders of adding. All of these runs round at every step in their own order, so their
+    errors are of one size, and a mistake shows. One ulp of the largest entry is added, because in a short stage torch
+    may be exact by chance. Infinities and NaN must be the truth's.
     """
     with np.errstate(over="ignore"):
         finite = np.isfinite(truth.astype(np.float32))
