@@ -261,7 +261,7 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
 
 
 #: Their mistakes are also named in quick tests of other stages.
-REPEATED = ("a residual in bfloat16", "mask of -5 in a batch")
+REPEATED = ("logits / sqrt(D)", "a residual in bfloat16", "mask of -5 in a batch")
 
 
 @pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.slow] * (key in REPEATED)) for key in FIRST])
