@@ -63,6 +63,12 @@ def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.nd
     return found
 
 
+@cache
+def stages_of(case: str, dtype: str) -> dict[str, list[np.ndarray]]:
+    """The stages of a case's model on the case's inputs."""
+    return heard(load(torch_values.DATA / case, dtype), **torch_values.inputs(case))
+
+
 def flat(fired: list[np.ndarray]) -> np.ndarray:
     """Like golden stages: runs of equal lengths stack texts along their first axis, so they are in order."""
     return np.concatenate([array.ravel() for array in fired])
@@ -75,7 +81,7 @@ def flat(fired: list[np.ndarray]) -> np.ndarray:
 def test_stages_have_torchs_names(case: str) -> None:
     """A run has every stage stored for its case, and only stages stored for some case of the family."""
     model = load(torch_values.DATA / case, "float32")
-    found = heard(model, **torch_values.inputs(case)).keys()
+    found = stages_of(case, "float32").keys()
     family = [each for each in torch_values.CASES if each.startswith(f"{model.config.model_type}-")]
     assert torch_values.stages(case, "float64").keys() <= found
     assert found <= set().union(*(torch_values.stages(each, "float64") for each in family))
@@ -83,12 +89,8 @@ def test_stages_have_torchs_names(case: str) -> None:
 
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_in_float32(case: str) -> None:
-    model, torch32, truth = (
-        load(torch_values.DATA / case, "float32"),
-        torch_values.stages(case, "float32"),
-        torch_values.stages(case, "float64"),
-    )
-    found = heard(model, **torch_values.inputs(case))
+    torch32, truth = torch_values.stages(case, "float32"), torch_values.stages(case, "float64")
+    found = stages_of(case, "float32")
     errors = torch_values.errors(case)
     wrong = {
         name: torch_values.over_budget(flat(found[name]), torch32[name], truth[name], errors[name]) for name in truth
@@ -99,10 +101,7 @@ def test_stages_in_float32(case: str) -> None:
 
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_in_float64(case: str) -> None:
-    found, truth = (
-        heard(load(torch_values.DATA / case, "float64"), **torch_values.inputs(case)),
-        torch_values.stages(case, "float64"),
-    )
+    found, truth = stages_of(case, "float64"), torch_values.stages(case, "float64")
     wrong = {name: np.abs(flat(found[name]) - truth[name]).max() / np.abs(truth[name]).max() for name in truth}
     assert {name: error for name, error in wrong.items() if error > FLOAT64} == {}
 
@@ -112,7 +111,7 @@ def test_stages_in_float64(case: str) -> None:
 def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
     """The plain call, which skips rows that the head does not read, has the bits of a recorded call."""
     model, given = load(torch_values.DATA / case, dtype), torch_values.inputs(case)
-    answer, found = model(**given), heard(model, **given)
+    answer, found = model(**given), stages_of(case, dtype)
     mask = given["attention_mask"].astype(bool)
     stages = {"last_hidden_state": f"layers.{model.config.n_layers - 1}.ffn_norm", "pooler_output": "pooled"}
     assert answer
