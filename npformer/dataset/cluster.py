@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,15 +117,17 @@ def _result(future: Any, client: Any) -> tuple[Any, str]:
 
 
 def _next(queue: SimpleQueue[Any], client: Any) -> Any:
-    """Waits for the queue's next item. Raises NpformerError if the cluster has no workers for ABSENCE seconds."""
-    last_seen = time.monotonic()
+    """Waits for the queue's next item. Raises NpformerError if the cluster has no workers for ABSENCE seconds.
+
+    Seconds are counted, not measured, so that time in which this process or its machine is suspended does not count.
+    """
+    absent = 0
     while True:
         try:
             return queue.get(timeout=1)
         except Empty:
-            if client.nthreads():
-                last_seen = time.monotonic()
-            elif time.monotonic() - last_seen > ABSENCE:
+            absent = 0 if client.nthreads() else absent + 1
+            if absent > ABSENCE:
                 raise _no_workers(client, ABSENCE, "; the same command then resumes the run") from None
 
 
