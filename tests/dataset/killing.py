@@ -25,7 +25,7 @@ import npformer.dataset
 #: A run's file operations, as audit events of Python (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 KILLS = 50
-ROWS = 40  # of a part
+ROWS = 50  # of a part: the runs of 100 rows have two
 
 
 class Runs:

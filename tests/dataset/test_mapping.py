@@ -342,7 +342,7 @@ def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
         how,
     ]
     environment = {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= (20 if how == "steps" else 50)
     assert os.listdir(tmp_path / "runs") == []
