@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import npformer
 from npformer.runtime.packing import Text
 from npformer.runtime.products import kernel
-from npformer.runtime.same_bits import FAR, GROUP
+from npformer.runtime.same_bits import FAR, GROUP, Kernel
 from npformer.runtime.threads import products, run_tasks, single_blas_thread
 from tests.support import kernels
 
@@ -105,6 +105,14 @@ def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
     assert counts[0] >= 2
     assert all(count <= rows < count + 48 for count, rows in enumerate(counts) if count > 1)
     assert all(k.rows(rows) == rows for rows in counts)
+
+
+def test_a_single_row_is_padded_even_if_no_method_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of a matrix and a vector adds in yet another order."""
+    noise = np.random.default_rng(0)
+    monkeypatch.setattr(Kernel, "product", lambda self, a, b, out=None: a @ b + noise.random((len(a), b.shape[1])))
+    k = Kernel(np.dtype("float32"))
+    assert (k.rows(1), k.plain().rows(1)) == (2, 1)
 
 
 # --- with and without ------------------------------------------------------------------------------------------------
