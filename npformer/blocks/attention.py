@@ -199,7 +199,7 @@ def self_attention(
     lengths : (B,) integer array, number of tokens of each text
     n_heads : int
     is_causal : bool, a token attends only to itself and to earlier tokens
-    row_indices : integer array, the rows to compute, equally many for each text; all rows unless given
+    row_indices : integer array, the rows to compute, the same number for each text; all rows unless given
     query, key, value, output : linear layers, each {"weight": (D, D), "bias": (D,)}
 
     Returns

@@ -59,7 +59,7 @@ class Rows(NamedTuple):
     ----------
     lengths : (B,) integer array, number of tokens of each text
     batch : Batch, the argument of `Mechanism.begin`
-    attending : integer array, the rows that attention computes, equally many for each text; all rows unless given
+    attending : integer array, the rows that attention computes, the same number for each text; all unless given
     source, source_lengths : (S, D) and (B,) arrays, the rows that cross-attention reads and their lengths
     embedded : (T, D) array, the input of the stack
     mechanisms : each mechanism of the stack -> the mechanism after `begin`

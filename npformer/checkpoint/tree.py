@@ -124,7 +124,7 @@ def _known(config: Config) -> frozenset[str]:
 
 
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
-    """The array that a source describes, as a view of a tensor. A leading axis of 1, as in buffers, is removed."""
+    """A view of the part of a tensor that a source describes. A leading axis of 1, which buffers have, is removed."""
     outputs = -1 if source.in_out else 0  # the output axis
     if source.part and array.ndim and source.part.fits(array.shape[outputs]):
         array = source.part.of(array, outputs)

@@ -26,6 +26,7 @@ class Mistake(NamedTuple):
     name, explanation : str
     changes : description of each way -> its `Rules`, or a function of a `Port` that yields `Ways`
     reorders : bool, the mistake changes the order of texts or blocks, so that a stage's name refers to another array
+    of_weights : bool, the mistake mixes several weights, and also shows in the weights of a torch model
     """
 
     name: str

@@ -147,9 +147,8 @@ class _Run:
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
-        if (
-            self.sink.form is not None and not self.source.unreadable
-        ):  # otherwise a later run with repaired files needs them
+        # The parts of a folder are the output. If a file is unreadable, a later run with the repaired file needs them.
+        if self.sink.form is not None and not self.source.unreadable:
             for name in names:
                 self.sink.part(name).unlink(missing_ok=True)
         self.manifest.finish()

@@ -95,9 +95,11 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
 def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> list[Finding]:
     """Names the mistakes that mix several weights, such as a wrong split of a fused one."""
     unlike = {each.where: each for each in findings if each.cause == OTHER}
-    weights, given = layout.flat_arrays(model.weights), as_ours(model, theirs) if unlike else {}
+    if not unlike:
+        return findings
+    weights, given = layout.flat_arrays(model.weights), as_ours(model, theirs)
     port = Port(model.config, weights, [], "", [], frozenset(), 0, ())
-    for mistake in (each for each in of_model(model.config) if each.of_weights and unlike):
+    for mistake in (each for each in of_model(model.config) if each.of_weights):
         for way, wrong in mistake.ways(port):
             for name in unlike.keys() & given.keys():
                 if wrong.weights[name] is not weights[name] and _is_near(given[name], wrong.weights[name]):

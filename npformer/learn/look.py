@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     """Draws the learner's classifier and npformer's, with the same weights, as two texts of one page.
 
-    npformer's functions replace those that are not yet written, but not wrong ones.
+    npformer's functions replace functions that are not yet written. Wrong functions run as they are.
 
     Parameters
     ----------

@@ -97,9 +97,9 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 
 
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
-    """Returns a request's parameters without those that have no effect.
+    """Returns the parameters of a request that have an effect.
 
-    Such parameters, and `others` that only other models have, must have their default values.
+    Parameters without an effect, and `others` that only other models have, must have their default values.
     """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():

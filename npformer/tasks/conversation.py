@@ -72,7 +72,7 @@ class Conversation:
                 self._read = np.concatenate([prompt.ids, writer.ids])[: self._state.length]
 
     def _continued(self, ids: np.ndarray) -> Text:
-        """Returns a prompt of these tokens, with the keys and values of those that the last turn has already read."""
+        """Returns a prompt of these tokens, with the keys and values that the last turn has already computed."""
         most = min(len(self._read), len(ids) - 1)  # the last row must be computed, for the logits
         same = self._read[:most] == ids[:most]
         self.n_kept = most if same.all() else int(same.argmin())

@@ -181,7 +181,7 @@ def test_a_bundled_model_that_is_not_installed(site, name):
 
 
 def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, monkeypatch):
-    """Bundled models are found from the top of the checkout and from its folders, as the notebooks in docs/learn need."""
+    """The bundled models of a checkout are found from its top and from its folders, where notebooks run."""
     checkout = tmp_path / "checkout"
     (checkout / "npformer").mkdir(parents=True)
     (checkout / "examples").mkdir()

@@ -431,8 +431,8 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
 
 
 def reads_texts(case: Case) -> bool:
-    """Whether the head gives one answer per text. These are few numbers, so many texts are needed to measure their
-    error."""
+    """Whether the head gives one answer per text. Its error is then measured on many texts, because one text has only a
+    few numbers."""
     ends = ("SequenceClassification", "NextSentencePrediction", "MultipleChoice")
     return case.architecture.endswith(ends) or (
         case.architecture in ("BertModel", "RobertaModel") and bool(case.encoder)

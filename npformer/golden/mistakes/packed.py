@@ -21,13 +21,15 @@ def without_borders(port: Port) -> Ways:
     longer = port.with_config(max_length=max(total, port.config.max_length))
     start = np.cumsum([0, *map(len, port.texts)])
     position = np.concatenate([np.arange(len(text)) for text in port.texts])
+    ids = np.concatenate([text.ids for text in port.texts])
+    types = [text.token_type_ids for text in port.texts if text.token_type_ids is not None]
+    token_type_ids = np.concatenate(types) if len(types) == len(port.texts) else None
 
     def in_batch(text: Text, i: int, from_0: bool) -> Text:
         order = np.roll(np.arange(total), -start[i])
-        types = [each.token_type_ids for each in port.texts if each.token_type_ids is not None]
         return Text(
-            np.concatenate([each.ids for each in port.texts])[order],
-            np.concatenate(types)[order] if len(types) == len(port.texts) else None,
+            ids[order],
+            None if token_type_ids is None else token_type_ids[order],
             position[order] if from_0 else order,
             order,
         )
