@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class Layer:
     norm: Norm = LAYER_NORM
     norm_first: bool = False
     unnormed: tuple[str, ...] = ()
+
+    parallel: ClassVar[bool] = False  # all blocks read the input of the layer
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:
         for name, block in self.blocks:

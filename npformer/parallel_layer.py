@@ -32,6 +32,7 @@ class ParallelLayer(Layer):
 
     norm_first: bool = True
 
+    parallel: ClassVar[bool] = True
     mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     def __call__(self, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]) -> np.ndarray:

@@ -4,12 +4,28 @@ A block is an object with options. It is called with rows and weights; `backward
 Mistakes that ports make in a block are in the same file or the one next to it.
 """
 
-from npformer.blocks.attention import Attention, CrossAttention
-from npformer.blocks.block import Block
-from npformer.blocks.convolution import Convolution
-from npformer.blocks.ffn import FeedForward
-from npformer.blocks.gated import Gated
-from npformer.blocks.output_norm import Normed
-from npformer.blocks.rows import Rows
+from typing import TYPE_CHECKING
+
+from npformer.common.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from npformer.blocks.attention import Attention, CrossAttention
+    from npformer.blocks.block import Block
+    from npformer.blocks.convolution import Convolution
+    from npformer.blocks.ffn import FeedForward
+    from npformer.blocks.gated import Gated
+    from npformer.blocks.output_norm import Normed
+    from npformer.blocks.rows import Rows
 
 __all__ = ["Attention", "Block", "Convolution", "CrossAttention", "FeedForward", "Gated", "Normed", "Rows"]
+
+_FILES = {
+    "attention": "Attention CrossAttention",
+    "block": "Block",
+    "convolution": "Convolution",
+    "ffn": "FeedForward",
+    "gated": "Gated",
+    "output_norm": "Normed",
+    "rows": "Rows",
+}
+__getattr__ = lazy_names(__name__, _FILES)

@@ -5,40 +5,20 @@ A new family is a file here and an entry in `FAMILIES`. Families similar to BERT
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import lru_cache
+from importlib import import_module
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families.albert import ALBERT
-from npformer.families.bart import BART
 from npformer.families.base import Family, Part, Source, label_count
-from npformer.families.bert import BERT
-from npformer.families.bloom import BLOOM
-from npformer.families.deberta import DEBERTA
-from npformer.families.distilbert import DISTILBERT
-from npformer.families.electra import ELECTRA
 from npformer.families.encoder_table import EncoderTable
-from npformer.families.gemma import GEMMA, GEMMA2, GEMMA3
-from npformer.families.gpt2 import GPT2
-from npformer.families.gpt_neox import GPT_NEOX
-from npformer.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from npformer.families.marian import MARIAN
-from npformer.families.modernbert import MODERNBERT
-from npformer.families.mpnet import MPNET
-from npformer.families.nomic import NOMIC_BERT
-from npformer.families.opt import OPT
-from npformer.families.phi3 import PHI3
-from npformer.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from npformer.families.t5 import MT5, T5
 from npformer.families.text_model import text_config
-from npformer.families.torch_nn import TORCH_MODULES
 from npformer.families.unsupported import find_family, ignored
-from npformer.parallel_layer import ParallelLayer
 from npformer.parts import Parts
 
 __all__ = [
@@ -58,15 +38,69 @@ __all__ = [
     "write_config",
 ]
 
-#: model_type -> family.
-FAMILIES: dict[str, Family] = {
-    each.model_type: each
-    for each in (
-        *(DISTILBERT, BERT, ELECTRA, ALBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, DEBERTA, MODERNBERT, NOMIC_BERT),
-        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX, OPT, PHI3, BLOOM),
-        *(MARIAN, BART, T5, MT5, TORCH_MODULES),
-    )
-}
+
+class _Families(MutableMapping[str, Family]):
+    """Imports the file of a family at its first use, so that a model starts without the code of all others."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._families: dict[str, str | Family] = dict(places)
+
+    def __getitem__(self, model_type: str) -> Family:
+        found = self._families[model_type]
+        if isinstance(found, str):
+            file, name = found.split(".")
+            found = self._families[model_type] = getattr(import_module(f"{__name__}.{file}"), name)
+        return cast(Family, found)
+
+    def __setitem__(self, model_type: str, family: Family) -> None:
+        self._families[model_type] = family
+
+    def __delitem__(self, model_type: str) -> None:
+        del self._families[model_type]
+
+    def __contains__(self, model_type: object) -> bool:
+        return model_type in self._families
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._families)
+
+    def __len__(self) -> int:
+        return len(self._families)
+
+
+#: model_type -> family, given as its file and its name there.
+FAMILIES = _Families(
+    {
+        "distilbert": "distilbert.DISTILBERT",
+        "bert": "bert.BERT",
+        "electra": "electra.ELECTRA",
+        "albert": "albert.ALBERT",
+        "roberta": "roberta.ROBERTA",
+        "xlm-roberta": "roberta.XLM_ROBERTA",
+        "camembert": "roberta.CAMEMBERT",
+        "mpnet": "mpnet.MPNET",
+        "deberta-v2": "deberta.DEBERTA",
+        "modernbert": "modernbert.MODERNBERT",
+        "nomic_bert": "nomic.NOMIC_BERT",
+        "gpt2": "gpt2.GPT2",
+        "llama": "llama.LLAMA",
+        "mistral": "llama.MISTRAL",
+        "qwen2": "llama.QWEN2",
+        "qwen3": "llama.QWEN3",
+        "gemma": "gemma.GEMMA",
+        "gemma2": "gemma.GEMMA2",
+        "gemma3_text": "gemma.GEMMA3",
+        "gpt_neox": "gpt_neox.GPT_NEOX",
+        "opt": "opt.OPT",
+        "phi3": "phi3.PHI3",
+        "bloom": "bloom.BLOOM",
+        "marian": "marian.MARIAN",
+        "bart": "bart.BART",
+        "t5": "t5.T5",
+        "mt5": "t5.MT5",
+        "transformer": "torch_nn.TORCH_MODULES",
+    }
+)
 
 
 def encoders() -> dict[str, EncoderTable]:
@@ -84,8 +118,9 @@ def distinct_encoders() -> dict[str, EncoderTable]:
 
 def has_base(model_type: str) -> bool:
     """Whether Transformers has a class for the encoder or decoder without a head."""
-    family = FAMILIES.get(model_type, TORCH_MODULES)
-    return family is not TORCH_MODULES and "base" in family.architectures.values()
+    if model_type not in FAMILIES or model_type == "transformer":  # torch's own modules are not in Transformers
+        return False
+    return "base" in FAMILIES[model_type].architectures.values()
 
 
 def family_of(config: Config) -> Family:
@@ -109,7 +144,7 @@ def parts_of(config: Config) -> Parts:
     for field, own in (("n_kv_heads", "n_kv_heads"), ("head_width", "d_head"), ("score_scale", "scale")):
         if getattr(config, field) and not any(getattr(block, own) for block in parts.stack.attentions):
             raise NpformerError(f"{field}: expected 0, because it is fixed for {config.model_type} models")
-    if config.parallel and not any(isinstance(each, ParallelLayer) for each in parts.stack.layers):
+    if config.parallel and not any(each.parallel for each in parts.stack.layers):
         raise NpformerError(f"parallel: expected False, because a {config.model_type} model has no parallel layers")
     if config.convolution and parts.stack.after_first is None:
         raise NpformerError(f"convolution: a {config.model_type} model has no convolution")

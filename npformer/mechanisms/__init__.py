@@ -7,16 +7,21 @@ MPNet and T5's encoder (RelativeBias,), T5's decoder (RelativeBias, Causal), DeB
 GPT-NeoX (PartialRotary, Causal), BLOOM (Alibi, Causal).
 """
 
-from npformer.mechanisms.alibi import Alibi
-from npformer.mechanisms.causal import Causal
-from npformer.mechanisms.disentangled import Disentangled
-from npformer.mechanisms.head_norm import HeadNorm, ZeroCentredHeadNorm
-from npformer.mechanisms.mechanism import Mechanism
-from npformer.mechanisms.partial_rotary import PartialRotary
-from npformer.mechanisms.relative_bias import RelativeBias
-from npformer.mechanisms.rotary import Rotary
-from npformer.mechanisms.soft_cap import SoftCap
-from npformer.mechanisms.window import Window
+from typing import TYPE_CHECKING
+
+from npformer.common.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from npformer.mechanisms.alibi import Alibi
+    from npformer.mechanisms.causal import Causal
+    from npformer.mechanisms.disentangled import Disentangled
+    from npformer.mechanisms.head_norm import HeadNorm, ZeroCentredHeadNorm
+    from npformer.mechanisms.mechanism import Mechanism
+    from npformer.mechanisms.partial_rotary import PartialRotary
+    from npformer.mechanisms.relative_bias import RelativeBias
+    from npformer.mechanisms.rotary import Rotary
+    from npformer.mechanisms.soft_cap import SoftCap
+    from npformer.mechanisms.window import Window
 
 __all__ = [
     "Alibi",
@@ -31,3 +36,17 @@ __all__ = [
     "Window",
     "ZeroCentredHeadNorm",
 ]
+
+_FILES = {
+    "alibi": "Alibi",
+    "causal": "Causal",
+    "disentangled": "Disentangled",
+    "head_norm": "HeadNorm ZeroCentredHeadNorm",
+    "mechanism": "Mechanism",
+    "partial_rotary": "PartialRotary",
+    "relative_bias": "RelativeBias",
+    "rotary": "Rotary",
+    "soft_cap": "SoftCap",
+    "window": "Window",
+}
+__getattr__ = lazy_names(__name__, _FILES)

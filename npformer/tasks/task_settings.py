@@ -10,7 +10,6 @@ from npformer.base_model import BaseModel
 from npformer.checkpoint.read import CONFIG
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
-from npformer.generation.settings import NAMES, UNSUPPORTED
 
 TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as translation_en_to_de
 
@@ -28,6 +27,8 @@ def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSet
     As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix. T5 has
     entries such as translation_en_to_de. `to` is the last part of such a name.
     """
+    from npformer.generation.settings import NAMES, UNSUPPORTED  # here, as classifiers start without generation
+
     data = _described(model)
     specific = data.get("task_specific_params") or {}
     own = specific.get(languages_of(data).get(to or "", task)) or {} if isinstance(specific, dict) else specific

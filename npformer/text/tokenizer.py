@@ -119,7 +119,7 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 def _family(config: Config, settings: Mapping[str, Any]) -> Family:
     """The family of the tokenizer, from tokenizer_class: some BERT models have the tokenizer of XLM-RoBERTa."""
     name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer").lower()
-    return next((each for key, each in FAMILIES.items() if key.replace("-", "") == name), family_of(config))
+    return next((FAMILIES[key] for key in FAMILIES if key.replace("-", "") == name), family_of(config))
 
 
 def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> None:

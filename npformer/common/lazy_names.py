@@ -1,0 +1,25 @@
+"""`lazy_names`: a package whose files are imported when one of its names is first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package. files: file -> the public names that it defines, separated by spaces.
+
+    A model thus starts without the mechanisms and blocks of other models. PEP 562.
+    """
+    file_of = {name: file for file, names in files.items() for name in names.split()}
+
+    def __getattr__(name: str) -> Any:
+        if name not in file_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{file_of[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__
