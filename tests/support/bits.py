@@ -8,9 +8,11 @@ from npformer.runtime import products
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two results of one computation have the same bits. On a BLAS without a way to get them, whether the
-    numbers are equal up to rounding. `tests/runtime/test_same_bits.py` lists the kernels on which a way must be
-    found."""
+    """Whether two results of one computation have the same bits.
+
+    If no method for the same bits is known for this BLAS, whether the numbers are equal up to rounding.
+    `tests/runtime/test_same_bits.py` lists the kernels for which a method must be known.
+    """
     if products.same_bits(a.dtype):
         return np.array_equal(a, b)
     return a.shape == b.shape and np.allclose(a, b, rtol=0, atol=1e5 * np.finfo(a.dtype).eps * np.abs(b).max(initial=1))

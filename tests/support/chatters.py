@@ -39,7 +39,8 @@ def rendering_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("npformer.text.chat.render", remembered)
-        patch.setattr("npformer.text.chat.secrets.token_hex", lambda n: "7d1" * n)  # for equal marks
+        # the same random marks in every rendering, so that its arguments are the same
+        patch.setattr("npformer.text.chat.secrets.token_hex", lambda n: "7d1" * n)
         yield
 
 
@@ -48,7 +49,7 @@ def folder(path: Path, family: str = "qwen2", template: str = TEMPLATE, generati
     fields = {"vocab_size": byte_level.N_TOKENS, "max_length": 512, "seed": 2, "tied": True}
     made = tiny.folder(path, family, "causal-lm", **{**fields, **sizes})
     tokenizer = byte_level.tokenizer(ends=False)
-    begin = [(byte_level.END, END)]  # before each text, as Llama's tokenizer puts it
+    begin = [(byte_level.END, END)]  # begins each text, as Llama's tokenizer does
     tokenizer.post_processor = processors.TemplateProcessing(f"{byte_level.END} $A", special_tokens=begin)
     tokenizer.save(str(made / "tokenizer.json"))
     described = {

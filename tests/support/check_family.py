@@ -31,7 +31,7 @@ DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
 LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest; some have equal length
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
-#: Fields of a family's files that tiny models lack, or the reverse.
+#: Fields that tiny models lack and a family's files have, or None where only tiny models have the field.
 NEEDED: dict[str, dict[str, Any]] = {
     "gpt2": {"pad_id": 0},
     **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3", "phi3")},
@@ -67,7 +67,8 @@ def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> lis
         types = random.integers(0, config.n_token_types, length) if config.n_token_types else None
         positions = np.sort(random.choice(config.max_length, length, replace=False)) if random.random() < 0.3 else None
         ids = random.integers(5, config.vocab_size, length)
-        ids[-1] = config.decoder.end_ids[0] if config.decoder.end_ids else ids[-1]  # BART's heads read them
+        if config.decoder.end_ids:  # BART's heads read the row of the end token
+            ids[-1] = config.decoder.end_ids[0]
         texts.append(Text(ids, types, positions))
     return texts
 
@@ -108,7 +109,7 @@ def check_a_text_has_the_same_bits_in_any_company(name: str, folder: Path) -> No
 
 def check_config_and_weights_there_and_back(name: str, folder: Path) -> None:
     """Round trips of the config for every head, and of the files in both layouts for one head."""
-    for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # settings that a config.json can have
+    for head in dict.fromkeys(FAMILIES[name].architectures.values()):  # heads that a config.json can name
         config = tiny.config(name, head, **NEEDED.get(name, {}))
         assert read_config(write_config(config)) == config, head
     made = tiny.folder(folder / "torch", name, usual_head(name))
@@ -164,7 +165,7 @@ def check_a_port_of_unusual_sizes_is_diagnosed(name: str, folder: Path) -> None:
 
 
 def check_the_commands_take_it(name: str, folder: Path) -> None:
-    """A golden file, the training of a classifier that learns its rows, and a trace and a page of the result."""
+    """Records a golden file, trains a classifier on a few rows, and traces and draws the result."""
     if CLASSIFIER not in heads(name):
         return
     start = next(head for head in ("translation", "base", heads(name)[0]) if head in heads(name))

@@ -1,5 +1,4 @@
-"""Running the command `npformer` on tiny models: `run` runs the command in this process, `run_apart` in its own, as
-users do."""
+"""Running the command `npformer` on tiny models: `run` in this process, `run_apart` in a new one, as users do."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def run(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> tupl
 def run_apart(
     *arguments: object, stdin: bytes = b"", cwd: Path | None = None, **environment: str
 ) -> tuple[int, str, str]:
-    """Runs it in its own process, with more variables in its environment."""
+    """Runs a command in a new process, with additional environment variables."""
     done = subprocess.run(
         command(*arguments), input=stdin, capture_output=True, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=60,
     )  # fmt: skip

@@ -3,10 +3,10 @@
     with Hub() as hub:
         commit = hub.add("owner/model", folder)              # one commit on the branch main
         loads(environment(hub, home), {"name": "owner/model"})
-        hub.requests                                         # what it was asked: ("GET", "/owner/model/...", headers)
+        hub.requests                                         # its requests so far: ("GET", "/owner/model/...", headers)
 
 As on the real hub, large files (`large`) are redirected to another server, a "CDN" with a host name of its own, and
-errors say in X-Error-Code which of several things a 401 or 404 means. Faults are set on `hub` or on a repository.
+the header X-Error-Code distinguishes the causes of a 401 or 404. Faults are set on `hub` or on a repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-TOKEN = "hf_" + "x" * 34  # the only login the hub knows
+TOKEN = "hf_" + "x" * 34  # the only valid login
 
 
 @dataclass
@@ -33,29 +33,29 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     large: int = 100_000  # files from this size on are redirected to the CDN
-    gated: bool = False  # files require a login, and one of the granted logins
-    granted: bool = False
+    gated: bool = False  # files require a login that has been granted access
+    granted: bool = False  # TOKEN has been granted access
 
 
 class Hub:
-    """The two servers, running in threads between `with` and its end."""
+    """The two servers, which run in threads inside a `with` block."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
-        self.break_after: list[int] = []  # bytes that each of the next CDN downloads sends before it breaks
+        self.break_after: list[int] = []  # for each of the next CDN downloads, the bytes sent before it breaks off
         self.stall_after = -1  # number of bytes after which every CDN download stalls; -1: downloads are complete
         self.silent = False  # the hub accepts requests without answering
         self.over = threading.Event()
-        self.status = 0  # instead of any answer: this status
-        self.answer = b""  # instead of any answer: these bytes
-        self.page = b""  # instead of any answer: this web page, like a login page of a network
-        self.commit_header = ""  # instead of the commit
+        self.status = 0  # if set, the hub answers every request with this status
+        self.answer = b""  # if set, the hub answers every request with these bytes
+        self.page = b""  # if set, the hub answers every request with this web page, like the login page of a network
+        self.commit_header = ""  # if set, sent instead of the commit
         self.hub_server = _Server(_HubHandler, self)
         self.cdn_server = _Server(_CdnHandler, self)
         self.url = f"http://127.0.0.1:{self.hub_server.server_port}"
-        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, for the login
+        self.cdn_url = f"http://localhost:{self.cdn_server.server_port}"  # another host, which must not get the login
 
     def __enter__(self) -> Hub:
         for server in (self.hub_server, self.cdn_server):
@@ -166,7 +166,7 @@ class _HubHandler(_Handler):
         self.reply(status, body, {"X-Error-Code": code, "X-Error-Message": message} | (headers or {}))
 
     def found(self, name: str, revision: str) -> tuple[Repository, str] | None:
-        """The repository and the commit; None if it does not exist, after sending the error."""
+        """The repository and the commit. If either does not exist, sends the error and returns None."""
         login = self.headers.get("Authorization", "")
         if login not in ("", f"Bearer {TOKEN}"):
             self.refuse(401, "", "Invalid credentials in Authorization header")

@@ -1,9 +1,14 @@
 """Runs transformers' models entirely in float64: some of their steps otherwise compute in float32 in any dtype.
 
-In ModernBERT these are the angles of the rotary embeddings, the rotation, and the softmax of its eager attention, in
-Nomic BERT the angles, in DeBERTa the root that scores are divided by, in T5 RMSNorm, and in Llama's kin and Gemma
-RMSNorm, the angles and the softmax; in GPT-NeoX, OPT and BLOOM the softmax, in GPT-NeoX the angles. BLOOM's GELU has
-sqrt(2 / pi) to eight digits. Needs torch.
+* ModernBERT: the angles of the rotary embeddings, the rotation, and the softmax of its eager attention
+* Nomic BERT: the angles
+* DeBERTa: the root by which scores are divided
+* T5: RMSNorm
+* Llama, similar families, and Gemma: RMSNorm, the angles and the softmax
+* GPT-NeoX: the angles and the softmax
+* OPT and BLOOM: the softmax; BLOOM's GELU has sqrt(2 / pi) to only eight digits
+
+Needs torch.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from functools import cache
 
-#: Kernels of OpenBLAS by the machines they are for, and NumPy's names of the instructions they need. A method for the
-#: same bits is known for each of them.
+#: Machine -> kernel of OpenBLAS -> NumPy's names of the instructions that it needs. A method for the same bits is known
+#: for each kernel.
 KERNELS = {
     "x86_64": {
         "SkylakeX": ("AVX512_SKX",),
@@ -21,7 +21,7 @@ KERNELS = {
     },
     "aarch64": {"ARMV8": (), "NEOVERSEN1": ("ASIMDHP",), "NEOVERSEV1": ("SVE",)},
 }
-#: Products that NumPy makes without npformer: sizes at which an OpenBLAS was seen to stop the process.
+#: Products computed by NumPy without npformer, of sizes at which some builds of OpenBLAS crash.
 PLAIN = """
 import numpy as np
 for dtype in ("float32", "float64"):
@@ -32,7 +32,7 @@ left_out: list[str] = []
 
 
 def of_this_machine() -> list[str]:
-    """Returns the kernels that this CPU has the instructions for."""
+    """Returns the kernels whose instructions this CPU has."""
     from numpy._core._multiarray_umath import __cpu_features__ as has
 
     kernels = KERNELS.get(platform.machine(), {})
@@ -41,12 +41,12 @@ def of_this_machine() -> list[str]:
 
 @cache
 def working() -> list[str]:
-    """Returns the kernels under which NumPy's own products do not stop Python, which would not be npformer's fault."""
+    """Returns the kernels with which NumPy's own products do not crash. Such a crash would not be npformer's fault."""
     names = []
     for name in of_this_machine():
         ran = subprocess.run([sys.executable, "-c", PLAIN], env=under(name), capture_output=True, check=False)
         if ran.returncode < 0:
-            left_out.append(f"left out: the {name} kernels, as NumPy's own products stop Python there: {stop(ran)}")
+            left_out.append(f"left out: the {name} kernels, because NumPy's own products crash with them: {stop(ran)}")
         else:
             names.append(name)
     return names

@@ -1,4 +1,4 @@
-"""Families of tests: one of the package's with more mechanisms in its layers."""
+"""Families for tests: a family of the package with additional mechanisms in its layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Added = Callable[[Config, int], tuple[Mechanism, ...]]
 
 
 def with_mechanisms(model_type: str, name: str, added: Added) -> Family:
-    """A family under another name, whose attention in each layer has the mechanisms `added` too."""
+    """The family under another name, with the mechanisms `added` in the attention of each layer, too."""
     family = FAMILIES[model_type]
 
     class WithMechanisms(type(family)):  # type: ignore[misc]

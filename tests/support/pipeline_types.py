@@ -1,6 +1,6 @@
 """Writes the types of `pipeline` from the declarations of tasks: `python -m tests.support.pipeline_types`.
 
-A task's class declares its options (`options_type`) and other names of some (`other_names`); the catalogue has its names.
+A task's class declares its options (`options_type`) and their aliases (`other_names`); the catalogue has its names.
 """
 
 from __future__ import annotations

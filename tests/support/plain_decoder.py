@@ -1,4 +1,4 @@
-"""GPT-NeoX, OPT, Phi-3 and BLOOM in plain NumPy, without npformer's code: a port whose mistakes are planted by a name.
+"""GPT-NeoX, OPT, Phi-3 and BLOOM in plain NumPy, without npformer's code: a port in which mistakes are planted by name.
 
 stages = PlainDecoder(model.config, flatten(model.weights), {"split in thirds"}).run(ids)
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.config import Config
 
-#: family -> what is planted -> the mistake's name in the diagnosis.
+#: Family -> name of a planted mistake -> its name in the diagnosis.
 PLANTED: dict[str, dict[str, str]] = {
     "gpt_neox": {
         "split in thirds": "query, key and value split in thirds",

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 in plain NumPy, without npformer's code: a port whose mistakes are planted by a name.
+"""Gemma 2 and 3 in plain NumPy, without npformer's code: a port in which mistakes are planted by name.
 
 stages = PlainGemma(model.config, flatten(model.weights), {"no softcap"}).run(ids)
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from npformer.config import Config
 
-#: What is planted -> the mistake's name in the diagnosis.
+#: Name of a planted mistake -> its name in the diagnosis.
 PLANTED = {
     "w for 1 + w": "1 + weight of RMSNorm misused",
     "no norm after attention": "norm after a block left out",

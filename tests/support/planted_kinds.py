@@ -12,7 +12,7 @@ from tests.support.planted import Plant, attr, layer_with, only_head, put, softm
 
 
 def unsummed(port: PlainPort) -> np.ndarray:
-    """The embeddings without the positions, which are exported."""
+    """Leaves the positions out of the sum of embeddings, but exports them."""
     x = port.note("embeddings.token", port.token())
     port.note("embeddings.position", port.position())
     x = x + port.note("embeddings.segment", port.segment())

@@ -1,4 +1,4 @@
-"""Writes the modules of a sentence-transformers folder around a tiny model's."""
+"""Adds the modules of a sentence-transformers folder to the folder of a tiny model."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Case:
     name: str
     make: Callable[[Path], Any]
     use: Callable[[Path], Any]
-    follows: bool = False  # a link: of a file that a user named, or in the folder of their own run
+    follows: bool = False  # a link may lead anywhere: the user named the file, or owns the run's folder
 
 
 def classify(path: Path) -> None:

@@ -71,9 +71,8 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         **({"mechanisms": (distances(),)} if Disentangled in family.mechanisms else {}),
     }
     config = family.config(head, **(fields | overrides))
-    return (
-        config if overrides.keys() & {"local", "mechanisms"} else narrowed(config, 3)
-    )  # so that texts of ten tokens are longer
+    # a narrow window, so that texts of ten tokens are longer
+    return config if overrides.keys() & {"local", "mechanisms"} else narrowed(config, 3)
 
 
 def distances(n_rows: int = 16, max_distance: int = 40, norm: bool = True, **fields: Any) -> Disentangled:

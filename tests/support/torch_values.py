@@ -70,9 +70,9 @@ def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error3
     """Describes the error of a float32 result; "" if it is correct.
 
     The float64 run is the truth. The error may be twice that of torch's own float32 run, or twice error32, the largest
-    error of torch in several orders of adding. All of these runs round at every step in their own order, so their
-    errors are of one size, and a mistake shows. One ulp of the largest entry is added, because in a short stage torch
-    may be exact by chance. Infinities and NaN must be the truth's.
+    error of torch in several orders of summation. All of these runs round at every step in their own order, so their
+    errors are similar, and a mistake stands out. One ulp of the largest entry is added, because in a short stage torch
+    may be exact by chance. Infinities and NaN must be where the truth has them.
     """
     with np.errstate(over="ignore"):
         finite = np.isfinite(truth.astype(np.float32))
@@ -81,7 +81,7 @@ def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error3
     if not np.array_equal(np.isfinite(ours), finite) or not np.array_equal(
         ours[~finite], truth[~finite].astype(np.float32), equal_nan=True
     ):
-        return "other infinities or NaN than torch"
+        return "infinities or NaN differ from torch's"
     if not finite.any():
         return ""
     usual = finite & np.isfinite(torch32)
@@ -117,6 +117,6 @@ def wrong(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray) -> str:
         return f"{ours.dtype} {ours.shape}, not float64 {truth.shape}"
     finite = np.isfinite(truth)
     if not np.array_equal(ours[~finite], truth[~finite], equal_nan=True):
-        return "other infinities or NaN than torch"
+        return "infinities or NaN differ from torch's"
     error = np.abs(ours[finite] - truth[finite])
     return f"error {error.max():.3g}" if finite.any() and error.max() > 1e-12 * np.abs(truth[finite]).max() else ""

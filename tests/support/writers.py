@@ -1,9 +1,9 @@
-"""Tiny random models that write texts: GPT-2 with byte-level pieces, the 256 bytes and some joined ones.
+"""Tiny random models that write texts: GPT-2 with byte-level pieces, the 256 bytes and a few merges.
 
     folder = writers.folder(tmp_path / "model")
     model = writers.model()
 
-`<|endoftext|>` is id 0, which begins a text that has no prompt and ends one that is written.
+`<|endoftext|>` is id 0, which begins a text without a prompt and ends every generated text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {"start_id": 0, "end_ids": (0,)}
 
 
 def tokenizer() -> Any:
-    """GPT-2's: bytes as letters, joined by MERGES; no special tokens around a text."""
+    """A tokenizer of GPT-2's form: bytes as letters, joined by MERGES, without special tokens around a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     pieces = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(each.replace(" ", "") for each in MERGES)]
