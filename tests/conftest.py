@@ -25,7 +25,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @pytest.fixture
 def settable_blas() -> None:
-    """Skips a test if threadpoolctl cannot set the threads of this BLAS, as for a libblas.so."""
+    """Skips a test if threadpoolctl cannot set the number of threads of this BLAS, such as a libblas.so."""
     if not blas_libraries():
         pytest.skip("threadpoolctl can set no threads of this BLAS")
 

@@ -22,7 +22,7 @@ IMAGES = Path(__file__).parents[1] / "examples" / "images"
 REVIEW = "The plot is thin, but the acting is wonderful"
 NOVEL = "It is a truth universally acknowledged, that a single man in possession of a good"
 WIDTH = 1120
-#: name -> bundled model, text, the selections of the address, height
+#: Name -> bundled model, text, the choices in the page's address, and the height in pixels.
 PICTURES = {
     "view-page": ("distilbert-sst2", REVIEW, "", 700),
     "view-words": ("distilbert-sst2", REVIEW, "view=attribution", 620),

@@ -1,12 +1,12 @@
 """Runs notebooks of docs/learn/ from the first cell to the last, and fails with the first error.
 
     python tests/run_notebooks.py datasets    runs datasets.ipynb and leaves the file alone
-    python tests/run_notebooks.py --write     runs every notebook and keeps the output, to be committed for GitHub
+    python tests/run_notebooks.py --write     runs every notebook and stores its output in the file, for GitHub
 
-The build of the site runs every notebook except datasets.ipynb, which needs seven engines, and writes none. Needs the
-`docs` group, and npformer installed: a notebook runs in its folder. A cell that prints something and was committed without
-any output fails, too. Its output is not compared: last digits depend on the machine, and the published numbers on its
-cache of models.
+The build of the site runs every notebook except datasets.ipynb, which needs seven engines, and changes no file. Needs
+the `docs` group, and npformer installed, because a notebook runs in its folder. A cell that prints something and was
+committed without any output fails, too. The output itself is not compared, because last digits depend on the machine,
+and the comparisons with published numbers on its cache of models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def run(path: Path, write: bool) -> list[str]:
-    """The errors of a notebook: an error in a cell, or a cell that was committed without its output."""
+    """The problems of a notebook: an error in a cell, or a cell that was committed without its output."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -41,7 +41,7 @@ def run(path: Path, write: bool) -> list[str]:
         return [f"{path.name}: {error}"]
     if write:
         for cell in notebook.cells:
-            cell.metadata = {}  # when a cell ran
+            cell.metadata = {}  # drops the times at which the cell ran
         notebook.metadata.language_info = {"name": "python"}
         nbformat.write(notebook, path)
         return []

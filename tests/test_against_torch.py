@@ -70,7 +70,7 @@ def stages_of(case: str, dtype: str) -> dict[str, list[np.ndarray]]:
 
 
 def flat(fired: list[np.ndarray]) -> np.ndarray:
-    """Like golden stages: runs of equal lengths stack texts along their first axis, so they are in order."""
+    """Joins the arrays of a stage in the order of golden stages, text by text."""
     return np.concatenate([array.ravel() for array in fired])
 
 
@@ -161,7 +161,7 @@ OF_FEW += [each for part in (SoftCap, HeadNorm, Normed, CappedLogits) for each i
 OF_FEW = [each for each in OF_FEW if each not in OF_PARTS]
 OF_FEW += [each for each in OF_PARTS if each.name == GROUPED]
 OF_PARTS = [each for each in OF_PARTS if each.name != GROUPED]
-#: The only cases that show these mistakes.
+#: The only cases that show the mistakes in OF_FEW.
 RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base", "llama-base", "gemma2-causal-lm", "gemma3_text-base")
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")
 
@@ -171,7 +171,7 @@ PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-seque
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
 def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) -> None:
-    """Plants each known mistake of ports in float32, by the first way that changes a number, in every case that has one."""
+    """Plants each known mistake of ports in float32. In each case, the first way that changes a number is planted."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):
@@ -196,7 +196,7 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
     assert planted
 
 
-#: The heads that have a case, where the others are compared in tests/oracle/test_heads.py.
+#: Families with a case for only some heads -> these heads. tests/oracle/test_heads.py compares the others.
 FEW_HEADS = {"albert": {"base", "sequence-classification"}, "nomic_bert": {"base", "masked-lm"}}
 FEW_HEADS |= {
     "gemma2": {"causal-lm"},
@@ -210,7 +210,7 @@ FEW_HEADS |= {"bart": set(BART.architectures.values()) - {"translation", "causal
 
 
 def test_every_family_head_and_option_has_a_case() -> None:
-    """BART's head that generates is compared in tests/generation, its decoder alone and T5's heads in tests/oracle."""
+    """tests/generation compares BART's generation; tests/oracle compares its decoder alone, and T5's other heads."""
     configs = [load(torch_values.DATA / case, "float32").config for case in torch_values.CASES]
     for name, family in {**distinct_encoders(), "bart": BART, "t5": T5}.items():
         heads = {config.head for config in configs if config.model_type == name}

@@ -301,7 +301,7 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
         sys.setprofile(None)
     ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
     names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
-    heads = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for the heads of keys that a group shares
+    heads = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for groups of queries that share a head of keys
     assert names == ours | heads | {*("Attention.__call__", "Rows.attend", "Rows.whole", "attend", "split_heads")}
 
 
@@ -346,7 +346,7 @@ def test_a_listener_changes_no_bit() -> None:
 
 
 def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
-    """There are more queries than in a block. A 0 in a mask of floats admits the key."""
+    """The queries take more than one block. A 0 in a mask of floats admits the key."""
     q, k, v = normal(1, 100, 8), normal(1, 100, 8), normal(1, 100, 8)
     admitted = np.tri(100, dtype=bool)
     added = np.where(admitted, 0, -np.inf).astype(q.dtype)
@@ -360,7 +360,7 @@ def test_a_mask_of_floats_adds_to_the_scores_of_a_long_text() -> None:
 def test_queries_in_blocks_have_the_bits_of_one_pass(
     heads: tuple[int, int], window: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """150 queries are three blocks, the last of which is not whole; a window leaves out keys before a block, too."""
+    """150 queries take three blocks, the last one partly filled. A window also leaves out the keys before a block."""
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((2, n, 150, 24)).astype(dtype) for n in (heads[0], heads[1], heads[1]))
     mask = np.tri(150, dtype=bool)

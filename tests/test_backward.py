@@ -277,7 +277,7 @@ def test_finite_differences_of_the_encoder_decoder(
     objective = TranslationLoss(config)
     found, count = gradients(objective, trained, examples).flat, sum(map(objective.count, examples))
     assert found.keys() == trained.flat.keys()
-    monkeypatch.setattr(losses, "transformer_backward", lambda *_: {})  # the differences need the loss alone
+    monkeypatch.setattr(losses, "transformer_backward", lambda *_: {})  # finite differences need only the loss
     for name, array in trained.flat.items():
         grad, direction, start = dense(found[name], array), random.standard_normal(array.shape), array.copy()
         direction /= np.linalg.norm(direction)
@@ -297,12 +297,12 @@ def test_training_a_marian_checkpoint_leaves_the_padding_token_s_row_alone() -> 
     """As with torch's `padding_idx`, the row gets the gradient of the tied projection, but none from the lookup."""
     model = golden_model("marian-small", "float64")
     pad = model.config.pad_id
-    assert model.config.decoder.start_id == pad  # every target looks it up
+    assert model.config.decoder.start_id == pad  # every target begins with the padding token
     weights, loss = Trainable(model.weights, model.config), TranslationLoss(model.config)
     example = Example(Text(np.array([5, 9, 0])), np.array([7, 8]))
     found = gradients(loss, weights, [example]).flat
     (table,) = (name for name in found if name.endswith("embeddings.token.weight"))
-    projection = weights.tree["head"]["output"]["weight"].copy()  # a separate table, the only one that is moved
+    projection = weights.tree["head"]["output"]["weight"].copy()  # a copy, so that only the projection is moved
     head = {"output": {**weights.tree["head"]["output"], "weight": projection}}
 
     def value(step: float) -> float:
@@ -344,7 +344,7 @@ def test_a_batch_has_its_texts_gradients() -> None:
 
 
 def test_odd_shapes() -> None:
-    """No rows, one row, no bias; a table's rows that do not occur are not in its gradient."""
+    """No rows, one row, no bias. The gradient of a table has only the rows that were looked up."""
     x, weight = np.zeros((0, 3)), np.ones((3, 2))
     dx, grads = linear_backward(np.zeros((0, 2)), x, weight)
     assert dx.shape == (0, 3)

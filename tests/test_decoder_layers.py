@@ -78,7 +78,7 @@ def heard(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 
 def run(config: Config, tree: Mapping[str, Any], dtype: str = "float32") -> dict[str, np.ndarray]:
-    """The stages of a run on the packed texts, flat and in the texts' order; the result is one of them."""
+    """The stages of a run on the packed texts, and its result, each flat and in the order of the texts."""
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:

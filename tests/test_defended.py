@@ -31,7 +31,7 @@ def refused(match: str, folder: Path, **options: object) -> None:
 
 
 def pickles(folder: Path) -> None:
-    """A pickle that calls os.mkdir; read by Python's own pickle, it would have."""
+    """The pickle would call os.mkdir. Python's own pickle does call it."""
     (folder / "model.safetensors").unlink()
     canary = folder / "canary"
     made = torch_writer.Call(torch_writer.Global("os", "mkdir"), (str(canary),))
@@ -105,7 +105,7 @@ def texts(folder: Path) -> None:
     for how in ("window", "error"):
         with pytest.raises(NpformerError, match="1000010 is more than the limit `characters` of 1000000"):
             classify(long, long=how)
-    with pytest.raises(NpformerError, match="limit `characters`"):  # no place to cut
+    with pytest.raises(NpformerError, match="limit `characters`"):  # no space at which it could be cut
         classify("x" * 1_000_001)
 
 

@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and prints what it shows; every public name has one, and its parameters."""
+"""Every docstring of a public name has an example and describes its parameters; every example prints what it shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npformer import loading
 PACKAGE = Path(npformer.__file__).parent
 WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
 
-#: Golden files that other examples write too, and the views of one page: a second each.
+#: Modules whose examples take a second each: golden files that other examples write too, and the page of all views.
 LONG = ("golden/compare.py", "golden/diagnose.py", "golden/format.py", "interpret/patching.py", "view/page_view.py")
 NAMES = {path.relative_to(PACKAGE).as_posix(): path for path in WITH_EXAMPLES}
 EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES]

@@ -28,7 +28,7 @@ from tests.support.slow import slow_after
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 PAGES = ("README.md", "examples/README.md", *DOCS, "tests/benchmarks/README.md")
-COURSE = "docs/learn/course.md"  # its commands wait for a learner
+COURSE = "docs/learn/course.md"  # does not run: its commands need a learner's answers
 HOWTO = [page for page in DOCS if page.startswith("docs/howto/") and not page.endswith("/checkpoints.md")]
 #: Pages that need an extra -> a package of it.
 NEEDS = {
@@ -39,8 +39,8 @@ NEEDS = {
 }
 HOME = "https://github.com/npformer/npformer/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/npformer/npformer/main/"
-LEFT_OUT = ("weights/en-de-multi30k/", "weights/gpt2-austen/")  # of the source distribution
-READING = "docs/how-it-works/index.md"  # the files of the maths, in order
+LEFT_OUT = ("weights/en-de-multi30k/", "weights/gpt2-austen/")  # not in the source distribution
+READING = "docs/how-it-works/index.md"  # lists the files of the maths in reading order
 RUN = ("python", "console")
 SHOWN = ("text", "json", "yaml", "javascript", "rust", "c")  # golden/test_format.py runs JavaScript, Rust and C
 

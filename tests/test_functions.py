@@ -101,7 +101,7 @@ def test_layer_norm_is_nan_if_its_variance_overflows(dtype: str, large: float) -
 def test_odd_numbers_of_linear_and_embedding(dtype: str) -> None:
     weight = np.ones((2, 3), dtype)
     weight[0, 1] = 0
-    with np.errstate(invalid="ignore"):  # as NumPy's own product, it warns where infinity meets 0
+    with np.errstate(invalid="ignore"):  # like NumPy's own product, it warns where infinity meets 0
         y = linear(np.array([[NAN, 1], [INF, 1], [-INF, 1], [1, 2]], dtype), weight)
     expected = [[NAN, NAN, NAN], [INF, NAN, INF], [-INF, NAN, -INF], [3, 2, 3]]
     assert np.array_equal(y, expected, equal_nan=True)
@@ -187,7 +187,7 @@ def test_linear_of_memory_of_any_layout() -> None:
 def test_out(function: Callable[..., np.ndarray]) -> None:
     """The result is in `out`, which is returned; it may be the input, and may have any layout in memory.
 
-    Sums run along memory, so in another layout they may be rounded otherwise.
+    The order of summation follows the layout, so another layout may round differently.
     """
     x = normal(6, 4, 40)
     expected = function(x.copy())

@@ -81,7 +81,7 @@ PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Each combination with one of two choices, and the other one slow."""
+    """Every combination with every choice. The quick tests have one of two choices each, in turn; the rest are slow."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numbers
 HEADS = [(family, head) for family, each in encoders().items() for head in dict.fromkeys(each.architectures.values())]
 #: The first head of each family, and the first family of each head.
 FEW = {each[part]: each for part in (0, 1) for each in reversed(HEADS)}.values()
-#: Families with parts of attention that no other has.
+#: Families whose attention has parts that no other family has.
 OWN_ATTENTION = ("bert", "modernbert", "deberta-v2", "gpt2", "llama")
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
@@ -153,7 +153,7 @@ def test_a_head_on_texts_needs_one_row_of_the_last_layer(threads: int, monkeypat
     monkeypatch.setattr(model, "same_bits", False)
     model.run(inputs(model, lengths))
     tokens, texts = sum(lengths), len(lengths)
-    every, first = model.config.n_layers - 1, 1  # layers that compute every row, and that compute the first of a text
+    every, first = model.config.n_layers - 1, 1  # layers that compute every row, and layers for the first row of a text
     assert counter.rows == {
         (d, d): every * 4 * tokens + first * (2 * tokens + 2 * texts) + texts,  # keys, values; queries, output; pooler
         (d, f): every * tokens + first * texts,
@@ -164,7 +164,7 @@ def test_a_head_on_texts_needs_one_row_of_the_last_layer(threads: int, monkeypat
 
 # --- calling ---------------------------------------------------------------------------------------------------------
 
-SHAPES = {  # the answers of three texts of up to seven tokens; D = 36, the last number of outputs
+SHAPES = {  # shapes of the answers to three texts of seven tokens, with D = 36
     "base": {"last_hidden_state": (3, 7, 36)},
     "sequence-classification": {"logits": (3, 3)},
     "token-classification": {"logits": (3, 7, 3)},
@@ -184,7 +184,7 @@ def test_answers_have_hugging_faces_names_and_shapes(family: str, head: str, dty
     answer = model(ids)
     has_pooler = head == "base" and "pooler" in encoders()[family].heads[head]
     shapes = SHAPES[head] | ({"pooler_output": (3, 36)} if has_pooler else {})
-    if (family, head) == ("opt", "base"):  # whose output is as wide as its table
+    if (family, head) == ("opt", "base"):  # OPT's output is as wide as its table
         shapes = {"last_hidden_state": (3, 7, model.config.d_embedding)}
     assert {name: array.shape for name, array in answer.items()} == shapes
     assert {array.dtype for array in answer.values()} == {np.dtype(dtype)}
@@ -261,7 +261,7 @@ def test_no_texts() -> None:
 
 
 def test_answers_are_the_callers_own() -> None:
-    """They can be written to, and share no memory with each other's next run or with the weights."""
+    """A caller can write to the answers: they share no memory with the next run or with the weights."""
     model, text = models("bert", "base")[0], Text(np.arange(4))
     first = model.run([text])[0]
     expected = {name: array.copy() for name, array in first.items()}

@@ -111,7 +111,7 @@ def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_steps(scaling: Any) ->
     texts = [Text(random.integers(8, 60, n)) for n in (4, 9, 8, 20, 20, 3)]
     for text, answer in zip(texts, whole.run(texts), strict=True):
         np.testing.assert_array_equal(whole.run([text])[0]["logits"], answer["logits"])
-    for prompt, new in ((4, 5), (9, 1 if scaling == DYNAMIC else 6)):  # up to the border, and above it
+    for prompt, new in ((4, 5), (9, 1 if scaling == DYNAMIC else 6)):  # up to the original length, and beyond it
         ids = texts[0].ids if prompt == 4 else texts[1].ids
         with listen(heard := Heard()):
             [[written]] = whole.generate(ids, max_new_tokens=new, min_new_tokens=new)

@@ -76,7 +76,7 @@ INDEPENDENT = {
     "common.arraylike": {"common.errors", "common.checks"},
     "config": {"common", "common.errors", "common.checks", "common.other_libraries"},
     "common.other_libraries": {"common.errors"},
-}  # and the only modules of npformer that they import
+}  # module -> the only modules of npformer that it imports
 
 
 def module_name(path: Path) -> str:
@@ -118,7 +118,7 @@ def imported(node: ast.AST, importer: str) -> frozenset[str]:
 
 
 def reached(name: str) -> set[str]:
-    """All modules of npformer that a module imports, directly or through others; its own package only adds names."""
+    """All modules of npformer that a module imports, directly or through others, except `npformer/__init__.py`."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -210,7 +210,7 @@ def python(code: str) -> str:
 
 
 def test_import_loads_numpy_and_nothing_heavier() -> None:
-    """Every exported name exists. NumPy is imported only when one is used: the command must set up its process first."""
+    """Every exported name exists. Only its use imports NumPy, because the command must set up its process first."""
     code = """
 import npformer
 assert "numpy" not in sys.modules
@@ -238,7 +238,10 @@ def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None
 
 
 def test_no_module_has_a_public_name() -> None:
-    """`import npformer.encoder` could otherwise give the function. The command's files have the names of its subcommands."""
+    """A name must not mean both a function and a module.
+
+    Files of the command are exempt, because they have the names of its subcommands.
+    """
     rooms = {"npformer.golden", "npformer.learn", "npformer.training", "npformer.view"}  # public as modules
     modules = {name.split(".")[-1]: name for name in MODULES.keys() - rooms if not name.startswith("npformer.cli.")}
     assert {name: modules[name] for name in npformer.__all__ if name in modules} == {}

@@ -19,7 +19,7 @@ FAMILIES = list(distinct_encoders())
 
 
 class Ear:
-    """A listener that records names and returns `change` of each array."""
+    """A listener that records names and arrays, and returns change(array)."""
 
     def __init__(self, change=lambda array: array) -> None:
         self.names: list[str] = []
