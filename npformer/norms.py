@@ -198,7 +198,7 @@ def in_groups(formula: Callable[[np.ndarray, float], np.ndarray]) -> Callable[[A
                 return at.affine(formula(groups, at.config.eps).reshape(y.shape))
 
             if count > 1 and port.config.d_model % count == 0:
-                yield f"{count} groups{', one a head' if count == port.n_heads else ''}", {"*norm": rule}
+                yield f"{count} groups{', one per head' if count == port.n_heads else ''}", {"*norm": rule}
 
     return ways
 

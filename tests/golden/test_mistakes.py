@@ -79,8 +79,8 @@ def diagnosed(
 OF_TYPES = ("types all 1", "types all 0", "restarting")
 #: Mistakes that change the numbers only in RoBERTa, where positions begin at row 2 and do not count padding.
 OF_OFFSET = ("no offset", "padding counted")
-#: Known mistakes that these stages cannot show.
-UNSEEN = {("dropout", True)}  # the numbers that were left out no longer exist
+#: Known mistakes that are not named, and whether only few stages are given.
+UNSEEN = {("dropout", True)}  # few stages lack the numbers that dropout replaced by 0
 #: Diagnosed in the bundled model: with all stages exported, and with only a few, which takes three times as long.
 IN_BUNDLED = {
     False: ("from 1", "eps", "q and k", "unscaled", "causal", "no residual 2", "tanh gelu", "transposed", "last token", "labels"),
@@ -97,7 +97,7 @@ def tried(family: str, few: bool) -> list[str]:
 def missed(
     family: str, keys: Iterable[str], few: bool, known: Mapping[str, tuple[str, Plant]] = KNOWN
 ) -> dict[tuple[str, bool], str]:
-    """Returns the diagnoses of known mistakes that are not named; asserts that no wrong cause is certain."""
+    """Returns the diagnoses that do not name the known mistake; asserts that they are not certain of a wrong cause."""
     found = {}
     for key in keys:
         name, plant = known[key]
@@ -112,7 +112,7 @@ def missed(
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", [*FAMILIES, "roberta"])
 def test_known_mistakes_are_named(family: str, few: bool) -> None:
-    """Nine tenths of the mistakes that the stages can show must be named."""
+    """All mistakes that the stages can show must be named."""
     unnamed = missed(family, tried(family, few), few)
     assert set(unnamed) <= UNSEEN, unnamed
 
@@ -133,7 +133,7 @@ def test_mistakes_in_a_causal_model_are_named(few: bool) -> None:
 
 
 def test_an_ignored_mask_is_named_beside_a_head_of_one_row() -> None:
-    """ModernBERT's head has rows (D,) for a text; their length is not the width of the batch."""
+    """ModernBERT's head has one row (D,) per text. D must not be taken for the width of the padded batch."""
     assert missed("modernbert", ["mask ignored"], False, IN_MODERNBERT) == {}
 
 
@@ -160,9 +160,9 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
     for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES) * (3 if few else 1)]:
         names, plant = HELD_BACK[key]
         diagnosis = diagnosed(family, stages(family, plant), few)
-        told = [cause for each in (diagnosis, *diagnosis.then) for cause in each.causes]
+        causes = [cause for each in (diagnosis, *diagnosis.then) for cause in each.causes]
         assert diagnosis.stage, key
-        if set(told) - set(names):
+        if set(causes) - set(names):
             wrong[key] = str(diagnosis)
     assert wrong == {}
 
@@ -206,7 +206,7 @@ def test_a_mechanism_declares_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_texts_that_are_right_explain_nothing() -> None:
-    """The text without padding has exactly the right numbers, and the numbers of the others have no cause."""
+    """The longest text has exactly the right numbers. The numbers of the others are random, so they have no cause."""
     arrays = stages("bert")
     wrong = arrays["embeddings.token"].copy()
     wrong[1:] = np.random.default_rng(0).standard_normal(wrong[1:].shape)
@@ -310,7 +310,7 @@ def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> Non
 
 
 def in_blocks(w: np.ndarray) -> np.ndarray:
-    """int4 with a scale for 16 numbers of a row."""
+    """int4 with one scale per 16 numbers of a row."""
     return quantised(w.reshape(-1, 16), axis=1, symmetric=7, bits=4).reshape(w.shape) if w.ndim == 2 else w
 
 
@@ -324,7 +324,7 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
         (lambda w: w | {"layers.0.attention.query.weight": w["layers.0.attention.key.weight"]}, "query and key swapped", "has layers.0.attention.key"),
         (lambda w: w | {"layers.0.ffn.output.weight": quantised(w["layers.0.ffn.output.weight"])}, "quantised weights", "quantised to int8"),
         (lambda w: {n: np.round(a, 2) for n, a in w.items()}, "quantised weights", "rounded to 2 decimals"),
-        (lambda w: {n: in_blocks(a) for n, a in w.items()}, "quantised weights", "4 bits, one scale a group of 16 columns"),
+        (lambda w: {n: in_blocks(a) for n, a in w.items()}, "quantised weights", "4 bits, one scale per group of 16 columns"),
         (lambda w: {n: np.rint(a * 40) / 40 for n, a in w.items()}, "quantised weights", "rounded to few values"),
         (lambda w: w | {"layers.0.ffn.output.weight": w["layers.0.ffn.output.weight"] * 2}, "scaled by a constant", "2 times the correct values"),
     ],

@@ -74,18 +74,18 @@ def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
             return f"rounded to {decimals} decimals"
     scaled: dict[str, tuple[np.ndarray, np.ndarray]] = {"": (theirs.reshape(1, -1), ours.reshape(1, -1))}
     if theirs.ndim == 2:
-        scaled |= {" a row": (theirs, ours), " a column": (theirs.T, ours.T)}
+        scaled |= {" per row": (theirs, ours), " per column": (theirs.T, ours.T)}
         for size in GROUPS:
             for said, a, b in (("columns", theirs, ours), ("rows", theirs.T, ours.T)):
                 if a.shape[1] % size == 0 and a.shape[1] > size:
-                    scaled[f" a group of {size} {said}"] = a.reshape(-1, size), b.reshape(-1, size)
-    for of_each, (a, b) in scaled.items():
+                    scaled[f" per group of {size} {said}"] = a.reshape(-1, size), b.reshape(-1, size)
+    for per, (a, b) in scaled.items():
         if a.shape[1] < LEAST:
             continue
         if bits := next((bits for bits in BITS if _in_steps(a, b, bits)), 0):
-            return f"rounded to {bits} bits, one scale{of_each}"
+            return f"rounded to {bits} bits, one scale{per}"
         if all(map(_is_nearest, a, b)):
-            return f"rounded to few values{of_each}"
+            return f"rounded to few values{per}"
     return ""
 
 
@@ -124,12 +124,12 @@ SCHEMES: dict[str, Round] = {
         quantised, axis=axis, symmetric=0 if zero else largest, bits=bits
     )
     for bits, most in ((8, 127), (4, 7))
-    for said, axis in (("one scale a weight", None), ("one scale a column", 0), ("one scale a row", 1))
+    for said, axis in (("one scale per tensor", None), ("one scale per column", 0), ("one scale per row", 1))
     for zero, largest in ((False, most), (True, 0))
 } | {
-    "int8, one scale a weight, to 127.5": partial(quantised, symmetric=127.5),
-    "int8, one scale a column, to 127.5": partial(quantised, axis=0, symmetric=127.5),
-    "int8, one scale a weight, to 128": partial(quantised, symmetric=128),
+    "int8, one scale per tensor, largest value at 127.5": partial(quantised, symmetric=127.5),
+    "int8, one scale per column, largest value at 127.5": partial(quantised, axis=0, symmetric=127.5),
+    "int8, one scale per tensor, largest value at 128": partial(quantised, symmetric=128),
 }
 
 
@@ -241,7 +241,11 @@ def other_scales(port: Port) -> Ways:
 
 def integer_products(port: Port) -> Ways:
     for bits in (8, 7):
-        for way in ("int8, one scale a weight", "int8, one scale a column", "int8, one scale a weight, to 127.5"):
+        for way in (
+            "int8, one scale per tensor",
+            "int8, one scale per column",
+            "int8, one scale per tensor, largest value at 127.5",
+        ):
             of_x = partial(quantised, symmetric=0, bits=bits)
             yield f"{way}, the other inputs in {bits} bits", products(of_x, SCHEMES[way])
 
