@@ -210,12 +210,12 @@ def _attentions(random: np.random.Generator) -> Iterator[tuple[str, Call]]:
 
 
 def exact_gelu() -> dict[str, np.ndarray]:
-    """x with every float64 exponent and both signs, denser near zero, and both forms of GELU, exact to the last bit."""
+    """x of every float64 exponent and both signs, denser near zero, and both forms of GELU(x), correctly rounded."""
     random = np.random.default_rng(0)
     exponents = np.arange(-1074, 1024)
     x = np.ldexp(1 + random.random(len(exponents)), exponents)
     x = np.concatenate([x, -x[::-1], random.uniform(-10, 10, 1000), random.uniform(-40, 0, 500)])
-    with mpmath.workprec(2400):  # enough bits where 1 + tanh(...) is as small as a float64 can be
+    with mpmath.workprec(2400):  # enough bits for 1 + tanh(...) down to the smallest float64
         root = mpmath.sqrt(mpmath.mpf(2) / mpmath.pi)
         rows = []
         for each in map(mpmath.mpf, x.tolist()):

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 import transformers
 
-SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}  # no width fills a vector
+SIZES = {
+    "vocab_size": 37,
+    "d_model": 24,
+    "n_heads": 3,
+    "d_ffn": 40,
+    "max_length": 12,
+}  # no width is a whole number of vector registers
 SPELLINGS = {
     "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
     "bert": {
@@ -91,16 +97,9 @@ VARIANT_MASK = {
 }
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
-FEW = (
-    "mpnet",
-    "modernbert",
-    "deberta-v2",
-    "nomic_bert",
-    "bart",
-    "t5",
-    *DECODERS,
-)  # families whose cases are small and few
-N_TEXTS = (48, 14)  # for heads with one answer per text, in these families
+# families whose cases are small and few
+FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", "t5", *DECODERS)
+N_TEXTS = (48, 14)  # number of texts for heads with one answer per text: in other families, and in FEW
 
 
 class Case(NamedTuple):
@@ -205,7 +204,7 @@ LLAMA_HEADS = {
     "token-classification": ("LlamaForTokenClassification", {"num_labels": 3}),
     "question-answering": ("LlamaForQuestionAnswering", {}),
 }
-#: Two heads of queries for each of keys, and heads wider than d_model / n_heads.
+#: Each head of keys serves two heads of queries, and heads are wider than d_model / n_heads.
 LLAMA = {
     "vocab_size": 13, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
     "intermediate_size": 12, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
@@ -389,17 +388,17 @@ def build(case: Case) -> Any:
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
-    if "orm." in name or re.search(
-        r"\bln_|layernorm_", name
-    ):  # LayerNorm, layer_norm, GPT-2's, or BART's of its tables
+    # norms: LayerNorm, layer_norm, GPT-2's ln_1, and BART's layernorm_embedding
+    if "orm." in name or re.search(r"\bln_|layernorm_", name):
         numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     elif len(shape) == 1:
         numbers *= 0.3
     elif not re.search(
         r"embeddings\.|word_embeddings\.|embed_tokens\.|embed_in\.|relative_attention_bias\.weight$|^w[tp]e\.|embed_positions\.|^shared\.",
         name,
-    ):  # a linear weight (out, in)
-        numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])  # or Conv1D's (in, out)
+    ):
+        # a linear weight (out, in), or a weight (in, out) of GPT-2's Conv1D
+        numbers *= 1.2 / np.sqrt(shape[0 if ".c_" in name else 1])
     return numbers.astype(np.float32)
 
 

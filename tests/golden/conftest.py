@@ -1,4 +1,4 @@
-"""The conformance suite: all cases for slow tests, and a few cases for the others. Each is written once."""
+"""Fixtures of the conformance suite, written once per run: all cases for slow tests, and a few for quick ones."""
 
 from pathlib import Path
 

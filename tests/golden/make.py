@@ -37,9 +37,9 @@ from tests.golden.texts import TEXTS, Given
 
 HERE = Path(__file__).parent
 BUNDLED = HERE.parent.parent / "weights" / "distilbert-sst2"
-BATCHES = [slice(0, 24), slice(24, 40)]  # of the texts
+BATCHES = [slice(0, 24), slice(24, 40)]  # texts that torch runs together
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-BUNDLED_ORDERS = list(ORDERS)[:2]  # for the one model that is not tiny
+BUNDLED_ORDERS = list(ORDERS)[:2]  # only two orders, because the bundled model is not tiny
 
 
 def make(folder: Path) -> None:
@@ -167,12 +167,12 @@ def differences(made: Path, committed: Path) -> list[str]:
 
 
 def keep_committed(made: Path, committed: Path) -> None:
-    """Keeps the committed numbers if new ones differ no more than on another CPU, so files change only if needed."""
+    """Keeps committed numbers if new ones differ no more than on another CPU, so that files change only if needed."""
     for path in made.rglob("*.safetensors"):
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
             new, old = load_file(path), load_file(old_path)
-            if not _differences(path, old_path):  # byte by byte, as safetensors writes metadata in any order
+            if not _differences(path, old_path):  # copies the bytes: safetensors writes metadata in any order
                 shutil.copyfile(old_path, path)
                 continue
             kept = {key: old[key] if key in old and _same(key, new, old, False) else new[key] for key in new}
@@ -184,7 +184,7 @@ def _differences(made: Path, committed: Path) -> list[str]:
     found = [f"{key}: made or committed only" for key in sorted(new.keys() ^ old.keys())]
     if _metadata(made) != _metadata(committed):
         found.append("other metadata")
-    exact = made.name == "model.safetensors"  # parameters, from a random generator: nothing is computed
+    exact = made.name == "model.safetensors"  # parameters come from a random generator, without rounding
     return found + [
         f"{key}: not as committed" for key in sorted(new.keys() & old.keys()) if not _same(key, new, old, exact)
     ]
@@ -209,16 +209,15 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
         return False
     finite = np.isfinite(a) & ordinary
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
-    if key.endswith("/scores"):  # of beams: sums of float32 logarithms, with the tolerance of the tests that read them
+    if key.endswith("/scores"):  # scores of beams are sums of float32 logarithms; the tests have the same tolerance
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
     if "error/" in key:  # torch's own order depends on the CPU; in a single order the error of few numbers is random
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
     # Columns are those of `summary`: the error may differ by a factor, the others only by float64 rounding.
     if key.startswith("summary/"):
-        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # over all texts: in a single one it varies at random
-        size = np.maximum(
-            b[:, 2:3], 0.01 * b[:, 2].max()
-        )  # some are 0 up to rounding, such as the gradients of the biases of keys
+        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # the maximum over all texts: in one text it varies at random
+        # some sums are 0 up to rounding, such as those of the gradients of keys' biases
+        size = np.maximum(b[:, 2:3], 0.01 * b[:, 2].max())
         return bool(near and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * size).all())
     if "float32" not in key or truth is b:
         return bool((gap <= 1e-12 * np.abs(b[finite]).max()).all())

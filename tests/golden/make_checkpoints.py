@@ -1,12 +1,15 @@
 """Checkpoints written by torch, and Transformers' tensor names of every architecture, for the tests.
 
-Writes into the folder beside this file (or the one given): files of `torch.save` in each of its formats with tensors of
-every dtype and every kind of storage, their values, and `architectures.json`: for each architecture a config.json, the
-shapes of its stored tensors, and the modules of its weights if files use other names. Needs torch and transformers; the
-tests need neither.
+Writes these files into the folder `checkpoints` next to this file:
 
-    python tests/golden/make_checkpoints.py             writes them
-    python tests/golden/make_checkpoints.py --check     makes them anew elsewhere and compares
+* files of `torch.save` in each of its formats, with tensors of every dtype and every kind of storage, and their values
+* `architectures.json`: for each architecture a config.json, the shapes of its stored tensors, and the modules of its
+  weights if files use other names
+
+Needs torch and transformers; the tests need neither.
+
+    python tests/golden/make_checkpoints.py             writes the files
+    python tests/golden/make_checkpoints.py --check     writes them into a temporary folder, and compares
 """
 
 import json
@@ -164,7 +167,7 @@ def architectures() -> dict[str, dict]:
             causal = {"is_decoder": True} if head in ("ForCausalLM", "LMHeadModel") and family not in DECODERS else {}
             model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2, **causal))
             config = model.config.to_diff_dict() | {"architectures": [name]}
-            stored = revert_weight_conversion(model, model.state_dict())  # as in a file
+            stored = revert_weight_conversion(model, model.state_dict())  # names and shapes as in a file
             result[name] = {
                 "config": config,
                 "tensors": {key: list(tensor.shape) for key, tensor in stored.items()},
@@ -209,7 +212,9 @@ def same(made: Path, committed: Path) -> bool:
             )
     if not committed.exists() or made.suffix == ".json" or "legacy" not in made.name:
         return committed.exists() and made.read_bytes() == committed.read_bytes()
-    new, old = (torch.load(path, weights_only=False) for path in (made, committed))  # our own files
+    new, old = (
+        torch.load(path, weights_only=False) for path in (made, committed)
+    )  # files of this script, so unpickling is safe
     return new.keys() == old.keys() and all(torch.equal(new[k].nan_to_num(), old[k].nan_to_num()) for k in new)
 
 

@@ -1,4 +1,4 @@
-"""Make the golden gradients with torch's autograd, or with --check make them again and compare them with the committed.
+"""Make the golden gradients with torch's autograd, or with --check compare new ones with the committed ones.
 
     python tests/golden/make_gradients.py [--check]
 
@@ -164,7 +164,7 @@ def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
         loss = (answers.last_hidden_state[mask] * torch.tensor(wave["last_hidden_state"]).to(dtype)).sum()
         if "pooler_output" in wave:
             loss = loss + (answers.pooler_output * torch.tensor(wave["pooler_output"]).to(dtype)).sum()
-    elif config.head == "question-answering":  # over a text's own tokens; transformers' loss also counts padding
+    elif config.head == "question-answering":  # only a text's own tokens; transformers' loss also counts padding
         mask = torch.tensor(gradients.padded(config)["attention_mask"]).bool()
         wanted = torch.tensor(gradients.targets(config)).T
         logits = (each.masked_fill(~mask, -torch.inf) for each in (answers.start_logits, answers.end_logits))

@@ -57,7 +57,7 @@ def generated(case: str) -> dict[str, np.ndarray]:
     model = generator(kind(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")}))
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), ("final_logits_bias", model.final_logits_bias)]:
-            if case in cases.BART or "embed_positions" not in name:  # Marian's are sines
+            if case in cases.BART or "embed_positions" not in name:  # Marian's positions are sines
                 tensor.copy_(torch.from_numpy(cases.model_tensor(case, name, tuple(tensor.shape))))
     model.eval()
     sources, targets = cases.sources(case), cases.targets(case, cases.PAIRS)
@@ -148,7 +148,7 @@ def make_files(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}, ensure_ascii=False))
     names = ("source.spm", "target.spm", "vocab.json")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a package for punctuation that is not needed here
+        warnings.simplefilter("ignore")  # a warning about a missing package for punctuation, not needed here
         tokenizer = MarianTokenizer(*(str(folder / name) for name in names))
     tokenizer.save_pretrained(folder)
 

@@ -84,7 +84,7 @@ def zero_shot_classification() -> Iterator[dict[str, Any]]:
 
 
 def token_classification() -> Iterator[dict[str, Any]]:
-    """The seeds are chosen so that the models give many labels: some entities are joined, others kept apart."""
+    """With these seeds, the models give many labels, so that some entities are joined and others kept apart."""
     for seed in (1, 4, 6):
         model = of("bert", "token-classification", seed=seed)
         for strategy in ("simple", "first", "average", "max"):

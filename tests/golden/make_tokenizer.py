@@ -1,4 +1,4 @@
-"""Make the golden token ids of every way a checkpoint can describe its tokenizer, or with --check compare them.
+"""Make golden token ids for every way in which a checkpoint can describe its tokenizer, or with --check compare them.
 
     python tests/golden/make_tokenizer.py [--check]
 
@@ -21,10 +21,10 @@ from tests.support import tiny
 
 HERE = Path(__file__).parent
 FILE = HERE / "tasks" / "tokenizer_ids.json"
-CHARACTERS = 400  # maximum length of a text: pieces are letters, so longer texts would test nothing more
+CHARACTERS = 400  # maximum length of a text; pieces are letters, so longer texts would not test more
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
 
-#: Letters that stand for bytes (the printable ones of Latin-1, then U+0100 and on), and pieces that consist of them.
+#: Letters that stand for bytes (printable Latin-1 characters, then characters from U+0100 on), and their merges.
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _LETTERS = [*map(chr, _PRINTED), *map(chr, range(256, 256 + 256 - len(_PRINTED)))]
 _JOINED = ["t h", "th e", "Ġ the", "i n", "Ġ a", "o o", "g oo", "goo d", "Ġ good", "Ã ©", "e r", "Ġ f"]
@@ -36,8 +36,8 @@ _BPE = {
 }
 _MASK = {"content": "[MASK]", **_FLAGS, "lstrip": True}
 
-#: The files of the folder in addition to vocab.txt. "lowercase" says how tokenizer.json is written, if there is one. A
-#: folder with its own config.json has no vocab.txt, and ".model" names the SentencePiece file that is copied.
+#: The files of the folder in addition to vocab.txt. "lowercase" is an option for the tokenizer.json of a case
+#: that has one. A folder with its own config.json has no vocab.txt, and ".model" names the SentencePiece file to copy.
 CASES: dict[str, dict[str, Any]] = {
     "vocabulary alone": {},
     "cased": {"tokenizer_config.json": {"do_lower_case": False}},

@@ -68,7 +68,7 @@ ROBERTA = {
     "lm_head.layer_norm": ("head.activation", "head.norm"),
     "lm_head.decoder": ("", "logits"),
 }
-LAYER = "encoder.albert_layer_groups.0.albert_layers.0"  # it runs for every layer
+LAYER = "encoder.albert_layer_groups.0.albert_layers.0"  # all layers share this module
 ALBERT = {
     **{path: stages for path, stages in BERT.items() if path.startswith("embeddings.")},
     "encoder.embedding_hidden_mapping_in": ("", "embeddings.project"),
@@ -120,7 +120,10 @@ DEBERTA = {
     "encoder.layer.*.attention.self.key_proj": ("", "layers.*.attention.key"),
     "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
     "pooler": ("", "pooled"),
-    "encoder.conv.dropout": ("", "convolution.hidden"),  # its rows: the convolution itself returns columns
+    "encoder.conv.dropout": (
+        "",
+        "convolution.hidden",
+    ),  # has tokens as rows; the convolution's own output has them as columns
     "encoder.conv.LayerNorm": ("convolution_residual", "convolution_norm"),
 }
 NOMIC_BERT = {
@@ -248,7 +251,7 @@ BART = {
 }
 for side in ("encoder", "decoder"):
     BART |= {f"{side}.{path}": tuple(each and f"{side}.{each}" for each in pair) for path, pair in STACK.items()}
-#: T5's layer.0 and so on of a block are part0 here; `record.py` renames them.
+#: layer.0, layer.1 and layer.2 of a T5 block are called part0, part1 and part2 here; `record.py` renames them.
 T5_FFN = {"wi_0": ("", "hidden"), "wi_1": ("", "gate"), "act": ("", "activation"), "wo": ("gated", "output")}
 T5 = {"qa_outputs": ("", "spans")}
 for side, blocks in (("encoder", ("attention", "ffn")), ("decoder", ("attention", "cross_attention", "ffn"))):
@@ -262,6 +265,6 @@ for side, blocks in (("encoder", ("attention", "ffn")), ("decoder", ("attention"
         for part in ("query", "key", "value"):
             T5[f"{at}.{inner}.{part[0]}"] = ("", f"{ours}.{block}.{part}")
         T5[f"{at}.{inner}.o"] = (f"{ours}.{block}.combined", f"{ours}.{block}.output")
-    T5[at] = ("", f"{ours}.ffn_residual")  # the last part
+    T5[at] = ("", f"{ours}.ffn_residual")  # the last part of a block is the FFN
     for name, pair in T5_FFN.items():
         T5[f"{at}.DenseReluDense.{name}"] = tuple(each and f"{ours}.ffn.{each}" for each in pair)

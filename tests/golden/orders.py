@@ -24,7 +24,7 @@ aten = torch.ops.aten
 ROWS = 256  # rows of a product computed at a time, few enough for the caches
 SUMS = 65536  # entries of small products computed at a time
 
-Order = Callable[[int], Sequence[Sequence[int]]]  # of K terms: the partial sums, each with its terms in order
+Order = Callable[[int], Sequence[Sequence[int]]]  # number of terms -> partial sums, each a list of its terms in order
 
 
 def _shuffled(seed: int, k: int) -> Sequence[Sequence[int]]:
@@ -48,7 +48,7 @@ OTHER_PRODUCTS = {
 def errors(
     run: Callable[[], dict[str, np.ndarray]], truth: dict[str, np.ndarray], orders: Iterable[str] = ORDERS
 ) -> dict[str, np.ndarray]:
-    """error/<name> -> the largest error of that array of run(), a float32 run, in each order of addition."""
+    """error/<name> -> the largest errors of that array of run(), a float32 run, one for each order of summation."""
     found: dict[str, list[float]] = {}
     for order in orders:
         with added(order):

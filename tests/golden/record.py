@@ -72,8 +72,8 @@ ROTATED = {
 }
 
 
-modeling_deberta_v2.scaled_size_sqrt = root  # also in float32, where the root is rounded once
-# Attention that calls no `eager_attention_forward`: the class, and its projections of the rows it gets.
+modeling_deberta_v2.scaled_size_sqrt = root  # replaces it in float32, too: the root is then rounded once
+# Attention without `eager_attention_forward`: module -> the class, and its projections of its input rows.
 OWN_ATTENTION = {
     modeling_mpnet: (modeling_mpnet.MPNetSelfAttention, ("q", "k", "v")),
     modeling_deberta_v2: (
@@ -81,7 +81,7 @@ OWN_ATTENTION = {
     ),
     modeling_bloom: (modeling_bloom.BloomAttention, ()),
 }  # fmt: skip
-PER_TEXT = ("pooler", "pooled")  # (B, D); the logits of a head on texts also have one row per text
+PER_TEXT = ("pooler", "pooled")  # stages (B, D); the logits of a head on texts also have one row per text
 
 
 def stages(
@@ -95,11 +95,11 @@ def stages(
     admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]
 
     def hear(name: str, array: np.ndarray) -> None:
-        if name.startswith("by_head "):  # rows of each head's query, key and value in turn
+        if name.startswith("by_head "):  # columns of head 0's query, key and value, then head 1's, ...
             parts = np.split(array.reshape(*array.shape[:2], model.config.num_attention_heads, -1), 3, axis=-1)
             for each, part in zip(("query", "key", "value"), parts, strict=True):
                 hear(f"{name.removeprefix('by_head ')}.{each}", part.reshape(*part.shape[:2], -1))
-        elif name.startswith("by_width "):  # of grouped heads
+        elif name.startswith("by_width "):  # columns of all queries, then keys, then values, with fewer heads of keys
             c = model.config
             ends = np.cumsum([c.num_attention_heads, c.num_key_value_heads]) * c.head_dim
             for each, part in zip(("query", "key", "value"), np.split(array, ends, axis=-1), strict=True):
@@ -111,7 +111,7 @@ def stages(
         elif name == "spans":
             hear("start_logits", array[..., 0])
             hear("end_logits", array[..., 1])
-        elif name not in heard:  # DeBERTa's second projection by the same weights is that of its distance table
+        elif name not in heard:  # DeBERTa projects its distance table by the same weights afterwards
             heard[name] = _by_text(name, array, admitted)
 
     given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
@@ -126,7 +126,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
     table, module_of_family = TABLES[model.config.model_type]
     handles, scope_of = [], {}
     for path, module in model.named_modules():
-        if isinstance(module, torch.nn.Identity):  # where a layer has no norm
+        if isinstance(module, torch.nn.Identity):  # stands for a norm that the layer does not have
             continue
         path = path.removeprefix(model.base_model_prefix + ".")
         if model.config.model_type == "opt":
@@ -138,13 +138,13 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             before, after = (name.replace("*", number[1]) for name in (before, after))
             scope_of[module] = _scope(path, number[1])
         if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
-            before = ""  # a classifier of tokens, which reads the last layer itself
+            before = ""  # a classifier of tokens reads the last layer's own output
         if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
             after = "spans"
         if path == "encoder.conv.dropout":
             activated = partial(_activated, hear, ACT2FN[model.config.conv_act])
             handles.append(module.register_forward_hook(activated))
-        if path == "score" or after == "head.output":  # of every token's row, and not capped; the answer is
+        if path == "score" or after == "head.output":  # this output has a row per token, and is not capped yet
             handles.append(model.register_forward_hook(lambda _, args, out: hear("logits", out.logits.numpy())))
         if before:
             run = _in_turn(before)
@@ -180,7 +180,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
         scores = torch.matmul(query, keys.transpose(2, 3)) * scaling  # eager_attention_forward's first line
         if kwargs.get("position_bias") is not None:  # of T5
             scores = scores + kwargs["position_bias"]
-        own = query / module.scaling if module_of_family is modeling_opt else query  # OPT scales it first
+        own = query / module.scaling if module_of_family is modeling_opt else query  # OPT scales queries before
         arrays = {"query_heads": own, "key_heads": key, "value_heads": value}
         if module_of_family in ROTATED:
             rows = {
@@ -273,7 +273,7 @@ def _own_attention(
             for handle in handles:
                 handle.remove()
             if distance_scores:
-                del module.disentangled_attention_bias  # the class's own again
+                del module.disentangled_attention_bias  # restores the method of the class
         if not hasattr(module, "o"):
             heads_of("context", result[0])
         return result
@@ -304,9 +304,9 @@ def _in_turn(name: str) -> Iterator[str]:
 
 
 def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:
-    if ".ffn" in name and array.ndim == 2:  # of OPT, whose FFN reads the rows of all texts as one
+    if ".ffn" in name and array.ndim == 2:  # OPT's FFN reads the rows of all texts as one array
         array = array.reshape(len(admitted), -1, array.shape[-1])
-    array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions come once for all texts
+    array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions have one array for all texts
     if name in PER_TEXT or (name.startswith(("logits", "head.")) and array.ndim == 2):
         texts = list(array)
     elif name.endswith(("scores", ".weights")):

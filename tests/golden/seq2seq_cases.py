@@ -22,9 +22,8 @@ def drawn(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return ((0.3 if name.endswith("bias") else 1.5 * (6 / sum(shape)) ** 0.5) * uniform).astype(np.float32)
 
 
-WIDTHS = dict.fromkeys(
-    ("marian-small", "marian-middle", "marian-large", "bart-small"), 1.4
-)  # of token vectors; it determines the spread of the logits
+# maximum magnitude of the numbers in token vectors, which determines the spread of the logits
+WIDTHS = dict.fromkeys(("marian-small", "marian-middle", "marian-large", "bart-small"), 1.4)
 
 
 # --- Marian and BART -------------------------------------------------------------------------------------------------
@@ -55,12 +54,8 @@ BART: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 GENERATORS = {**MARIAN, **BART}
-END_BIAS = {
-    "marian-small": 6.0,
-    "marian-middle": 8.0,
-    "marian-large": 9.0,
-    "bart-small": 3.0,
-}  # so that targets end at many lengths
+# bias of the end token's logit, so that targets end at many lengths
+END_BIAS = {"marian-small": 6.0, "marian-middle": 8.0, "marian-large": 9.0, "bart-small": 3.0}
 
 
 def model_config(case: str) -> dict[str, Any]:
@@ -143,7 +138,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MAX_NEW_TOKENS = 18
-PAIRS = 3  # of sources and targets whose logits are kept
+PAIRS = 3  # number of pairs of source and target with stored logits
 
 
 # --- torch's modules -------------------------------------------------------------------------------------------------
@@ -187,7 +182,7 @@ def torch_config(case: str) -> dict[str, Any]:
     return {"model_type": "transformer", **SIZES, **TORCH[case]}
 
 
-LENGTHS, TARGET_LENGTHS = [4, 5, 5, 2], [3, 3, 4, 1]  # of the texts that the modules are run on
+LENGTHS, TARGET_LENGTHS = [4, 5, 5, 2], [3, 3, 4, 1]  # lengths of the modules' input texts
 
 
 def rows(name: str, lengths: list[int]) -> np.ndarray:

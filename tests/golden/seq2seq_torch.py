@@ -101,7 +101,7 @@ def run(module: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> Stages
             "the walk is not torch's"
         )
     if not isinstance(module, nn.Transformer):
-        heard = {}  # the same stages by the same functions
+        heard = {}  # the other modules have the same stages, computed by the same functions
     return heard | {"result": [each.numpy() for each in whole]}
 
 

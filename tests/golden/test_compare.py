@@ -75,7 +75,9 @@ def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, wid
     assert comparison.ok
     assert not comparison.missing
     assert len(comparison.rows) == len(recorded.stages)
-    assert max(row.budgets for row in comparison.rows) <= 0.2  # 1 / FACTOR: the recorded run is one of the draws
+    assert (
+        max(row.budgets for row in comparison.rows) <= 0.2
+    )  # 1 / FACTOR, because the recorded run is one of the draws
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_hugging_faces_module_paths_are_known(model: Model, recorded: golden.Gol
     arrays = {}
     for path, stage in modules(model.config).items():
         name = path if prefix else path.removeprefix(family_of(model.config).prefix)
-        if stage in recorded.stages and name != "pooler":  # "pooler" is npformer's name of another stage
+        if stage in recorded.stages and name != "pooler":  # npformer has another stage named "pooler"
             arrays[name] = padded(recorded.stages[stage])
     comparison = golden.compare(recorded, arrays)
     assert comparison.ok, str(comparison)
@@ -384,13 +386,16 @@ def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:
 @pytest.mark.parametrize("out_in", [True, False])
 @pytest.mark.parametrize("place", ["ours", "module", "map", "torch"])
 def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str, out_in: bool) -> None:
-    """Outputs text by text, weights in torch's layout or ours, under every naming; a swap is found."""
+    """The outputs are given text by text, the weights in torch's layout or npformer's, under every naming.
+
+    Exchanged queries and values are found.
+    """
     parts = ("query", "key", "value")
     module = modules(model.config)
     flat, arrays, names = flatten(dict(model.weights)), dict[str, np.ndarray](), dict[str, str]()
     for i in range(model.config.n_layers):
         theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.output")
-        if model.config.model_type != "gpt2":  # in gpt2 its index is among the others
+        if model.config.model_type != "gpt2":  # GPT-2 has no module for the query alone
             theirs = next(path for path, stage in module.items() if stage == f"layers.{i}.attention.query")
         own = f"layers.{i}.attention.qkv"
         path = {"ours": own, "map": f"mine.{i}", "torch": f"{theirs.rpartition('.')[0]}.in_proj"}.get(

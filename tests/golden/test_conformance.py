@@ -43,7 +43,7 @@ trace.save(output)
 
 
 def shell(script: str) -> list[str]:
-    """Returns a program: a line of sh with $1, $2 and $3 for the model's folder, the ids and the output."""
+    """Returns a program: a line of sh, in which $1, $2 and $3 are the model's folder, the ids and the output."""
     return ["sh", "-c", script, "port"]
 
 
@@ -54,7 +54,7 @@ def judged(suite: Path, command: list[str], case: str = CASE, timeout: float = 6
 
 
 def changed(suite: Path, tmp_path: Path, change: Callable[[dict[str, np.ndarray]], object]) -> list[str]:
-    """A program that writes the golden stages after a change of them."""
+    """A program that writes the golden stages with a change."""
     arrays = {
         name: a for name, a in load_arrays(suite / CASE / "golden.safetensors")[0].items() if "float64" not in name
     }
@@ -83,7 +83,7 @@ def test_a_right_port_of_any_family_passes(case: str, suite: Path, tmp_path: Pat
     [
         ("echo useless; echo bad weights >&2; exit 3", "crash", "exit code 3: bad weights"),
         ("cp $1/golden.safetensors $3; exit 1", "crash", "exit code 1; nothing printed"),
-        ("kill -KILL $$", "crash", "killed by SIGKILL; nothing printed"),  # of SIGSEGV an emulator prints a line itself
+        ("kill -KILL $$", "crash", "killed by SIGKILL; nothing printed"),  # not SIGSEGV, for which an emulator prints a line
         ("kill -40 $$", "crash", "killed by signal 40; nothing printed"),
         ("echo fine", "no output", "exit code 0, but no file"),
         ("head -c 900 $1/golden.safetensors > $3", "unreadable", ""),
@@ -100,7 +100,7 @@ def test_a_file_without_stages_to_compare_has_its_own_verdict(script: str, kind:
     assert kind in FAULTS
     assert why in verdict.why
     assert verdict.why
-    assert "npformer-" not in verdict.why  # no path of a deleted temporary folder
+    assert "npformer-" not in verdict.why  # the path of a temporary folder would be useless
 
 
 def test_a_program_that_hangs_is_stopped_with_all_that_it_started(suite: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_program_that_hangs_is_stopped_with_all_that_it_started(suite: Path, t
 
 
 def alive(process: int) -> bool:
-    """Returns whether a process runs; a zombie does not."""
+    """Returns whether a process runs. A zombie counts as ended."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

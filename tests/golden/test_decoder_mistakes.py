@@ -72,7 +72,7 @@ def unscaled_across(port: PlainBart, q: np.ndarray, at: str) -> float:
     return 1.0 if "cross" in at else q.shape[-1] ** -0.5
 
 
-#: Planted mistake -> its expected name, and how it is made.
+#: Name of a planted mistake -> its name in the diagnosis, and how it is planted.
 IN_BOTH: dict[str, tuple[str, Plant]] = {
     "no offset": ("positions off by one", attr("first_row", lambda port: 0)),
     "no causal mask": ("causal mask left out", put("seen_by_decoder", everything)),
@@ -117,7 +117,7 @@ IN: dict[str, dict[str, tuple[str, Plant]]] = {
 
 
 def missed(head: str, key: str, few: bool) -> str:
-    """Returns the diagnosis of a mistake that is not named."""
+    """Returns the diagnosis of a mistake, or "" if it names the mistake."""
     name, plant = IN[head][key]
     given = stages(head, plant)
     if few:
@@ -246,7 +246,7 @@ def test_a_mistake_that_is_not_known_gets_no_wrong_cause(key: str) -> None:
 
 @pytest.mark.slow
 def test_each_stack_has_its_own_number_of_heads() -> None:
-    """Unscaled scores are sqrt(4) times too large in the encoder and sqrt(8) in the decoder; only the logits show it."""
+    """Scores are sqrt(4) times too large in the encoder, and sqrt(8) times in the decoder. Only logits are given."""
     model, recorded = reference(CLASSIFIER)
     unscaled = {
         "encoder.*.attention.scores": lambda scores: scores * 4**0.5,

@@ -64,7 +64,7 @@ def test_a_moved_table_of_positions_is_named(rows: int) -> None:
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "outputs of layers"])
 def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
-    """All stages show the list of local layers; the layers' outputs alone show one wrong layer after another."""
+    """From all stages, the list of local layers is found at once; from the layers' outputs, one layer after another."""
     model, texts = tiny.model("modernbert", "masked-lm", n_layers=4), [Text(np.arange(5, 35))]
     local = model.config.local
     assert local is not None

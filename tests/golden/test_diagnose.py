@@ -44,7 +44,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def test_spans_of_texts_of_several_lengths_are_diagnosed() -> None:
-    """Each text has as many columns as tokens, so no order of columns fits all texts."""
+    """Each text has one column per token, so no order of columns fits texts of all lengths."""
     model = tiny.model("bert", "question-answering")
     golden_file = golden.record(model, texts_for(model))
     given = {f"{i}/{stage}": array for stage, each in golden_file.stages.items() for i, array in enumerate(each)}
@@ -221,7 +221,7 @@ ACTIVATION, POSITION, SEGMENT = "layers.0.ffn.activation", "embeddings.position"
 AXIS, WIDTH = "softmax over the wrong axis", "scores scaled by sqrt(d_model)"
 POSITIONS, HEADS = "positions off by one", "heads reshaped without the transpose"
 
-#: The way to make a mistake, its name, and the first stage that shows it.
+#: Short name of a mistake -> how it is made, its name in the diagnosis, and the first stage that shows it.
 MADE = {
     "tanh gelu": (activation_made(lambda x, out=None: gelu(x, "tanh")), "tanh GELU for erf", ACTIVATION),
     "silu": (activation_made(lambda x, out=None: x / (1 + np.exp(-x))), "another activation", ACTIVATION),
@@ -259,12 +259,12 @@ MADE = {
 }  # fmt: skip
 
 
-#: Mistakes that another one of `MADE` repeats in another place or by another number.
+#: Mistakes that differ from another one in `MADE` only in the place or in a number.
 REPEATED = ("from 2", "heads", "no types", "norm's bias", "wide", "twice")
 
 
 def by_turns(made: Iterable[str]) -> list[tuple[str, str]]:
-    """Each mistake in one of the families, and mistakes in token types in one that has them."""
+    """Each mistake with one of the families, in turn; mistakes in token types with BERT, which has them."""
     families = [FAMILIES[i % len(FAMILIES)] for i in range(len(MADE))]
     return [("bert" if "types" in each else family, each) for family, each in zip(families, made, strict=False)]
 
@@ -296,7 +296,7 @@ def test_a_product_in_float16_may_also_be_one_in_tf32(model: Model, recorded: go
 
 @pytest.mark.parametrize("model", slow_after(1, ["bert", "distilbert", "electra"]), indirect=True)
 def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None:
-    """Texts padded with id 0 and run without a mask, as by a port that forgets it."""
+    """Texts are padded with id 0 and run without a mask, as in a port that forgets it."""
     width = max(LENGTHS)
     texts = [
         Text(np.pad(text.ids, (0, width - len(text))), _padded(text.token_type_ids, width)) for text in recorded.texts

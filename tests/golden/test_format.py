@@ -1,4 +1,4 @@
-"""The pages of the golden format: the manifest is a real file's, the readers in JavaScript, Rust and C read that file."""
+"""The page of the golden format: its manifest comes from a real file, which its JavaScript, Rust and C readers read."""
 
 from __future__ import annotations
 

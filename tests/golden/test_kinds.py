@@ -26,7 +26,7 @@ QUICK = (
     "columns of a weight", "a column of q and k", "first row skipped", "positions again from 4", "a head copied",
     "bias moved", "norm of each head", "scales of columns in rows",
 )  # fmt: skip
-#: A few stages cannot show these: sums and other stages are missing, and no number is exact in 16 bits.
+#: Mistakes that few stages cannot show, because they lack the sums, or have no number that is exact in 16 bits.
 UNSEEN = (
     "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
     "columns of a weight", "gelu cut below",
@@ -93,7 +93,7 @@ def test_rows_of_the_next_token_are_named() -> None:
 
 
 class Exchanged(Llama3):
-    """Blends with the weight of the scaled frequencies for that of the unscaled ones."""
+    """Blends scaled and unscaled frequencies with their weights exchanged."""
 
     def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         rotations = self.original * frequencies / (2 * np.pi)
@@ -123,14 +123,14 @@ def test_a_rotation_of_other_frequencies_is_named(name: str, changes: dict[str, 
 
 @pytest.mark.slow
 def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
-    """A singular matrix has no solution for the missing heads."""
+    """The search for missing heads then has a singular matrix, without a solution."""
     arrays = stages("bert", KINDS["units missing"][2])
     arrays["layers.0.ffn.activation"] = arrays["layers.0.ffn.activation"] + np.inf
     assert diagnosed("bert", arrays).stage
 
 
 def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
-    """Queries of rows that are not normalized look like post-norm; keys and values show that it is not."""
+    """Queries of rows that are not normalized look like post-norm. Correct keys and values refute that."""
     model, _ = reference("gpt2")
     arrays, query = stages("gpt2"), layout.flat_arrays(model.weights)
     name = "layers.0.attention.query"
@@ -153,7 +153,7 @@ def added_after_the_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
 
 
 def read_by_both(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    """`parallel`, as hooks of torch modules show it: the stage before the FFN's norm is the layer's input."""
+    """`parallel`, as hooks on torch modules record it: the input of the FFN's norm is the layer's input."""
     port.note(f"{at}.attention_residual", x)
     return parallel(port, x, at)
 
@@ -230,7 +230,7 @@ def in_float16(port: PlainPort, scores: np.ndarray) -> np.ndarray:
 
 
 WEIGHTS = ("0.attention.query_heads", "0.attention.key_heads", "0.attention.value_heads", "0.attention.weights")
-#: Family, ends of the names of the exported stages, and the name that must come first.
+#: Short name of a mistake -> family, ends of the exported stages' names, the name that must come first, the plant.
 FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
     "activation of h * gate": (
         "modernbert", ("0.ffn.hidden", "0.ffn.gate", "0.ffn.activation", "0.ffn.gated"),
@@ -260,7 +260,7 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
 }  # fmt: skip
 
 
-#: Their mistakes are also named in quick tests of other stages.
+#: Entries of FIRST with mistakes that other quick tests name, from other stages.
 REPEATED = ("logits / sqrt(D)", "a residual in bfloat16", "mask of -5 in a batch")
 
 
@@ -281,7 +281,7 @@ def test_other_ids_are_found_from_the_embeddings_norm() -> None:
 
 
 def test_a_cap_that_is_left_out_is_not_a_wrong_name() -> None:
-    """The logits then have the numbers of the stage before them."""
+    """The logits then have the numbers of `head.output`, but the cause is not "stages under other names"."""
     model = load(Path(__file__).parent / "data" / "gemma2-causal-lm")
     recorded = golden.record(model, [[3, 5, 7, 2]])
     t = trace(model, recorded.texts)

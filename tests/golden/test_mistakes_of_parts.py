@@ -35,7 +35,7 @@ pytestmark = pytest.mark.numbers
 
 HIDDEN = ("embeddings.sum", ".ffn_residual", "norm", "logits")
 Weights = Mapping[str, np.ndarray]
-#: Places in the code -> their replacements, or a change of the weights.
+#: A module or class, the name to replace in it, and the replacement; or a change of the weights.
 Plant = tuple[Any, str, Any] | Callable[[Weights], Weights]
 
 turn, angles = rotary.rotate, rotary.rotary_angles
@@ -183,7 +183,7 @@ QUICK = ("norms of heads exchanged",)
 
 
 def forms(keys: Mapping[str, Any], quick: tuple[str, ...]) -> list[Any]:
-    """Each mistake with all stages, and with hidden states only: marked slow except for the quick ones."""
+    """Each mistake with all stages, and with hidden states only, which is slow except for the mistakes in `quick`."""
     hidden = [pytest.param(key, False, marks=() if key in quick else pytest.mark.slow) for key in keys]
     return [*((key, True) for key in keys), *hidden]
 
@@ -203,7 +203,7 @@ def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool, monkeypatch: p
 
 
 def test_hidden_states_without_the_last_layer_are_named() -> None:
-    """They end with the norm, which has the name of a layer's output."""
+    """The list of hidden states ends with the norm, under the name of a layer's output."""
     model = llama(n_layers=2)
     texts = [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
     weights = {name: array for name, array in flatten(dict(model.weights)).items() if not name.startswith("layers.1.")}
@@ -256,7 +256,7 @@ def test_padding_before_a_text_that_is_seen_is_named() -> None:
 
 
 def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange explains both layers; "each has the next one's" would change a layer that is right."""
+    """The exchange explains both layers. A shift of all layers by one is refuted: it would change a correct layer."""
     orders = {"layers.1.": "layers.2.", "layers.2.": "layers.1."}
 
     def plant(weights: Weights) -> Weights:
@@ -301,13 +301,13 @@ def test_layers_in_the_order_of_their_names_are_one_finding() -> None:
 
 
 def test_each_layer_of_an_unusual_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last layer has the first one's weights, which an earlier cause has replaced."""
+    """The last layer has the first layer's weights, although an earlier cause has replaced these in the model."""
     found = diagnosed(llama, 3, in_order((1, 2, 0)), True, monkeypatch)
     assert "layers.2 has layers.0's" in found, found
 
 
 def test_a_cause_that_leaves_far_more_than_another_is_not_named() -> None:
-    """0.0447 for 0.044715 gives numbers within the budget, but the activation itself leaves only rounding."""
+    """The tanh formula with 0.0447 for 0.044715 fits within the budget, but the right formula leaves only rounding."""
     model, texts = llama(), [Text(np.arange(3, 12))]
     recorded, port = golden.record(model, texts), Model(replace(model.config, activation="gelu_tanh"), model.weights)
     found = golden.diagnose(recorded, dict(trace(port, texts)), model)
@@ -316,7 +316,7 @@ def test_a_cause_that_leaves_far_more_than_another_is_not_named() -> None:
 
 @pytest.mark.parametrize("from_0", slow_after(1, [True, False]))
 def test_texts_of_a_packed_batch_that_attend_to_one_another_are_named(from_0: bool) -> None:
-    """The positions of a text begin at 0, or are those of the batch."""
+    """The port counts positions from 0 in each text, or over the whole batch."""
     model, texts = llama(n_layers=1, max_length=16), [np.arange(3, 16), np.arange(20, 26)]
     places = np.concatenate([np.arange(len(ids)) for ids in texts]) if from_0 else np.arange(19)
     port = Model(replace(model.config, max_length=19), model.weights)

@@ -20,7 +20,7 @@ from tests.test_documentation import blocks, shape
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "port_in_c"
 CASES = ["distilbert-*"]
-#: Planted mistake -> its name, the first stage that shows it, and the cases that do not.
+#: Macro that plants a mistake -> its name, the first stage that shows it, and the cases that do not.
 PLANTED = {
     "QUICK_GELU": ("quick GELU", "layers.0.ffn.activation", {"gelu-tanh", "relu", "silu"}),
     "UNBIASED_VARIANCE": ("unbiased variance", "embeddings.norm", set()),
@@ -62,16 +62,16 @@ def test_a_mistake_planted_in_the_port_is_named(mistake: str, whole_suite: Path,
 
 
 def test_a_file_that_is_cut_short_ends_it_with_a_message(whole_suite: Path, tmp_path: Path) -> None:
-    """The port is compiled with the compiler's memory checks, under which it also passes."""
+    """The port is compiled with the compiler's memory checks, and also passes with a whole file."""
     checks = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     try:
         subprocess.run(["cc", *checks, "-o", tmp_path / "empty", tmp_path / "empty.c"], check=True, timeout=60)
         subprocess.run([tmp_path / "empty"], check=True, timeout=20)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # emulated, even an empty program hangs
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # on an emulator even an empty program hangs
         pytest.skip("the port was NOT run with checks of memory: this compiler has none that run here")
     port = compiled(tmp_path, *checks)
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # ends with its last output
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # the port frees nothing before it ends
     case = whole_suite / "distilbert-masked-lm"
     command = [port, str(case), str(case / "inputs.safetensors"), str(tmp_path / "out")]
     assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 0

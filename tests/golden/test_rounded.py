@@ -14,8 +14,7 @@ TEXT = [Text(np.array([7, 8, 9, 10, 11]))]
 
 
 def test_a_port_rounds_only_the_weights_that_its_stage_is_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No weight before the pooler, the only wrong stage, is rounded: rounding all weights of a BERT would take
-    minutes."""
+    """Only the pooler is wrong, so no weight before it is rounded: rounding all weights of BERT would take minutes."""
     model = tiny.model("bert")
     reference, read = golden.record(model, TEXT), set()  # without padding
     arrays = {f"{i}/{name}": array for name in reference.stages for i, array in enumerate(reference.stages[name])}

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numbers
 
 CASES = {case.name: case for case in cases()}
 SOME = ("bert-masked-lm", "electra-bfloat16", "transformer-base", "marian-two-vocabularies")
-#: What a case tests -> the same model without it.
+#: Feature that a case tests -> fields of the config that turn it off.
 WITHOUT = {
     "gelu-tanh": {"activation": "gelu"},
     "relu": {"activation": "gelu"},
@@ -66,7 +66,7 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES)[::3])  # all are written and read by the same code
+@pytest.mark.parametrize("name", list(CASES)[::3])  # a third, because the same code writes and reads all of them
 def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, whole_suite: Path) -> None:
     model, recorded = loaded(whole_suite / name), golden.load(whole_suite / name / "golden.safetensors")
     assert model.config == recorded.config == CASES[name].config
@@ -146,7 +146,7 @@ def test_on_another_kernel_models_and_inputs_have_the_same_bytes_and_stages_fit_
         stages = {f"{i}/{each}": a for each in theirs.stages for i, a in enumerate(theirs.stages[each])}
         golden.assert_close(ours, stages)
         ratios = [theirs.budgets[each] / ours.budgets[each] for each in ours.stages]
-        assert 0.25 < min(ratios) <= max(ratios) < 4  # budgets are sampled
+        assert 0.25 < min(ratios) <= max(ratios) < 4  # budgets come from random draws
 
 
 def test_a_folder_without_a_suite_is_an_error(suite: Path, tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_a_long_list_of_cases_is_read_in_a_time_that_grows_as_it_does(tmp_path: 
         began = time.process_time()
         assert len(golden.read_suite(tmp_path)) == count
         seconds[count] = time.process_time() - began
-    assert seconds[30_000] < 40 * seconds[3_000]  # 100 times if each case were looked up in a list
+    assert seconds[30_000] < 40 * seconds[3_000]  # looking up each case in a list would take 100 times as long

@@ -24,7 +24,7 @@ FEW = ("embeddings.sum", ".ffn_residual", "norm", "logits")
 
 @cache
 def reference(version: str = "1.0") -> tuple[Seq2Seq, golden.Golden]:
-    """Texts longer than max_distance."""
+    """A tiny T5, and its golden file of texts longer than max_distance."""
     sizes = {"vocab_size": 40, "d_model": 16, "n_heads": 4, "head_width": 6, "n_layers": 1, "d_ffn": 24}
     options = {"scale_output": True} if version == "1.0" else {"gated": True, "activation": "gelu_tanh", "tied": False}
     decoder = Decoder(n_layers=2, start_id=0, end_ids=(1,))
@@ -50,7 +50,7 @@ def biased(port: PlainT5, scores: np.ndarray, at: str) -> np.ndarray:
     return scores + port.bias(at.split(".")[0], *scores.shape[-2:])
 
 
-#: A mistake -> its expected name, and how it is made.
+#: Name of a planted mistake -> its name in the diagnosis, and how it is planted.
 PLANTED: dict[str, tuple[str, Plant]] = {
     "scores divided": ("scores divided by sqrt(d_head)", put("scale_of", lambda port, q, at: q.shape[-1] ** -0.5)),
     "decoder's buckets of both directions": ("other buckets", put("goes_both_ways", lambda port, side: True)),
@@ -91,7 +91,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
 
 
 def missed(key: str, few: bool) -> str:
-    """The diagnosis of a mistake that is not named, else nothing."""
+    """Returns the diagnosis of a mistake, or "" if it names the mistake."""
     name, plant = PLANTED[key]
     given = {stage: a for stage, a in stages(plant=plant).items() if not few or stage.endswith(FEW)}
     model, recorded = reference()
