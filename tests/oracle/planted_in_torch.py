@@ -16,7 +16,7 @@ Plant = Callable[[Any], None]
 def layers(model: Any) -> Any:
     encoder = model.base_model
     if model.config.model_type == "albert":
-        return [encoder.encoder.albert_layer_groups[0].albert_layers[0]]  # which runs for every layer
+        return [encoder.encoder.albert_layer_groups[0].albert_layers[0]]  # all layers share this module
     return (encoder.transformer if hasattr(encoder, "transformer") else encoder.encoder).layer
 
 

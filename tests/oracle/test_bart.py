@@ -86,7 +86,7 @@ def test_answers_are_transformers_own(option: str, tmp_path: Path) -> None:
     again = BartForConditionalGeneration.from_pretrained(back).state_dict()
     before = BartForConditionalGeneration.from_pretrained(tmp_path / "torch").state_dict()
     assert again.keys() == before.keys()
-    unread = {"model.shared.weight"} if option == "untied" else set()  # then each side has its own table
+    unread = {"model.shared.weight"} if option == "untied" else set()  # encoder and decoder have their own tables
     assert all(torch.equal(again[key], before[key]) for key in before.keys() - unread)
 
 
@@ -98,13 +98,13 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
     expected = theirs.generate(**tensors, max_new_tokens=12, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path / "torch")
-    for older in (False, True):  # with the settings in generation_config.json, then without the file: the defaults
+    for older in (False, True):  # with generation_config.json, then without it, with the defaults
         if older:
             (tmp_path / "torch/generation_config.json").unlink()
         rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]
         for row, target in zip(rows, expected, strict=True):
             ((found,),) = model.generate([row], max_new_tokens=12, **settings)
-            ours = [2, *found.ids.tolist()]  # after the start token
+            ours = [2, *found.ids.tolist()]  # transformers' answer begins with the start token
             assert list(target) == ours + [1] * (len(target) - len(ours))
 
 
@@ -122,7 +122,7 @@ def test_gradients_are_torch_s(option: str, tmp_path: Path) -> None:
     found = gradients(TranslationLoss(model.config, 0.0), weights, [example]).flat
     assert found.keys() == weights.flat.keys()
     for name, grad in found.items():
-        if name == "head.output.bias":  # torch stores it as a buffer
+        if name == "head.output.bias":  # a buffer in torch, which has no gradient
             continue
         if isinstance(grad, SparseRows):
             dense = np.zeros_like(weights.flat[name])
@@ -148,7 +148,7 @@ HEADS = {BartForSequenceClassification: {"num_labels": 3}, BartForQuestionAnswer
 
 
 def ended() -> dict[str, np.ndarray]:
-    """The batch with its texts' end tokens."""
+    """The batch, with an end token at the end of each text."""
     given = batch()
     for row, length in zip(given["input_ids"], LENGTHS, strict=True):
         row[length - 1] = 2
@@ -192,7 +192,9 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
         ours = forward(tree, config, packed)
     grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
     rows = {name: each if name == "logits" else packed.split(each) for name, each in grads.items()}
-    for i, ids in enumerate(texts):  # one by one, because torch needs equally many end tokens in each text
+    for i, ids in enumerate(
+        texts
+    ):  # one by one, because transformers needs the same number of end tokens in all texts of a batch
         found = head_answers(model, {"input_ids": ids[None]})
         sum((found[name] * torch.from_numpy(rows[name][i])).sum() for name in found).backward()
     named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}

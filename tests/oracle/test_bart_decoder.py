@@ -18,13 +18,13 @@ from npformer.training.losses import Example, HeadLoss
 from tests.oracle.test_bart import OPTIONS, SETTINGS, compared, torch_model
 from tests.oracle.test_every_family import DTYPES, assert_grads, save_as
 
-#: As many layers in both stacks: transformers sizes the cache of the decoder alone by the encoder's layers.
+#: Both stacks have the same number of layers, because transformers sizes the decoder's cache by the encoder's layers.
 SIZES = {"encoder_layers": 3, "max_position_embeddings": 32}
 MASK = np.array([[int(each) for each in row] for row in ("111111111", "111110000", "000111111", "110111011")])
 
 
 def given() -> dict[str, np.ndarray]:
-    """Padding after and before texts, gaps, and the padding token among the others."""
+    """Texts with padding after or before them, with gaps, and with the padding token as one of their tokens."""
     ids = np.random.default_rng(0).integers(3, 50, MASK.shape)
     ids[0, 4] = 1
     return {"input_ids": ids, "attention_mask": MASK}
@@ -42,7 +42,7 @@ def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * np.abs(right).max())
 
 
-@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # npformer has the same default length
 @pytest.mark.parametrize("settings", [{}, *SETTINGS], ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_generated_tokens_equal_transformers(option: str, settings: dict[str, int], tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_generated_tokens_equal_transformers(option: str, settings: dict[str, in
     theirs.save_pretrained(tmp_path)
     model = npformer.load(tmp_path, dtype="float64")
     prompts = [np.array(each) for each in ([0, 7, 9, 11, 2], [5], [0, 30, 31, 32, 33, 34, 35, 36])]
-    for older in (False, True):  # with the settings in generation_config.json, then without the file: the defaults
+    for older in (False, True):  # with generation_config.json, then without it, with the defaults
         if older:
             (tmp_path / "generation_config.json").unlink()
         for prompt, [found] in zip(prompts, generate(model, [Text(each) for each in prompts], **settings), strict=True):
@@ -103,7 +103,7 @@ def test_files_survive_a_round_trip_and_transformers_reads_them(option: str, tmp
 
 
 def test_the_decoder_of_a_model_with_both_stacks(tmp_path: Path) -> None:
-    """The file has the form of a .bin, which also has the table under the decoder's name."""
+    """A .bin file also has the table under the decoder's name."""
     whole = torch_model("scaled", BartForConditionalGeneration, **SIZES)
     whole.config.save_pretrained(tmp_path)
     torch.save(whole.state_dict(), tmp_path / "pytorch_model.bin")

@@ -20,7 +20,7 @@ from npformer.runtime.packing import Text
 from tests.support import tiny
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]
-PAD = 7  # it also occurs in the texts
+PAD = 7  # also occurs in the texts
 
 
 def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
@@ -79,9 +79,8 @@ def seeing(picture: Callable[[Any], Any]) -> Plant:
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> tuple[Any, Any]:
-            scores = (
-                q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 + mask[:, :, -1:]
-            )  # the mask of the last query hides only padding
+            last = mask[:, :, -1:]  # the mask of the last query hides only padding
+            scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 + last
             weights = torch.softmax(scores.masked_fill(picture(torch.ones(scores.shape[-2:])) == 0, -1e9), -1)
             return (weights @ v).transpose(1, 2), weights
 
@@ -116,7 +115,7 @@ def no_final_norm(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_column(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.config.pad_token_id = 10**6  # the id of no token, so that padding is read
+    model.config.pad_token_id = 10**6  # not the id of any token, so that padding is read
 
 
 def first_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,8 +91,8 @@ def torch_model(folder: Path, recorded: golden.Golden, monkeypatch: pytest.Monke
 #: Families with different modules; all others have the modules of BERT or RoBERTa.
 OF_OWN_MODULES = ("distilbert", "bert", "albert", "roberta")
 FOR_ALL = [(family, plant) for family in OF_OWN_MODULES for plant in PLANTED]
-FOR_ALL.remove(("distilbert", segments_ignored))  # it has no token types
-#: Mistakes in one layer, whereas all layers of ALBERT share weights, or in modules that ALBERT lacks.
+FOR_ALL.remove(("distilbert", segments_ignored))  # DistilBERT has no token types
+#: Mistakes that ALBERT cannot have: in one layer, because its layers share weights, or in modules that it lacks.
 NOT_IN_ALBERT = {
     "eps_of_one_norm", "transposed_square_weight", "missing_bias", "layer_weights", "half_product", "pre_norm",
     "heads_not_transposed", "heads_not_transposed_back",
@@ -137,7 +137,7 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
     name, stage = PLANTED[plant]
     assert comparison.first.stage == stage, f"{diagnosis}\n{comparison}"
     assert name in diagnosis.causes, f"{diagnosis}\n{comparison}"
-    if plant is not softmax_over_heads:  # this mistake gives padding weights too, which shows in the context
+    if plant is not softmax_over_heads:  # with this mistake, padding gets attention too, which shows in the context
         assert not any("no known mistake" in str(each) for each in diagnosis.then), f"{diagnosis}"
     with pytest.raises(AssertionError, match="the first stage that diverges"):
         golden.assert_close(recorded, torch_model)

@@ -40,7 +40,7 @@ def theirs(folder: Path) -> Any:
 
 
 def choices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two examples of two choices each, their masks, and the places of their last tokens."""
+    """Returns the ids of two examples of two choices each, their masks, and the places of their last tokens."""
     mask = (np.arange(9) < np.array(LENGTHS)[:, None]).astype(np.int64).reshape(2, 2, 9)
     ids = np.where(mask == 1, np.random.default_rng(0).integers(8, 60, mask.shape), PAD)
     return ids, mask, np.array(LENGTHS).reshape(2, 2) - 1

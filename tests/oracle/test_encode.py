@@ -1,4 +1,4 @@
-"""Our methods and sentence-transformers' own on folders that it saved: answers and settings are the same."""
+"""The methods of sentence-transformers' classes give its answers and settings, on folders that it saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.oracle.test_sparse import saved
 from tests.support import tiny
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:input"),  # long inputs are truncated
+    pytest.mark.filterwarnings("ignore:input"),  # warns that long inputs are truncated
     pytest.mark.filterwarnings("ignore:.*has been renamed:FutureWarning"),
 ]
 CALLS: list[dict[str, Any]] = [

@@ -144,7 +144,7 @@ def given(family: str, head: str) -> dict[str, np.ndarray]:
     if family.partition("+")[0] in DECODERS:
         ids[mask == 0] = ids[0, -3:] = PAD
     elif head in ("base", *POOLED_HEADS):
-        mask[:, 0] = 1  # their first token is read
+        mask[:, 0] = 1  # these heads read the first token
     arrays = {"input_ids": ids, "attention_mask": mask}
     if OPTIONS.get(family.partition("+")[2], {}).get("n_token_types"):
         arrays["token_type_ids"] = np.random.default_rng(2).integers(0, 2, mask.shape)
@@ -158,9 +158,9 @@ def theirs(folder: Path) -> Any:
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     for each in model.modules():
-        if hasattr(each, "embed_scale"):  # rounded as if the model ran in the dtype of its files
+        if hasattr(each, "embed_scale"):  # rounds the scale, as if the model ran in the dtype of its files
             each.embed_scale = each.embed_scale.to(config.dtype)
-    return model.double().eval()  # also converts the frequencies of the rotation
+    return model.double().eval()  # double() also converts the frequencies of rotations
 
 
 def texts_of(config: Config, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None) -> list[Text]:
@@ -241,7 +241,7 @@ def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", [name for name, head in HEADS if head == "causal-lm"])
 def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, tmp_path: Path) -> None:
-    """Transformers shifts the labels itself; where one is -100, the token before it has no target."""
+    """Transformers shifts the labels itself. Where a label is -100, the token before it has no target."""
     folder, arrays = folder_of(tmp_path / "model", family, "causal-lm"), given(family, "causal-lm")
     model = theirs(folder)
     config, tree = load_folder(folder, np.float64)
@@ -252,14 +252,14 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, t
     texts = texts_of(config, arrays["input_ids"], mask, None)
     objective = HeadLoss(config)
     examples = [Example(*each) for each in zip(texts, (w[m] for w, m in zip(wanted, mask, strict=True)), strict=True)]
-    # A gap hides the token before a target, whose logits Transformers reads nevertheless.
+    # Where a gap hides the token before a target, Transformers would still read its logits.
     labels[:, 1:][~mask[:, :-1]] = -100
     count = sum(map(objective.count, examples))
     with in_double():
         answer = model(**{name: torch.from_numpy(a) for name, a in arrays.items()}, labels=torch.from_numpy(labels))
     rows, after = answer.logits[:, :-1].flatten(0, 1), torch.from_numpy(labels[:, 1:]).flatten()
     loss = torch.nn.functional.cross_entropy(rows, after)
-    assert abs(loss - answer.loss) < 1e-6  # which Transformers computes in float32 in any dtype
+    assert abs(loss - answer.loss) < 1e-6  # transformers always computes the loss in float32
     loss.backward()
     part = objective.part(tree, examples, count, None)
     assert abs(part.loss - loss.item()) < FLOAT64 * loss.item()
@@ -267,8 +267,8 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, t
 
 
 def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
-    """Compares our gradients with torch's, stored in the model's parameters."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one under each of its names
+    """Compares npformer's gradients with torch's, which the model's parameters hold."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # tied parameters have several names
     named = {name: each.grad.numpy() for name, each in parameters.items() if each.grad is not None}
     expected = layout.flatten(layout.to_tree({**state(model), **named}, config, np.float64))
     found = layout.flatten(ours)
@@ -276,7 +276,8 @@ def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
     total = {name: dense(array, expected[name].shape) for name, array in found.items()}
     for name, table in tied.items():
         grad = total.pop(name)
-        total[table] = total[table] + (grad.T if name == PROJECTION else grad)  # or layers that share weights
+        # only the projection is transposed, not the weights that layers share
+        total[table] = total[table] + (grad.T if name == PROJECTION else grad)
     assert total.keys() == expected.keys() - tied.keys()
     for name, grad in total.items():
         assert np.abs(grad - expected[name]).max() < FLOAT64 * max(1.0, float(np.abs(expected[name]).max())), name

@@ -1,4 +1,4 @@
-"""A live torch model whose query, key and value are one linear layer: its stages and weights are compared as three."""
+"""A live torch model with one linear layer for query, key and value, which is compared as three layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import tiny
 
 
 class Fused(torch.nn.Module):
-    """BERT's attention by one matrix."""
+    """BERT's attention with one linear layer for query, key and value."""
 
     def __init__(self, old: torch.nn.Module) -> None:
         super().__init__()

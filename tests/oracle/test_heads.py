@@ -1,7 +1,7 @@
 """Every head of RoBERTa's and ALBERT's families compared with transformers, from the files that it saves.
 
-In float64 the two agree to rounding; in float32 our error is of the size of torch's. ALBERT's layers share weights in
-several ways; the sums of their gradients equal torch's.
+In float64 both agree up to rounding; in float32 npformer's error is similar to torch's. ALBERT's layers share weights
+in several ways; the sums of their gradients equal torch's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def batch(model: Any, choices: bool, lengths: tuple[int, ...] = LENGTHS) -> dict
 def answers(model: Any, given: dict[str, np.ndarray], dtype: torch.dtype) -> dict[str, np.ndarray]:
     with torch.no_grad():
         found = model.to(dtype)(**{key: torch.from_numpy(each) for key, each in given.items()})
-    named = {"prediction_logits": "logits"}  # of a model for pre-training
+    named = {"prediction_logits": "logits"}  # a model for pre-training has another name for them
     return {
         named.get(key, key): each.numpy() for key, each in found.items() if key not in ("sop_logits", "past_key_values")
     }
@@ -127,7 +127,7 @@ def test_gradients_of_layers_that_share_weights_are_torch_s(name: str, head: str
     theirs = torch_model(name, f"Albert{head}").double()
     theirs.save_pretrained(tmp_path / "torch")
     given, random = batch(theirs, False), np.random.default_rng(1)
-    given["input_ids"][0, 4] = 7  # torch does not train the row of padding, which is in no text
+    given["input_ids"][0, 4] = 7  # no padding inside a text, because torch does not train the row of padding
     model = npformer.load(tmp_path / "torch", dtype="float64")
     if head == "ForMaskedLM":
         labels = np.where(random.random(given["input_ids"].shape) < 0.5, given["input_ids"], -100)

@@ -89,7 +89,7 @@ def save(
     return path / "saved", made
 
 
-@pytest.mark.filterwarnings("ignore:input 4")  # it is truncated
+@pytest.mark.filterwarnings("ignore:input 4")  # warns that it is truncated
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_match_a_sentence_transformer(case, tmp_path):
     """Vectors agree to 1e-12, a thousand times the float64 rounding of length 1; prompts change them by more than

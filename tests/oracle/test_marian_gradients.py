@@ -21,7 +21,7 @@ PAD = 30  # also the start token
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_gradient_is_torch_s(tied: bool, tmp_path: Path) -> None:
-    """They agree in float64 to 1e-12. The table's row of the padding token only gets the gradient of the tied
+    """Gradients agree in float64 to 1e-12. The padding token's row in the table gets only the gradient of a tied
     projection."""
     torch.manual_seed(0)
     model = MarianMTModel(MarianConfig(
@@ -47,7 +47,7 @@ def test_every_gradient_is_torch_s(tied: bool, tmp_path: Path) -> None:
             dense[grad.ids] = grad.values
         else:
             dense[...] = grad
-        if name == "head.output.bias":  # a buffer in torch
+        if name == "head.output.bias":  # a buffer in torch, which has no gradient
             continue
         assert np.abs(dense - expected[name]).max() < 1e-12, name
     tables = [name for name in found if name.endswith("embeddings.token.weight")]

@@ -103,7 +103,7 @@ def test_gradients_of_stages_match_autograd(family: str, head: str, tmp_path: Pa
 
 
 class HeldNorm(torch.nn.Module):
-    """A layer norm whose deviation is a constant for autograd."""
+    """A layer norm that divides by a deviation without a gradient."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class HeldNorm(torch.nn.Module):
 
 
 class Gate(torch.nn.Module):
-    """An activation as h times a factor that is a constant for autograd."""
+    """An activation, computed as h times a factor without a gradient."""
 
     def __init__(self, activation: Any) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Gate(torch.nn.Module):
 
 
 def hold(theirs: Any, family: str, layers: int) -> None:
-    """Makes everything between the blocks' outputs and the logit linear, and cuts what the blocks read."""
+    """Makes everything between the blocks' outputs and the logit linear, and detaches the blocks' inputs."""
     for path, module in list(theirs.named_modules()):
         parent, _, last = path.rpartition(".")
         if isinstance(module, torch.nn.LayerNorm):
@@ -157,7 +157,7 @@ def test_parts_of_a_logit_match_autograd_with_the_norms_held(family: str, head: 
     read: dict[str, Any] = {}
 
     def keep(name: str) -> Callable[..., Any]:
-        """Keeps a copy of the module's input that autograd sees as a leaf."""
+        """Replaces the module's input by a copy without a history, which gets a gradient, and keeps it."""
 
         def hook(module: Any, arguments: Any) -> Any:
             read[name] = arguments[0].detach().requires_grad_()

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("length", "stride"), [(40, None), (None, 1), (None, 16), (None, 47), (None, None)])
 def test_a_text_has_the_perplexity_of_transformers(length: int | None, stride: int | None, folder: Path) -> None:
-    """Adds the losses of the guide's windows, each multiplied by the number of tokens of which it is the mean."""
+    """Adds the mean losses of the guide's windows, each multiplied by its number of tokens."""
     text = TEXT[:length]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(text, return_tensors="pt").input_ids

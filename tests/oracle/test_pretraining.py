@@ -31,7 +31,7 @@ CLASSES = {"bert": "BertForPreTraining", "albert": "AlbertForPreTraining", "elec
 #: Classes that config.json may name although the file has the heads of the class above.
 OTHERS = {"bert": "BertForMaskedLM", "albert": "AlbertForMaskedLM", "electra": "ElectraModel"}
 OPTIONS: dict[str, dict[str, Any]] = {"albert": {"embedding_size": 10}, "electra": {"embedding_size": 10}}
-#: The field of the class's output with the logits of each head.
+#: Family -> head -> the field with its logits in the output of the class.
 LOGITS = {
     "bert": {"masked-lm": "prediction_logits", "next-sentence": "seq_relationship_logits"},
     "albert": {"masked-lm": "prediction_logits", "next-sentence": "sop_logits"},
@@ -119,7 +119,7 @@ def test_the_loss_of_replaced_tokens_and_its_gradients_are_torch_s(tmp_path: Pat
     rows = torch.from_numpy(mask)
     wanted = torch.from_numpy(labels[mask]).double()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(answer.logits[rows], wanted)
-    assert abs(loss - answer.loss) < 1e-6  # which transformers computes in float32 in any dtype
+    assert abs(loss - answer.loss) < 1e-6  # transformers always computes the loss in float32
     loss.backward()
     objective = HeadLoss(config)
     part = objective.part(tree, examples, sum(map(objective.count, examples)), None)

@@ -1,4 +1,4 @@
-"""Scores are changed as by transformers' processors, in the same order, and tokens are drawn with its probabilities."""
+"""Scores change as with transformers' processors, in the same order, and tokens are drawn with the same probabilities."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def theirs() -> Any:
 
 
 def random_scores(random: np.random.Generator, rows: int = 4) -> np.ndarray:
-    """Flat to steep rows, some with tokens that are banned already."""
+    """Rows from nearly flat to steep, some with tokens that are banned already."""
     scores = random.standard_normal((rows, WIDTH)) * random.choice([0.01, 1, 3, 10, 30])
     scores[random.random(scores.shape) < random.choice([0, 0.3, 0.9])] = -np.inf
     scores[:, 40] = random.standard_normal(rows)
@@ -107,7 +107,7 @@ def test_scores_are_changed_as_in_transformers(theirs: Any, seed: int) -> None:
     ids=str,
 )
 def test_tokens_are_drawn_by_the_probabilities_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Shares of 2000 draws agree within 5 standard deviations plus 3 draws, which is for very rare tokens."""
+    """Shares of 2000 draws agree within 5 standard deviations plus 3 draws, an allowance for very rare tokens."""
     torch.manual_seed(3)
     config = transformers.GPT2Config(
         n_positions=16, n_embd=8, n_layer=1, n_head=2, vocab_size=WIDTH, initializer_range=0.4, bos_token_id=0,
@@ -123,6 +123,6 @@ def test_tokens_are_drawn_by_the_probabilities_of_transformers(tmp_path: Path, s
         prompt.tolist() * 2, do_sample=True, seed=1, max_new_tokens=1, num_return_sequences=1000, **settings
     )
     shares = np.bincount([each.ids[0] for some in drawn for each in some], minlength=WIDTH) / 2000
-    assert 1 < np.count_nonzero(expected) < 50  # as many as top_k leaves
+    assert 1 < np.count_nonzero(expected) < 50  # 50 is the default of top_k
     assert not shares[expected == 0].any()
     assert (np.abs(shares - expected) <= 5 * np.sqrt(expected * (1 - expected) / 2000) + 0.0015).all()

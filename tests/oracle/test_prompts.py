@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "forced end": {"forced_eos_token_id": 8},
     "biases": {"sequence_bias": [[[30], 1.5], [[31, 32], 9.0], [[33, 34, 35], -2.0]], "repetition_penalty": 1.1},
     "decay": {"exponential_decay_length_penalty": (4, 1.05), "max_new_tokens": 30},
-    "min_length": {"min_length": 40, "max_new_tokens": 12},  # more than the short prompts can have
+    "min_length": {"min_length": 40, "max_new_tokens": 12},  # short prompts cannot reach this length
     "min_length for none": {"min_new_tokens": 30, "max_new_tokens": 12, "forced_eos_token_id": 8},
     "one end": {"eos_token_id": 9, "max_new_tokens": 40},
     "beams": {"num_beams": 3},
@@ -110,9 +110,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
         torch.manual_seed(0)
         theirs = getattr(transformers, architecture)(config).double().eval()
         for name, parameter in theirs.named_parameters():
-            if family == "bart" and "norm" in name:  # its last one would make one token the likeliest everywhere
+            if family == "bart" and "norm" in name:  # a random last norm would make one token the likeliest everywhere
                 continue
-            # A table so small that a token is not the likeliest after itself; what an encoder adds to it is as small.
+            # A table of small numbers, so that a token is not the likeliest after itself. An encoder's other tables and
+            # biases are as small.
             tables = {"gpt2": "wte", "bart": "wte", "gemma2": "embed_tokens", "gemma3_text": "embed_tokens"}
             small = re.search(tables.get(family, r"_embeddings\.weight|bias"), name)
             torch.nn.init.normal_(parameter, std=0.08 if small else 0.3 if "embed_tokens" in name else 0.6)
@@ -123,11 +124,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return made
 
 
-@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # npformer has the same default length
 @pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:min_length or min_new_tokens")
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_ragged_prompts_continue_as_in_transformers(models: Callable[[str], Pair], family: str, name: str) -> None:
-    """RoBERTa's positions are given to `generate`: by default it counts from row 0, unlike RoBERTa's forward."""
+    """RoBERTa's positions are passed to `generate`, which otherwise counts from row 0, unlike RoBERTa's forward."""
     theirs, ours = models(family)
     random, settings = np.random.default_rng(1), SETTINGS[name]
     if family not in ("gpt2", "bart"):

@@ -33,7 +33,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:input 3")  # texts are cut
+@pytest.mark.filterwarnings("ignore:input 3")  # warns that it is truncated
 @pytest.mark.parametrize(
     "stored",
     [

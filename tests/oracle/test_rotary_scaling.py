@@ -20,7 +20,7 @@ from tests.support import tiny
 from tests.support.in_double import in_double
 from tests.support.rotary_frequencies import DYNAMIC, FREQUENCIES, LONGROPE, MAGNITUDE, THETA
 
-#: Family and mechanisms. The rotated part of a head has 8 columns.
+#: Name -> family, and fields of the config. The rotated part of a head has 8 columns.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic": ("llama", {"mechanisms": (Rotary(THETA, scaling=DYNAMIC),), "max_length": DYNAMIC.longest}),
     "dynamic in part": (
@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-LENGTHS = (5, 8, 9, 13, 20, 3)  # the last is shorter than the original length again
+LENGTHS = (5, 8, 9, 13, 20, 3)  # a short text after longer ones has the original frequencies again
 
 
 def both(name: str, folder: Path) -> tuple[Model, Any]:

@@ -21,11 +21,11 @@ from tests.support import tiny
 from tests.support.sentence_folders import TOKENIZER
 
 TEXTS = ["I love ice cream", "", "not my MUSIC", "what [MASK] [SEP] the news 我爱 😀", "ice " * 90]
-pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # they are truncated
+pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # warns that they are truncated
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):
-    """A folder as sentence-transformers writes it. old: in the form of version 2; inside: with the encoder inside."""
+    """A folder as sentence-transformers writes it. old: in version 2's form; inside: the encoder has a subfolder."""
     torch.manual_seed(0)
     bare = tiny.folder(path / "bare", "bert", "base", seed=2)
     (bare / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
@@ -78,7 +78,7 @@ CALLS = [{}, {"prompt": "ice: "}, {"prompt_name": "query"}, {"normalize_embeddin
 
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
-    """They agree in float64 to 1e-9, and in float32 to 1e-6 of the vector's length: the rounding of a few hundred
+    """Vectors agree in float64 to 1e-9, and in float32 to 1e-6 of their length: the rounding of a few hundred
     operations."""
     folder = save(tmp_path, **CASES[case])
     model = SentenceTransformer(str(folder), device="cpu")
@@ -94,11 +94,12 @@ def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
         theirs, ours = double.encode(TEXTS, **call), precise(TEXTS, **call)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
         similar = model.similarity(torch.from_numpy(theirs), torch.from_numpy(theirs[:2])).numpy()
-        np.testing.assert_allclose(precise.similarity(ours, ours[:2]), similar, rtol=0, atol=1e-6)  # theirs is float32
+        # sentence-transformers computes similarities in float32
+        np.testing.assert_allclose(precise.similarity(ours, ours[:2]), similar, rtol=0, atol=1e-6)
 
 
 def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
-    """The vectors equal the saved model's; the reference's own reading of the folder gives others."""
+    """The vectors equal those of the model before it was saved. sentence-transformers itself loads another model."""
     torch.manual_seed(0)
     folder = write_folder(tmp_path / "bare", TOKENIZERS["merges"])
     RobertaModel(RobertaConfig(**ROBERTA)).save_pretrained(folder)

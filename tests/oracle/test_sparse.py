@@ -36,7 +36,7 @@ def older(path, **pooling):
     )
 
 
-@pytest.mark.filterwarnings("ignore:input 4")  # it is truncated
+@pytest.mark.filterwarnings("ignore:input 4")  # warns that it is truncated
 @pytest.mark.parametrize("make", [saved, older])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("strategy", ["max", "sum"])

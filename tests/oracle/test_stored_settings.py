@@ -47,7 +47,7 @@ def weights(family: str) -> Any:
     return model
 
 
-@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the length, which is ours too
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # npformer has the same default length
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("family", KINDS)
 def test_settings_in_config_json_count(family: str, fields: dict[str, Any], tmp_path: Path) -> None:

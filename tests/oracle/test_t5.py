@@ -93,15 +93,19 @@ def test_generated_tokens_equal_transformers(case: str, search: dict[str, int], 
     theirs, given = torch_model(case), batch()
     theirs.save_pretrained(tmp_path)
     tensors = {key: torch.from_numpy(each) for key, each in given.items()}
-    settings = {"no_repeat_ngram_size": 1, "max_new_tokens": 25, **search}  # a random model repeats one word
+    settings = {
+        "no_repeat_ngram_size": 1,
+        "max_new_tokens": 25,
+        **search,
+    }  # otherwise a random model would repeat one word
     expected = theirs.generate(**tensors, do_sample=False, **settings).numpy()
     model = npformer.load(tmp_path)
     rows = [row[:length] for row, length in zip(given["input_ids"], LENGTHS, strict=True)]
     for row, target in zip(rows, expected, strict=True):
         ((found,),) = model.generate([row], **settings)
-        ours = [0, *found.ids.tolist()]  # after the start token
+        ours = [0, *found.ids.tolist()]  # transformers' answer begins with the start token
         assert target[: len(ours)].tolist() == ours
-        assert set(target[len(ours) :]) <= {0, 1}  # the padding of transformers' answers
+        assert set(target[len(ours) :]) <= {0, 1}  # transformers pads its answers
 
 
 @pytest.mark.parametrize("case", ["1.0", "1.1"])

@@ -28,7 +28,7 @@ WORD_PIECES = {
 }
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-#: Special pieces passed to SentencePiece's trainer, as by the authors of each checkpoint.
+#: Special pieces for SentencePiece's trainer, as the authors of each checkpoint chose them.
 TRAINED: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
     "camembert": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
@@ -65,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-#: Name -> model_type, the files (ours -> the trained one), and settings by file.
+#: Name -> model_type, the files of the folder (file -> trained file), and settings by file.
 CASES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {}
 BPE = {"vocab.json": "roberta-vocab.json", "merges.txt": "roberta-merges.txt"}
 for _name, _settings in {
@@ -137,7 +137,7 @@ CASES["t5 alone"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {})
 CASES["t5 few sentinels"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {"tokenizer_config.json": {"extra_ids": 3}})
 CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
 
-#: A tokenizer.json, which is read first, made of the files above by Transformers, without some of its fields.
+#: Name -> a case above, of which Transformers makes a tokenizer.json, fields that are removed from it, and settings.
 WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "roberta's own": ("roberta alone", [], {}),
     "roberta's with a space first": ("roberta alone", [], {"add_prefix_space": True}),
@@ -145,7 +145,7 @@ WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "xlm-roberta's without its unknown": ("xlm-roberta nmt_nfkc", ["unk_id"], {}),
 }
 
-#: Minimal families for tokenizers of families that npformer lacks.
+#: Minimal families, for tokenizers of families that npformer does not have.
 END = "<|endoftext|>"
 STAND_INS = [
     Family(
@@ -203,7 +203,9 @@ def compare(folder: Path, model_type: str) -> None:
     config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_token_types=1)
     ours = load_tokenizer(folder, config)
     assert ours.get_vocab() == theirs.get_vocab()
-    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []  # GPT-2 reads no pairs
+    pairs = (
+        list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []
+    )  # GPT-2 does not read pairs
     for given in [(line,) for line in LINES] + pairs:
         expected = theirs(*given, return_offsets_mapping=True, return_token_type_ids=True)
         got = ours.encode(*given)

@@ -1,4 +1,4 @@
-"""Models of transformers whose modules write attention out: every stage of it is heard, from scores to context."""
+"""Models of transformers with attention written out in modules: all its stages are recorded, from scores to context."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_stage_of_attention_is_heard_and_within_its_budget(option: str, tmp_path: Path) -> None:
-    """The batch has masked padding. The missing stages, probabilities and an activation, are not returned by any
-    module."""
+    """The batch has masked padding. Only stages that no module returns are missing: probabilities and an activation."""
     family, fields = OPTIONS[option]
     folder = tiny.folder(tmp_path / "m", family, **fields)
     model, random = Model(*load_folder(folder), folder=folder), np.random.default_rng(1)
@@ -43,4 +42,4 @@ def test_every_stage_of_attention_is_heard_and_within_its_budget(option: str, tm
     assert set(comparison.missing) == {"probabilities", *left}
     assert max(row.budgets for row in comparison.rows) < 0.5
     kept = {name for module in other.modules() for name in vars(module) if callable(getattr(module, name))}
-    assert not kept & {"transpose_for_scores", "disentangled_attention_bias"}  # the methods are the class's own again
+    assert not kept & {"transpose_for_scores", "disentangled_attention_bias"}  # the methods of the class are restored
