@@ -203,9 +203,8 @@ def compare(folder: Path, model_type: str) -> None:
     config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_token_types=1)
     ours = load_tokenizer(folder, config)
     assert ours.get_vocab() == theirs.get_vocab()
-    pairs = (
-        list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []
-    )  # GPT-2 does not read pairs
+    # GPT-2 does not read pairs
+    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []
     for given in [(line,) for line in LINES] + pairs:
         expected = theirs(*given, return_offsets_mapping=True, return_token_type_ids=True)
         got = ours.encode(*given)
