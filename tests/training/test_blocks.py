@@ -47,7 +47,7 @@ def test_blocks_have_every_token_as_a_target_once(files: list[str]) -> None:
 
 
 def test_the_measure_of_blocks_is_the_perplexity_of_the_text(files: list[str]) -> None:
-    """The text fits in one block. In blocks, the end token belongs to the text; here it is appended."""
+    """The text fits in one block. Its block ends with the end token, which is appended here to get the same text."""
     model = npformer.load(files[0])
     Path(files[3]).write_text(TEXT[:40], encoding="utf-8")
     found = evaluate_blocks(model, encode_blocks(model, files[3:]))

@@ -111,12 +111,12 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
 
 
 def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
-    """Labels 1, 2, 3 and a file with 0: mixing numbers and names would merge two labels."""
+    """The labels are named 1, 2 and 3, so 0 is refused: reading it as a number would merge two labels."""
     rows = [LabelledText(label, "a", None, line) for line, label in enumerate("312", 2)]
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):
         label_ids("a.tsv", [*rows, LabelledText("0", "a", None, 5)], ("1", "2", "3"))
-    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # outputs are counted from 0
+    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # as numbers of outputs, which count from 0
 
 
 def test_scores() -> None:
@@ -125,7 +125,7 @@ def test_scores() -> None:
     assert found.accuracy == pytest.approx(3 / 5)
     assert found.f1.tolist() == pytest.approx([1 / 2, 2 / 3])
     assert "accuracy 0.6000" in str(found)
-    absent = scores([1, 2], [1, 2], ("0", "1", "2"))  # of labels 1 and 2, which outputs are counted from 0 for
+    absent = scores([1, 2], [1, 2], ("0", "1", "2"))  # output 0 has no label
     assert (absent.accuracy, absent.macro_f1) == (1, 1)
 
 
@@ -197,7 +197,7 @@ needs_sacrebleu = pytest.mark.skipif(not find_spec("sacrebleu"), reason="needs t
 
 
 def sentences(folder: Path) -> list[str]:
-    """Returns the paths of files with sentences of a small language and their translations word by word."""
+    """Returns the paths of files with sentences of a small language, and their word-by-word translations."""
     found = [f"{a} {b} {c}." for a in ("the", "a") for b in ("dog", "man") for c in ("runs", "sits")]
     found += [f"{a} and {b}" for a in found for b in found]
     translated = [" ".join(WORDS.get(each, "und") for each in text.replace(".", " .").split()) for text in found]
@@ -321,7 +321,7 @@ def test_pairs_that_cannot_be_learnt(
 
 @pytest.mark.slow
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
-    """A resumed run thus needs no copy of the vocabulary."""
+    """Therefore a resumed run does not need a copy of the vocabulary."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 
@@ -395,7 +395,7 @@ needs_plots = pytest.mark.skipif(
 
 @needs_plots
 def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
-    """The GIF has as many frames as epochs, by its signature and its number of image blocks."""
+    """The file is a GIF with one frame per epoch."""
     frames = list(np.random.default_rng(0).standard_normal((3, 4, 2)))
     animate(tmp_path / "a.gif", frames, [0, 1, 1, 0], ("good", "bad"), ["0", "1", "2"])
     from PIL import Image

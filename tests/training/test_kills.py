@@ -26,7 +26,7 @@ pytestmark = pytest.mark.numbers
 
 
 def train(folder: Path | None) -> Trainable:
-    """150 steps, each of which is saved."""
+    """Trains for 150 steps, and saves after each."""
     trained = weights()
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=30), folder, save_every=1)
     run.train(examples(), lambda epoch: {"accuracy": epoch / 10})
@@ -34,7 +34,7 @@ def train(folder: Path | None) -> Trainable:
 
 
 def kill_again_and_again(folder: Path) -> int:
-    """Kills runs in `folder` at random moments after their first save, then lets one end. Returns how many it killed.
+    """Kills runs in `folder` at random moments after their first save, then lets one end. Returns the number of kills.
 
     The runs are forks of a process without threads, so that each begins at once.
     """

@@ -126,7 +126,7 @@ def test_a_training_learns_resumes_and_starts_another(scripts, books, tmp_path, 
 
 
 def test_ngrams_are_smoothed_by_the_kinds_of_their_neighbours(scripts):
-    """The probability of a pair follows from the formula and independent counts; after a context they add up to 1."""
+    """Probabilities of pairs follow from the formula with counts made here; after each context they add up to 1."""
     ids = [0, 1, 2, 0, 1, 3, 0, 2, 2, 1, 0, 1, 3, 3, 4]
     model = scripts[1].KneserNey(ids, 2, 6)
     pairs = Counter(pairwise(ids))
@@ -143,6 +143,6 @@ def test_ngrams_are_smoothed_by_the_kinds_of_their_neighbours(scripts):
         different = len({pair for pair in pairs if pair[0] == 0})
         expected = (max(pairs[0, b] - high, 0) + high * different * single[b]) / after
         assert model.probability((0, b)) == pytest.approx(expected)
-        assert model.probability((5, b)) == pytest.approx(single[b])  # a context never seen
+        assert model.probability((5, b)) == pytest.approx(single[b])  # 5 never occurs as a context
     assert math.fsum(model.probability((0, b)) for b in range(6)) == pytest.approx(1)
     assert model.mean_loss(ids) == pytest.approx(-np.mean([math.log(model.probability(p)) for p in pairwise(ids)]))

@@ -116,8 +116,8 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_choosing_weights(tmp_path: Path) -> None:
-    """`choose` restores the epoch with the highest score, the later of two equal ones. A mean with a higher score
-    replaces it."""
+    """`choose` restores the epoch with the highest score, the later of two equal ones. It restores the mean instead if
+    that has a higher score."""
     trained, kept = weights(), {}
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
 

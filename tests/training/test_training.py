@@ -224,7 +224,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
 
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
 def test_gradients_pass_dropout(family: str) -> None:
-    """With the same elements dropped, the loss changes as its gradient predicts, in float64."""
+    """If the same elements are dropped, the loss changes as its gradient predicts, in float64."""
     trained = weights(model_type=family, dtype=np.float64)
     loss, batch, rates = HeadLoss(trained.config), examples(6), standard_rates(trained.config, 0.3)
 
@@ -303,7 +303,7 @@ def test_initial_weights_have_torchs_spread(scheme: str) -> None:
 
 
 def test_a_bert_is_rewritten_as_a_distilbert() -> None:
-    """The same last layer for texts of one segment."""
+    """The last layer is the same for texts of one segment."""
     model = tiny.model("bert", "base")
     config, tree = as_distilbert(model.config, dict(model.weights))
     from npformer.model import Model
