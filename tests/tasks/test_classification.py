@@ -62,7 +62,7 @@ def test_the_model_chooses_how_logits_become_scores(fields, expected):
             each["label"]: each["score"] for each in classify("ice cream", top_k=None, function_to_apply=function)
         }
         wanted = dict(zip(fields["labels"], scores[function or expected], strict=True))
-        assert answers == pytest.approx(wanted, rel=1e-5)  # float32 against float64
+        assert answers == pytest.approx(wanted, rel=1e-5)  # compares float32 with float64
 
 
 def test_sigmoid_of_large_logits_gives_no_warning_and_no_nan():

@@ -118,7 +118,7 @@ def test_an_interrupted_answer_is_kept_and_a_refused_message_is_not(task: TextGe
 
 
 def test_settings_of_the_folder(tmp_path: Path) -> None:
-    """The folder has several end tokens, and stop strings, which a call can replace."""
+    """The folder stores several end tokens, and stop strings. A call can replace the stop strings."""
     plain = npformer.pipeline("text-generation", chatters.folder(tmp_path / "m"))
     whole = plain("a", **{**GREEDY, "max_new_tokens": 40}, return_full_text=False, eos_token_id=[])[0]
     stop = whole["generated_text"][2:4]

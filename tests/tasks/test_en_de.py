@@ -25,7 +25,7 @@ def translator() -> npformer.tasks.task.Task:
 
 
 def test_the_bundled_translator_writes_the_texts_on_its_card(translator: npformer.tasks.task.Task) -> None:
-    """The texts, including the sentence of the introduction to Transformers, are translated alone and together."""
+    """The texts are translated alone and together. One is the sentence of an introduction to Transformers."""
     assert len(EXAMPLES) >= 4
     assert "The dog jumped over the green door!" in dict(EXAMPLES)
     sources, targets = zip(*EXAMPLES, strict=True)
@@ -40,7 +40,7 @@ def test_translate_finds_the_bundled_translator(capsys: pytest.CaptureFixture[st
 
 
 def test_the_bundled_translator_s_size(translator: npformer.tasks.task.Task) -> None:
-    """No more than 20 MB, half precision on disk, the parameters that the card counts."""
+    """The folder has at most 20 MB, half-precision numbers, and as many parameters as its card says."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 20e6
     arrays = stored(dict(translator.model.weights), translator.model.config)
     assert f"{sum(each.size for each in arrays.values()):,} parameters" in CARD

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.numbers
 FOLDER = Path(__file__).parents[2] / "weights" / "gpt2-austen"
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
 CONTINUED = re.findall(r"^\| (\w[^|]+) \| …([^|]+)… \|$", CARD, re.MULTILINE)
-#: A sentence of the last two chapters of each novel, which were not used for training.
+#: A sentence from the last two chapters of each novel, which were not used for training.
 SENTENCES = (
     "Jane Fairfax had already quitted Highbury, and was restored to the comforts of her beloved home.",
     "Let other pens dwell on guilt and misery.",
@@ -41,7 +41,7 @@ def losses(model: npformer.Model, text: str) -> np.ndarray:
 
 
 def test_the_bundled_gpt_has_a_lower_perplexity_than_n_grams(model):
-    """A perplexity of 43.3 on these sentences, where 3-grams have 48.9 and 5-grams 50.6 (examples/ngrams.py)."""
+    """Its perplexity on these sentences is 43.3; 3-grams have 48.9, and 5-grams 50.6 (examples/ngrams.py)."""
     found = np.concatenate([losses(model, each) for each in SENTENCES])
     assert np.exp(found.mean()) < 45
     shuffled = np.concatenate([losses(model, " ".join(sorted(each.split()))) for each in SENTENCES])
@@ -64,7 +64,7 @@ def test_any_text_comes_back_from_the_bundled_gpt_s_tokens(model):
 
 
 def test_the_bundled_gpt_s_size(model, capsys):
-    """No more than 3 MB, half precision on disk, the parameters that the card counts, and the bits of its checksums."""
+    """The folder has at most 3 MB, half-precision numbers, as many parameters as its card says, and valid checksums."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 3e6
     arrays = stored(dict(model.weights), model.config)
     assert f"{sum(each.size for each in arrays.values()):,} parameters" in CARD

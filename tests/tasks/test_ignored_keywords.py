@@ -37,7 +37,7 @@ def given(name, text="I [MASK] ice"):
 
 
 def test_keywords_that_change_nothing_are_accepted(name):
-    """When the pipeline is made, and when it is called."""
+    """They are accepted both when the pipeline is made and when it is called."""
     habits = {
         "batch_size": 8, "padding": "max_length", "device": -1, "device_map": "auto", "framework": "np", "num_workers": 0,
         "tokenizer": None, "token": True, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
@@ -242,7 +242,7 @@ def test_other_names_of_tasks():
 
 
 def test_the_language_in_a_task_s_name():
-    """A model of several languages needs the option. A model of another language is an error."""
+    """A model of several languages gets it as the option `to`. A model that lacks the language is an error."""
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     assert pipeline(model=MARIAN).name == "translation"
     asked = pipeline("translation_en_to_fra", MARIAN, max_length=8)("dog")
@@ -293,7 +293,8 @@ def test_transformers_scores_of_pairs_without_a_text():
         assert task(Pair(*pair))["score"] == pytest.approx(score, rel=1e-6)
     zero_shot = pipeline("zero-shot-classification", tiny.model("bert", "sequence-classification", labels=NLI))
     answer = zero_shot("ice cream", candidate_labels=["", "sport"], hypothesis_template="{}")
-    assert answer["scores"] == pytest.approx([0.60736233, 0.39263764], rel=1e-6)  # an empty hypothesis stays one
+    # with an empty label, the hypothesis is empty
+    assert answer["scores"] == pytest.approx([0.60736233, 0.39263764], rel=1e-6)
 
 
 # --- progress --------------------------------------------------------------------------------------------------------
@@ -318,8 +319,8 @@ class Known:
 
 
 def test_progress_of_lists_and_generators(name, capsys):
-    """Progress is set when the pipeline is made or called. It shows the number of texts if known, and changes no
-    answer."""
+    """Progress is set when the pipeline is made or called. It shows the number of texts, if known, and does not change
+    the answers."""
     task = pipeline(name, TASKS[name])
     texts = [given(name)] * 3
     plain = list(task(texts))

@@ -16,7 +16,7 @@ from npformer.tasks.pipelines import class_of
 from npformer.tasks.writing import WritingOptions
 from tests.support.pipeline_types import FILE, own_keywords, shared_keywords, stub
 
-#: Task -> other names of its options, which `settle` translates.
+#: Task -> aliases of its options, which `settle` translates.
 OTHER_NAMES = {
     "text-ranking": {"activation_fn"},
     "text-generation": {"stop", "stop_sequence", "handle_long_generation", "tokenizer_encode_kwargs"},

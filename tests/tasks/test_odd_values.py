@@ -22,7 +22,7 @@ from npformer.text.tokenizer import load_tokenizer, longest_text, special_token
 from tests.support import tiny, writers
 from tests.support.seq2seq_models import folder_of_letters
 
-#: Values in JSON, which Python reads as inf, nan and a whole number that no float can hold.
+#: Values in JSON. Python reads some of them as inf, nan, or a whole number that no float can hold.
 JSON = (
     "null", "true", "false", "0", "-1", "2", "1.5", "1e400", "-1e400", "NaN", "1" + "0" * 400, "-1" + "0" * 400, '""', '"x"',
     '"\\u0000"', '"\\ud800"', '"' + "x" * 10**5 + '"', "[]", "[[]]", "[[[]]]", "[null]", "[1e400]", '["x", "x"]', "{}",
@@ -119,7 +119,7 @@ def test_odd_options(folders: dict[str, Path]) -> None:
 
 
 def refused_or_read(folder: Path, file: str, content: str, act: Any) -> bool:
-    """Puts a file into a folder while an action runs."""
+    """Runs an action while a folder has a file with this content. Returns whether it succeeds, as `bounded`."""
     path, before = folder / file, (folder / file).read_bytes() if (folder / file).exists() else None
     path.write_text(content, encoding="utf-8")
     try:

@@ -17,7 +17,8 @@ def test_splade_is_the_formula_of_each_paper(dtype):
         for twice, values in ((False, each), (True, np.log(1 + each))):
             found = splade(LOGITS.astype(dtype), strategy, twice)
             assert found.dtype == dtype
-            np.testing.assert_allclose(found, pooled(values, axis=0), rtol=1e-6)  # log's rounding in float32
+            # rtol allows the rounding of log in float32
+            np.testing.assert_allclose(found, pooled(values, axis=0), rtol=1e-6)
 
 
 def test_a_word_that_no_token_votes_for_has_no_weight():

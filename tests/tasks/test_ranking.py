@@ -55,7 +55,7 @@ def logits(model):
     ],
 )
 def test_the_checkpoint_chooses_how_logits_become_scores(stored, function, tmp_path):
-    """If it stores both forms, the newer one counts, as in sentence-transformers."""
+    """If a checkpoint stores the activation in both forms, the newer form counts, as in sentence-transformers."""
     rank = pipeline("text-ranking", folder(tmp_path / "model", **stored))
     raw = np.array(logits(rank.model))
     expected = raw if function == "none" else 1 / (1 + np.exp(-raw.astype(np.float64)))
@@ -131,7 +131,7 @@ def test_a_default_prompt_precedes_each_query(tmp_path):
 
 
 def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
-    """sentence-transformers also makes a SentenceTransformer of such a folder."""
+    """sentence-transformers can also load such a folder as a SentenceTransformer."""
     made = cross_encoder(tmp_path / "model", prompts={"ask": "ice "}, default_prompt_name="ask")
     plain = folder(tmp_path / "plain")
     expected = pipeline("sentence-embedding", plain)(TEXTS)
@@ -139,7 +139,7 @@ def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
 
 
 def test_a_score_is_that_of_text_classification():
-    """A model with one label gives the same bits; a mapping is a pair, too."""
+    """The scores of a model with one label have the same bits. A mapping is read as a pair, too."""
     model = tiny.model("bert", labels=("SCORE",))
     rank, classify = pipeline("rerank", model), pipeline("text-classification", model)
     assert [each["score"] for each in rank(PAIRS[:3])] == [each["score"] for each in classify(PAIRS[:3])]

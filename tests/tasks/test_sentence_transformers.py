@@ -47,7 +47,7 @@ def test_encode_takes_every_iterable_of_texts(model):
         assert np.array_equal(model.encode(several), vectors)
     assert np.array_equal(model.encode(TEXTS[0]), vectors[0])
     assert model.encode([]).shape == (0, 8)
-    assert np.array_equal(model.encode(sentences=TEXTS), vectors)  # the older name
+    assert np.array_equal(model.encode(sentences=TEXTS), vectors)  # the older name of the argument
     for odd in ([3], 3, None):
         with pytest.raises(NpformerError, match=r"expected a text, got (int|None)"):
             model.encode(odd)
@@ -202,12 +202,12 @@ def reranker(tmp_path):
 
 
 def test_a_query_with_a_text_is_a_tuple_a_list_or_a_pair(reranker):
-    """Two texts alone are one query with its text."""
+    """A tuple or list of two texts is one query with its text."""
     expected = reranker([Pair(*each) for each in PAIRS])
     scores = reranker.predict(PAIRS)
     assert scores.dtype == np.float32
     assert [each["score"] for each in expected] == scores.tolist()
-    arrays = np.array(PAIRS), np.array(PAIRS, object)  # of a table's two columns
+    arrays = np.array(PAIRS), np.array(PAIRS, object)  # as the two columns of a table
     for several in (PAIRS, [list(each) for each in PAIRS], tuple(PAIRS), *arrays):
         assert reranker(several) == expected
         assert np.array_equal(reranker.predict(several), scores)
@@ -278,7 +278,7 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
 def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
     """With one label it reranks. With several it classifies pairs, and reranking is an error that explains this."""
     assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
-    for field in (OLDER, NEWER):  # of earlier versions, in config.json
+    for field in (OLDER, NEWER):  # fields of config.json in earlier versions
         for labels, task in ((("SCORE",), "text-ranking"), (("yes", "no"), "text-classification")):
             older = tiny.folder(tmp_path / f"{field} {task}", "bert", labels=labels)
             assert pipeline(model=older).name == "text-classification"

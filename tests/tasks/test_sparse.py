@@ -67,8 +67,7 @@ def test_the_largest_weights_are_kept(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_a_long_text_has_the_same_bits_in_any_batch(strategy, tmp_path):
-    """Texts include one whose rows go through the head in parts, and one in windows, in which each token counts
-    once."""
+    """The head reads the rows of the long text in parts. Where windows of a text overlap, each token counts once."""
     made = write_splade(
         tiny.folder(tmp_path / "m", "bert", "masked-lm", max_length=3 * ROWS), {"pooling_strategy": strategy}
     )
@@ -119,7 +118,7 @@ def token_heads(path, family="bert", **layers):
 
 
 def test_each_word_has_the_largest_weight_of_its_tokens(tmp_path):
-    """FlagEmbedding's `lexical_weights`, written again for each token. Texts repeat words and have an unknown one."""
+    """FlagEmbedding's `lexical_weights`, written as a loop over tokens. Texts repeat words and have an unknown one."""
     embed = pipeline("sparse-embedding", token_heads(tmp_path / "m"), dtype=np.float64)
     encoder, weight, bias = load(embed.model.folder, dtype=np.float64), LAYER[0, :-1], LAYER[0, -1]
     texts = ["I love ice cream", "", "the news the music ა the news"]

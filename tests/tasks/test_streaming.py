@@ -26,7 +26,7 @@ def task() -> Task:
 
 
 class Item(dict):
-    """A pair of texts, of which a weak reference can be kept."""
+    """A pair of texts that can have weak references."""
 
     __hash__ = object.__hash__
 

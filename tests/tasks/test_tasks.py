@@ -258,7 +258,7 @@ def test_a_question_longer_than_the_model_is_refused():
 
 @pytest.mark.parametrize(("words", "doc_stride"), [(20, None), (28, None), (28, 30), (59, 1), (60, 0)])
 def test_windows_advance_even_with_a_long_question(words, doc_stride, monkeypatch):
-    """They advance by at least an eighth of their width."""
+    """Windows advance by at least an eighth of their width."""
     ask, question, context = make("question-answering"), " ".join(["who"] * words), " ".join(["ice"] * 300)
     run, read = ask.model.run, []
     monkeypatch.setattr(ask.model, "run", lambda texts: read.extend(texts) or run(texts))

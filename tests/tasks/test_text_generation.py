@@ -70,7 +70,7 @@ def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
 
 
 def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
-    """Without a given number this is the default, for each prompt separately."""
+    """This is the default if the number of new tokens is not given. It applies to each prompt separately."""
     answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
     count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
     assert [bool(each) for each in count] == [True] * 3
@@ -81,7 +81,7 @@ def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
 
 
 def test_a_stored_length_bends_and_a_given_one_does_not(tmp_path: Path) -> None:
-    """The model takes 64 tokens; its generation_config.json wants 40 more, by beams and twice."""
+    """The model reads at most 64 tokens. Its generation_config.json asks for 40 new ones, with two beams."""
     stored = {"max_new_tokens": 40, "num_beams": 2, "num_return_sequences": 2}
     write = npformer.pipeline("text-generation", writers.folder(tmp_path / "m", generation=stored, max_length=64))
     prompt = "x" * 50
@@ -147,7 +147,7 @@ def test_one_option_by_two_names(task: TextGeneration) -> None:
 
 
 def test_where_a_stop_string_ends() -> None:
-    """It must end in the last token, not before, but may begin in any earlier token. -1 is not a token."""
+    """It must end in the last token, not before, but may begin in any earlier token. -1 stands for no token."""
     tokenizer = writers.tokenizer()
     stops = StopStrings(tokenizer, ["other", "é"])
     expected = {"the other": True, "the others": False, "other": True, "oth": False, "caf\u00e9": True, "éa": False}

@@ -56,7 +56,7 @@ OF_T5 = {
 
 
 def test_a_t5_has_a_prefix_for_each_task_and_language(tmp_path: Path) -> None:
-    """Transformers 4 reads task_specific_params in the same way. By default, the task is text2text-generation."""
+    """task_specific_params is read as in Transformers 4. By default, the task is text2text-generation."""
     folder = t5_folder(tmp_path / "t5", task_specific_params=OF_T5)
     writes, summarizes = npformer.pipeline(model=folder), npformer.pipeline("summarization", folder)
     german = npformer.pipeline("translation_en_to_de", folder)
@@ -106,7 +106,7 @@ def test_one_answer_and_several(tmp_path: Path) -> None:
 
 
 def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path) -> None:
-    """The defaults are those of Transformers 4, within the model's 64 positions. Translations have those of `generate`."""
+    """The defaults are Transformers 4's, within the model's 64 positions; for translation, those of `generate`."""
     folder = bart_folder(tmp_path / "bart")
     found = settings(npformer.pipeline("summarization", folder))
     assert (found.num_beams, found.max_new_tokens, found.do_sample) == (4, 64, False)
@@ -123,7 +123,7 @@ def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path
 
 
 def test_the_settings_of_a_task_are_its_own(tmp_path: Path) -> None:
-    """They override generation_config.json, and the caller overrides them."""
+    """The task's settings override generation_config.json, and the caller overrides both."""
     folder = bart_folder(tmp_path / "bart", task_specific_params=OWN, prefix="the ")
     (folder / "generation_config.json").write_text('{"num_beams": 3, "max_new_tokens": 20, "min_new_tokens": 9}')
     summarize, rewrite = Summarization(npformer.load(folder)), Text2TextGeneration(npformer.load(folder))

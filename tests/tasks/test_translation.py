@@ -60,7 +60,7 @@ def test_ids_and_translations_match_transformers() -> None:
     texts = [each["text"] for each in EXPECTED]
     assert [each["translation_text"] for each in task(texts)] == [each["target"] for each in EXPECTED]
     assert task(texts[0])["translation_text"] == EXPECTED[0]["target"]
-    assert task(texts[0])[0]["translation_text"] == EXPECTED[0]["target"]  # as of transformers' list of one
+    assert task(texts[0])[0]["translation_text"] == EXPECTED[0]["target"]  # transformers returns a list of one answer
 
 
 @needs_sentencepiece
@@ -146,7 +146,7 @@ def test_a_translation_grows_token_by_token(of_letters: Seq2Seq) -> None:
 
 
 def test_half_of_a_letter_waits_for_the_rest_of_it(of_letters: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter of two tokens is one piece. An incomplete letter is the last piece, as in the translation."""
+    """A letter of two tokens is one piece. If it stays incomplete, it is the last piece, as in the translation."""
     task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
         monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
@@ -314,8 +314,8 @@ def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str
 
 @needs_sentencepiece
 def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> None:
-    """A map that makes 200 characters of each letter a: SentencePiece would take tens of bytes for each of them."""
-    trie = np.zeros(256, "<u4")  # the root, its child for the letter, and what that stands for: a text at 0
+    """The map replaces each "a" by 200 characters. SentencePiece would need tens of bytes for each of these."""
+    trie = np.zeros(256, "<u4")  # the root, its child for the letter, and the child's value: its text begins at 0
     trie[0], trie[1 ^ ord("a")], trie[1 ^ ord("a") ^ 2] = 1 << 10, 2 << 10 | 1 << 8 | ord("a"), 1 << 31
     charsmap = trie.nbytes.to_bytes(4, "little") + trie.tobytes() + b"b" * 200 + b"\0"
     with open(folder / "source.spm", "ab") as file:
@@ -379,7 +379,7 @@ def test_marian_s_files_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_an_older_marian_file_has_every_tied_tensor_and_its_positions(folder: Path) -> None:
-    """pytorch_model.bin of earlier versions held the shared table four times, and the sinusoids."""
+    """In earlier versions, pytorch_model.bin contained the shared table four times, and the sinusoids."""
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")

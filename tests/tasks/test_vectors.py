@@ -38,7 +38,8 @@ def test_features_are_the_encoder_s_with_any_head(head):
     array = features("ice cream", return_tensors=True)
     assert array.shape == (1, 4, 32)
     assert array.dtype == np.float32
-    if head in ("base", "masked-lm", "question-answering"):  # the same seed makes the same encoder up to here
+    # the encoder is drawn before the head, so the same seed gives the same encoder
+    if head in ("base", "masked-lm", "question-answering"):
         assert array.shape == base(ids).last_hidden_state.shape
     assert features("ice cream") == array.tolist()
     assert [np.shape(each) for each in features(["ice", "ice cream"])] == [(1, 3, 32), (1, 4, 32)]
@@ -86,7 +87,8 @@ def test_an_embedding_is_pooled_by_its_folder_s_settings(mode, folder):
     }
     vector = embed("i love ice cream")
     assert vector.dtype == np.float32
-    np.testing.assert_allclose(vector, expected[mode], rtol=1e-5, atol=1e-6)  # a sum of six in float32
+    # the tolerances allow the rounding of a sum of six rows in float32
+    np.testing.assert_allclose(vector, expected[mode], rtol=1e-5, atol=1e-6)
 
 
 def test_older_settings_of_a_folder_name_each_pooling(folder):
@@ -191,7 +193,7 @@ def test_sentence_transformers_folders_that_make_no_sense_are_refused(file, cont
 
 @pytest.mark.parametrize("mode", POOLINGS)
 def test_a_prompt_s_tokens_may_take_no_part_in_the_pooling(mode, folder):
-    """[CLS] n e w s : are five tokens more; their weights stay those of their places."""
+    """The prompt's tokens do not count, but the text's tokens keep the weights of their places after the prompt."""
     write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="the news ")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode, "include_prompt": False}))
     embed = pipeline("sentence-embedding", folder)
@@ -307,15 +309,15 @@ HEADS = ("sequence-classification", "masked-lm", "causal-lm")
     [(name, head) for name, each in encoders().items() for head in HEADS if head in each.architectures.values()],
 )
 def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, head: str) -> None:
-    """It includes everything below the head, such as relative biases and a last norm. The head computes its logits from
-    it."""
+    """The last layer includes everything below the head, such as relative biases and a last norm. The head computes its
+    logits from it."""
     model = tiny.model(family, head)
     text = Text(np.array([2, 30, 41, 52, 3]))
     whole = dict(trace(model, text))
     last = next(
         whole[name] for name in ("project", "norm", f"layers.{model.config.n_layers - 1}.ffn_norm") if name in whole
     )
-    model.__dict__["tokenizer"] = None  # not asked for
+    model.__dict__["tokenizer"] = None  # the tokenizer is not needed
     states = without_head(model).run([text])[0]["last_hidden_state"]
     assert alike(states, last)
     if head == "masked-lm":
