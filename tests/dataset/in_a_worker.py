@@ -83,7 +83,7 @@ def fail_once() -> None:
 
 
 class Deadly(WorkerPlugin):
-    """Kills each worker that receives this text, like a system that is out of memory."""
+    """Kills each worker that receives this text, as a system does that runs out of memory."""
 
     def __init__(self, text: str) -> None:
         self.text = text

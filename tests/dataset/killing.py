@@ -25,7 +25,7 @@ import npformer.dataset
 #: A run's file operations, as audit events of Python (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 KILLS = 50
-ROWS = 50  # of a part: the runs of 100 rows have two
+ROWS = 50  # rows per part; a run of 100 rows has two parts
 
 
 class Runs:
@@ -54,7 +54,7 @@ class Runs:
         return False
 
     def taken(self) -> dict[str, bytes]:
-        """Returns the files of the output and the run's other files, and removes them."""
+        """Returns the contents of the run's files, including the output, and removes the files."""
         found = {}
         for path in sorted(self.sink.parent.rglob("*")):
             if path.is_file():

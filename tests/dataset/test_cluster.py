@@ -41,7 +41,7 @@ def test_a_worker_with_another_model_is_named(client, source_of_500, tmp_path):
     """The worker loads a folder that changed after the task was made."""
     folder = tiny.folder(tmp_path / "model")
     task = npformer.pipeline("text-classification", folder)
-    (folder / "model.safetensors").rename(tmp_path / "kept")  # the task has mapped it
+    (folder / "model.safetensors").rename(tmp_path / "kept")  # not removed, because the task has mapped it
     tiny.folder(folder, seed=1)
     with pytest.raises(NpformerError, match=r"worker tcp://.*: the model differs from that of the run in its weights$"):
         map(task, source_of_500, tmp_path / "out", column="text", client=client)
@@ -75,7 +75,10 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
         with pytest.warns(match=rf"the BLAS of {first} adds in another order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
         lines = (tmp_path / "out" / "_manifest.jsonl").read_text().splitlines()[1:]
-        assert {'"bits": "0123"' in line for line in lines} == {True, False}  # the parts that it made
+        assert {'"bits": "0123"' in line for line in lines} == {
+            True,
+            False,
+        }  # only some parts are from the first worker
         client.run(pretend, "npformer", "0.0.1", workers=[first])
         with pytest.raises(
             NpformerError, match=rf"worker {first}: has npformer 0\.0\.1, but this process has {npformer.__version__}"
@@ -86,7 +89,7 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
 def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):
     pa.parquet.write_table(rows, tmp_path / "in.parquet")
     given = ("classify", "-m", model, "--input", "in.parquet", "--column", "text", "-o")
-    assert run_apart(*given, "one", cwd=tmp_path)[0] == 1  # some rows are null
+    assert run_apart(*given, "one", cwd=tmp_path)[0] == 1  # the exit code is 1 because some rows are null
     code, _, said = run_apart(*given, "two", "--scheduler", "local:2", cwd=tmp_path)
     assert code == 1
     assert said.startswith("npformer: dashboard: http://127.0.0.1:")

@@ -92,7 +92,7 @@ def test_answers_to_questions(top_k, tmp_path):
 
 
 def test_masks(tmp_path):
-    """Each mask gets a list of words, even a single mask; a text without a mask is an error."""
+    """Each mask gets a list of words, even if it is the only one. A text without a mask is an error."""
     task = npformer.pipeline("fill-mask", tiny.folder(tmp_path / "model", "bert", "masked-lm"), top_k=2)
     found = answered(task, tmp_path)["masks"].to_pylist()
     assert found == [None, [list(task(TEXTS[1]))], list(task(TEXTS[2])), None]
@@ -116,7 +116,7 @@ def test_vectors_have_the_bits_of_the_model(dtype, tmp_path):
 
 
 def test_translations(tmp_path):
-    """A row has the text or a list of the best; empty and long texts are errors. A sample can be reproduced."""
+    """A row has a translation or a list of several. Empty and long texts are errors. Samples are reproducible."""
     folder = seq2seq_models.folder_of_letters(tmp_path / "model")
     one = npformer.pipeline("translation", folder, max_new_tokens=6)
     texts = ["a dog", "", "x " * 500, "news"]
@@ -143,7 +143,7 @@ def test_translations(tmp_path):
 
 
 def test_continuations_of_prompts_are_columns(tmp_path):
-    """A row has the text or a list of texts; sampling needs a seed."""
+    """A row has the generated text, or a list of several. Sampling needs a seed."""
     folder = writers.folder(tmp_path / "model")
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
     with pytest.raises(NpformerError, match="seed: missing"):
@@ -158,7 +158,7 @@ def test_continuations_of_prompts_are_columns(tmp_path):
 
 
 def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
-    """Holds for every generating model: another repetition_penalty is another run."""
+    """For every generating model, another repetition_penalty makes another run."""
     for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
         before = identity(npformer.pipeline(model=folder))["options"]["settings"]
         path = folder / "generation_config.json"

@@ -128,7 +128,7 @@ def test_types_that_other_libraries_write_come_through(classify, tmp_path):
 
 
 def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
-    """Integers and floats, late fields, and texts that look like times."""
+    """The files have integers and floats, late fields, and texts that look like times."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text(
         '\ufeff{"text": "a", "n": 1, "t": "2024-01-01", "d": [{"u": 1}]}\n\n', "utf-8"
@@ -266,7 +266,7 @@ def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path)
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl.gz", ".parquet", ".arrow"])
 def test_a_file_that_changes_while_it_is_read_is_refused(suffix, change, classify, rows, tmp_path, monkeypatch):
-    """A mapped file that loses pages would end the process; an open file stays readable after removal."""
+    """If a mapped file lost pages, the process would end. An open file stays readable after it is removed."""
     source = written(tmp_path / f"in{suffix}", rows)
     answer = mapping.answer
 
@@ -356,7 +356,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_memory_does_not_grow_with_the_rows(sink, model, tmp_path):
-    """40 and 160 MB of rows: less than half of the additional 120 MB is held, the most that allocators keep."""
+    """The inputs have 40 and 160 MB. Memory grows by less than half of the difference, the most that allocators keep."""
     schema = pa.schema([("text", pa.string()), ("bytes", pa.binary())])
     peaks = []
     for count in (10, 40):

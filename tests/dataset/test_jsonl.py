@@ -96,7 +96,7 @@ def test_values_that_no_type_holds_are_refused(values, message, classify, tmp_pa
 
 
 def test_types_of_two_files_exclude_each_other(classify, tmp_path):
-    """The second file is named, and is skipped until it is fixed."""
+    """The number that the second file's type cannot hold is named. The second file is skipped."""
     (tmp_path / "in").mkdir()
     lines(tmp_path / "in" / "a.jsonl", "9007199254740993")
     lines(tmp_path / "in" / "b.jsonl", "1.5")

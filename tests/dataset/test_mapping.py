@@ -77,7 +77,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(sink, classify, source, tmp_path
             assert run(classify, source, tmp_path / f"{parts}" / sink) == whole
     with monkeypatch.context() as patch:
         breaking_after(0, patch)
-        assert run(classify, source, tmp_path / "0" / sink) == whole  # has nothing to do
+        assert run(classify, source, tmp_path / "0" / sink) == whole  # the run has nothing left to do
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -163,7 +163,7 @@ def test_changes_since_the_last_run_are_reported_and_nothing_is_written(model, c
     (source / "c.parquet").write_bytes((source / "b.parquet").read_bytes())
     with pytest.raises(NpformerError, match=r"input c\.parquet is new"):
         run(classify, source, out)
-    (source / "c.parquet").rename(source / "b.parquet")  # the same bytes: nothing has changed
+    (source / "c.parquet").rename(source / "b.parquet")  # the file has its former bytes and name again
     assert run(classify, source, out) == whole
     pa.parquet.write_table(pa.parquet.read_table(source / "b.parquet").slice(1), source / "b.parquet")
     with pytest.raises(NpformerError, match=r"input b\.parquet bytes was \d+, is now \d+; input b\.parquet sha256 was"):
@@ -333,7 +333,7 @@ def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
     (tmp_path / "runs").mkdir()
     command = [
         sys.executable,
-        *("-W", "ignore::DeprecationWarning:__main__"),  # BLAS and pyarrow have threads, which a child does not use
+        *("-W", "ignore::DeprecationWarning:__main__"),  # about forks of a process with threads (BLAS, pyarrow)
         "-m",
         "tests.dataset.killing",
         model,

@@ -65,10 +65,10 @@ def wide(tmp_path_factory) -> Path:
     ],
 )
 def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tmp_path):
-    """400 MB of rows take at most 250 MB more than the model, for copies of a part; the largest measured is 180 MB."""
+    """For 400 MB of rows, memory grows by at most 250 MB, for copies of a part. The largest measured is 180 MB."""
     command = [sys.executable, "-c", PEAK, model, wide / name, tmp_path / sink]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
-    mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # the system can reclaim these
+    mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # pages that the system can reclaim
     assert int(done.stdout) / 1e3 - mapped < 250
 
 

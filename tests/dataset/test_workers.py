@@ -58,15 +58,15 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
             real(self, place, *others)
             written.append(place)
             if len(written) in moments:
-                # Dask gives up a worker that dies before the scheduler knows it; with both given up, none ever comes.
+                # Dask does not replace a worker that dies before the scheduler knows it, so such workers are spared.
                 known = made.scheduler.workers
                 alive = [each.pid for each in made.workers.values() if each.pid and each.worker_address in known]
-                if alive:  # otherwise both are still starting
+                if alive:  # otherwise both workers are still starting
                     killed.append(chosen.choice(alive))
                     os.kill(killed[-1], signal.SIGKILL)
 
         monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
-        made.scheduler.allowed_failures = KILLS  # the part is not at fault, although several workers had it
+        made.scheduler.allowed_failures = KILLS  # otherwise Dask would blame a part that several killed workers had
         map(classify, source_of_500, tmp_path / "there", column="text", part_rows=10, client=client)
     assert len(set(killed)) > 2
     assert len(written) == len(set(written)) == PARTS
@@ -161,7 +161,7 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """On the CPU's oldest kernels, the run and the manifest name the worker's parts if a trial finds a difference."""
+    """If a trial finds other bits on the CPU's oldest kernels, the run warns, and the manifest names such parts."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]
