@@ -77,6 +77,8 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a NarrowWeight is widened to a new array; copy=False is not possible")
+        if self.values.flags.f_contiguous and not self.values.flags.c_contiguous:
+            return self.T.__array__(dtype).T  # the layout of the float32 weight, on which the bits of a product depend
         found = np.empty(self.shape, np.float32)
         for rows in _blocks(len(found)):
             widen(self.values[rows], found[rows])
