@@ -22,9 +22,9 @@ from tests.benchmarks.models import Contender, quieten
 
 VOCABULARY = 50_257
 TOKENS = 32
-WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # prompts, and tokens of each
+WORKS = ((1, 16), (1, 128), (1, 512), (8, 16))  # number of prompts, tokens in each
 
-Engine = Callable[[np.ndarray], Any]  # the tokens after prompts (B, L), (B, TOKENS)
+Engine = Callable[[np.ndarray], Any]  # prompts (B, L) -> new tokens (B, TOKENS)
 
 
 def write_model(folder: Path) -> Any:
@@ -36,7 +36,7 @@ def write_model(folder: Path) -> Any:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(eos_token_id=None, bos_token_id=None)).eval()
     model.save_pretrained(folder)
-    # CTranslate2 requires a vocabulary of names for the ids, and merges, which nothing reads here.
+    # CTranslate2 requires names for all ids, and a file of merges, although neither is used here.
     (folder / "vocab.json").write_text(json.dumps({name(i): i for i in range(VOCABULARY)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": name(0), "bos_token": name(0), "unk_token": name(0)}

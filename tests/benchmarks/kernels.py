@@ -1,10 +1,10 @@
 """Tests, bits and costs of each kernel this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
 
 OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE when it is loaded, so each kernel has a process of its
-own. There the tests that touch numbers run (`pytest -m numbers`), and the bundled model answers lone texts and a batch
-in turns, once with the same bits and once with plain products, on the threads this machine has.
+own. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers lone texts and a batch,
+alternately with the same bits and with plain products, on all threads of this machine.
 
-Use the newest NumPy: an old OpenBLAS is unreliable with kernels newer than itself. If a kernel stops Python, the
+Use the newest NumPy: an old OpenBLAS is unreliable with kernels newer than itself. If a kernel crashes Python, the
 table says so.
 """
 

@@ -105,9 +105,9 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
     """Counts floating-point operations; a multiplication and an addition are two.
 
-    products: all x @ W that npformer computes. Of the last layer it computes only the row of each text's first token,
-    and the keys and values that this row reads. attention: the scores and the weighted sums of values of these rows.
-    whole: both, with every row of every layer.
+    products: all x @ W that npformer computes. In the last layer it computes only the row of each text's first token,
+    and the keys and values that this row reads. attention: the scores and weighted sums of values for the same rows.
+    whole: both for every row of every layer.
     """
     layers, width, hidden = config.n_layers, config.d_model, config.d_ffn
     tokens, texts, squares = sum(lengths), len(lengths), sum(each * each for each in lengths)
@@ -123,7 +123,7 @@ def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def weight_arrays(model: Model) -> list[np.ndarray]:
-    """Returns the weights of all products, which even a short text must read. It reads few rows of the tables."""
+    """Returns the weights of all products. Even a short text reads all of these, but only a few rows of the tables."""
     layers = [
         group["weight"]
         for layer in model.weights["layers"]
@@ -138,8 +138,8 @@ def weight_arrays(model: Model) -> list[np.ndarray]:
 class BareProducts:
     """Computes only the model's x @ W, into existing arrays, on all threads.
 
-    Two ways, because either may be faster: BLAS's own threads on all rows, or one shard of rows per thread, cut as
-    in npformer.
+    There are two ways, and either may be faster: BLAS's own threads on all rows, or one shard of rows per thread, as in
+    npformer.
     """
 
     engine = "x @ W alone"

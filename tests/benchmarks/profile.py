@@ -49,12 +49,12 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
 
 class Clocks:
-    """The time of each stage on the calling thread, without that of the stages that it calls."""
+    """The time of each stage on the calling thread, without the stages that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._caller = threading.get_ident()
-        self._open: list[list[Any]] = []  # (stage, seconds of the calls inside)
+        self._open: list[list[Any]] = []  # (stage, seconds spent in stages that it called)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a function so that its own time counts to a stage."""

@@ -24,7 +24,7 @@ from npformer.loading import bundled
 from tests.benchmarks import measure, start, streaming, table
 from tests.benchmarks.sizes import BUNDLED
 
-COUNT = 1821  # sentences, as many as SST-2's test set has
+COUNT = 1821  # number of sentences; SST-2's test set has the same number
 BATCHES = (8, 32, 128)
 PROCESSES = ("npformer classify", "transformers")  # prefixes of the engines' names
 INSTALLED = {"npformer": ("npformer",), "transformers and torch": ("transformers", "torch")}
@@ -40,7 +40,7 @@ class Vectors:
 
 
 def engines(folder: Path, sentences: list[str]) -> list[Vectors]:
-    """npformer on the sentences as they come, and sentence-transformers, which sorts them by length, in batches."""
+    """npformer on the unsorted sentences, and sentence-transformers, which sorts them by length, at each batch size."""
     from sentence_transformers import SentenceTransformer
 
     ours, theirs = npformer.pipeline("sentence-embedding", folder), SentenceTransformer(str(folder), device="cpu")
@@ -92,9 +92,11 @@ def size(folder: Path) -> int:
 def main() -> None:
     """Measures, prints, and writes the requested JSON file."""
     parser = measure.parser("proof", __doc__, "fewer runs")
-    parser.add_argument("sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file, a sentence a line")
+    parser.add_argument(
+        "sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file with one sentence per line"
+    )
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # the peers' own
+    warnings.filterwarnings("ignore", category=FutureWarning)  # warnings that the peers raise themselves
 
     result: dict[str, Any] = {"machine": measure.machine()}
     print(f"{measure.described(result['machine'])}\n", flush=True)

@@ -1,8 +1,8 @@
 """Errors of float32 products by rows and by length of the sums: `python -m tests.benchmarks.rounding`.
 
-OPENBLAS_CORETYPE chooses the kernel. With torch installed, its linear layer gets the same operands. It then measures
-the cost of adding in shorter parts, which would round less: a batch's error and time on one thread, as processor time,
-so that other load on the machine matters little.
+OPENBLAS_CORETYPE chooses the kernel. If torch is installed, its linear layer gets the same operands. The program then
+measures the cost of adding in shorter parts, which would round less: a batch's error, and its processor time on one
+thread, which hardly depends on other load on the machine.
 """
 
 from __future__ import annotations

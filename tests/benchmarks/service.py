@@ -127,7 +127,7 @@ def race(folder: Path | None, seconds: int) -> dict[str, Any]:
     if folder is not None:
         servers |= {name: peer(engine, folder) for name, engine in PEERS.items()}
     found: dict[str, Any] = {name: {} for name in servers}
-    spent = {name: {count: [0.0, 0.0] for count in CONNECTIONS} for name in servers}  # processor time, requests
+    spent = {name: {count: [0.0, 0.0] for count in CONNECTIONS} for name in servers}  # processor seconds, and requests
     try:
         answers = {name: ready(server) for name, server in servers.items()}
         for name, answer in answers.items():
@@ -193,7 +193,7 @@ def soak(minutes: float, clients: int = 8) -> dict[str, Any]:
                 try:
                     status, answer, _ = server.post("/embed", {"inputs": text})
                     statuses[str(status) if answer == expected[text] else f"{status}, other bits"] += 1
-                except OSError as error:  # of the worker that was killed
+                except OSError as error:  # the killed worker's connections break
                     statuses[type(error).__name__] += 1
 
         threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(clients)]

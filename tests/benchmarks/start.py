@@ -108,7 +108,7 @@ def together(folder: Path, count: int) -> list[dict[str, int]]:
 
 
 def _pages(process: int) -> dict[str, int]:
-    """Memory: all resident pages; with shared pages divided among their users; shared pages; private pages."""
+    """Bytes of a process's pages: all resident ones, the same with shared ones divided among users, shared, private."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kinds = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return {

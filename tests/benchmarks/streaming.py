@@ -71,7 +71,7 @@ def main() -> None:
 
     task, machine = pipeline("text-classification"), measure.machine()
     print(f"{measure.described(machine)}\n", flush=True)
-    task(list(texts(2 * task.window)))  # one-time costs are paid
+    task(list(texts(2 * task.window)))  # pays all one-time costs
     before = resident()
     streamed = memory(task, count)
     rows = [[f"{each['answered']:,}", megabytes(each["resident"])] for each in streamed["curve"]]

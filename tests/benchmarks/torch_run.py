@@ -1,10 +1,10 @@
-"""Runs npformer's trainings in torch, from the same weights on the same batches.
+"""Repeats npformer's training runs in torch, from the same weights on the same batches.
 
     python -m tests.benchmarks.torch_run encoder --train train.tsv --test test.tsv -o DIR
     python -m tests.benchmarks.torch_run translation --train a.en a.de --dev b.en b.de --like MODEL -o DIR
 
-The first is the training of `examples/train_encoder.py`, and prints each epoch's accuracy on the test texts. The second
-repeats a training by `npformer train-translation`, with its tokenizer; it prints each epoch's loss on the dev pairs and
+The first repeats `examples/train_encoder.py`, and prints each epoch's accuracy on the test texts. The second repeats a
+run of `npformer train-translation`, with its tokenizer; it prints each epoch's loss on the dev pairs and
 writes a folder for `npformer evaluate`. After an interruption, the same command continues. Needs the group `oracle`.
 """
 

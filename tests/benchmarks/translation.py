@@ -26,7 +26,8 @@ from tests.benchmarks import measure, table
 from tests.benchmarks.models import Contender
 
 VOCABULARY = 58_101
-TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"  # the ids are random
+# any tokenizer, because the ids are random
+TOKENIZER = Path(__file__).parent.parent / "golden" / "seq2seq" / "marian-files"
 
 
 def write_model(folder: Path) -> None:
@@ -46,7 +47,8 @@ def write_model(folder: Path) -> None:
         decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0, max_position_embeddings=512, **sizes,
     )  # fmt: skip
     model = MarianMTModel(config).eval()
-    model.generation_config.update(bad_words_ids=[[last]], renormalize_logits=True, max_length=512)  # as OPUS-MT's
+    # the settings of OPUS-MT's models
+    model.generation_config.update(bad_words_ids=[[last]], renormalize_logits=True, max_length=512)
     model.save_pretrained(folder)
     for name in ("source.spm", "target.spm"):
         (folder / name).write_bytes((TOKENIZER / name).read_bytes())
@@ -110,7 +112,7 @@ def own_engine(model: Seq2Seq, texts: list[np.ndarray]) -> Callable[[int, int], 
 def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
     """Returns the mean time of a token, for each part of one source's target."""
     source, ids = sources(1)[0].tolist(), []
-    for _ in range(2):  # the first to warm up
+    for _ in range(2):  # the first run only warms up
         times = [perf_counter()]
         for _ in model.stream(source, max_new_tokens=length, min_new_tokens=length, num_beams=1):
             times.append(perf_counter())

@@ -90,7 +90,7 @@ class Classifier(nn.Module):
 
 
 class Translator(nn.Module):
-    """Transformers' MarianMTModel with dropout on what each block adds and on the embeddings."""
+    """Transformers' MarianMTModel with dropout on the embeddings and on the output of each block."""
 
     def __init__(self, tree: layout.Tree, config: Config, rate: float, smoothing: float) -> None:
         super().__init__()
@@ -98,7 +98,8 @@ class Translator(nn.Module):
 
         settings = MarianConfig(**write_config(config), dropout=rate, attention_dropout=0.0, activation_dropout=0.0)
         self.model = load_weights(MarianMTModel(settings), tree, config)
-        self.model.final_logits_bias = nn.Parameter(self.model.final_logits_bias)  # npformer trains it
+        # a buffer in Transformers, but npformer trains it
+        self.model.final_logits_bias = nn.Parameter(self.model.final_logits_bias)
         self.config, self.smoothing = config, smoothing
 
     def loss(self, examples: Sequence[Example]) -> torch.Tensor:

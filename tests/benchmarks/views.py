@@ -20,8 +20,8 @@ from tests.browser.page import Page
 
 LENGTHS = (16, 128, 512)  # tokens
 LAYERS = HEADS = 12
-SHARP = 2.5  # the spread of the scores
-#: Runs before any script of the page, which cannot see it: the page's policy allows only its own script.
+SHARP = 2.5  # standard deviation of the scores
+#: The browser runs this before any script of the page, because the page's policy allows only the page's own script.
 CLOCK = """new MutationObserver(() => {
     if (document.documentElement?.dataset.ready) globalThis.openedAfter ??= performance.now();
 }).observe(document, { attributes: true, subtree: true, attributeFilter: ["data-ready"] });"""
