@@ -136,7 +136,7 @@ def test_in_float32_it_adds_up_to_rounding() -> None:
 
 
 class Held:
-    """Edits of a forward whose blocks write what they wrote in `run`, with the norms' statistics and the gate held."""
+    """Edits of a forward: blocks write the outputs of `run`, and the norms' statistics and the gate keep its values."""
 
     def __init__(self, model: Model, run: Trace) -> None:
         self.run, self.weights, self.eps = run, model.weights, model.config.eps
@@ -179,7 +179,8 @@ def test_a_part_s_term_is_the_loss_of_the_logit_without_it(family: str) -> None:
                     for name, array in less.items() if name.startswith("embeddings_")), *Held(model, run).changes()):  # fmt: skip
             return float(trace(model, TEXT)["logits"][1])
 
-    assert logit() == pytest.approx(run["logits"][1], abs=1e-12)  # values at which norms are held
+    # without a change, the held model gives the same logit
+    assert logit() == pytest.approx(run["logits"][1], abs=1e-12)
     for layer in range(2):
         for head in range(4):
             less = logit(**{f"layers_{layer}_attention_output": written[layer, head]})
@@ -201,7 +202,8 @@ def test_a_word_s_term_is_the_contribution_of_its_values() -> None:
     weights, values = run["layers.1.attention.weights"], run["layers.1.attention.value_heads"]
     by_word = np.einsum("hj,hjk,hkd->hjd", weights[:, 0], values, output)
     np.testing.assert_allclose(by_word.sum(axis=1), written[1, :, 0], rtol=0, atol=1e-12)
-    slope = np.linalg.lstsq(by_word.reshape(-1, 32), found.heads[1].reshape(-1), rcond=None)[0]  # one direction for all
+    # the same direction for all tokens
+    slope = np.linalg.lstsq(by_word.reshape(-1, 32), found.heads[1].reshape(-1), rcond=None)[0]
     np.testing.assert_allclose(by_word @ slope, found.heads[1], rtol=0, atol=1e-10)
     assert np.abs(found.heads[1]).min() > 0
 

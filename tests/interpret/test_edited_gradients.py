@@ -68,7 +68,7 @@ def agrees(run: Callable[[], Gradients], weights: Trainable, opened: Opened) -> 
             losses.append(run().loss)
     for name, array in weights.flat.items():
         array[...] = start[name]
-    # h squared times a third derivative, and 1e-16 / h of rounding
+    # the tolerance allows h^2 times a third derivative, and rounding of 1e-16 / h
     assert slope == pytest.approx((losses[0] - losses[1]) / (2 * h), rel=1e-6, abs=1e-8)
     return slope
 
@@ -186,7 +186,7 @@ def test_the_gradient_is_that_of_differences(model: Model, other: Trace, what: s
 
 @pytest.mark.parametrize("positions", [None, 0, [1, 3]])
 def test_the_gradient_passes_unpatched_rows(model: Model, positions: Any) -> None:
-    """Activation patching in two texts with as many tokens as the trace's text."""
+    """Patches activations in two texts, each with the same number of tokens as the trace's text."""
     loss, weights, examples = trained(model)
     source = trace(model, "you love ice music")
     for stage in ("layers.0.ffn_norm", "layers.*.attention.weights", "layers.1.attention.query_heads"):
@@ -238,7 +238,8 @@ def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
             with listen(recording), edit(*changes):
                 forward(model.weights, model.config, batch)
         found.append(backward({"logits": np.ones((1, 2))}, recording.stages, model.weights, model.config, batch))
-        assert recording.gradients["layers.1.attention.context"][0][:, 2].any()  # after the edit
+        # the gradient with respect to the edited stage
+        assert recording.gradients["layers.1.attention.context"][0][:, 2].any()
     assert np.array_equal(*(each["layers"][1]["attention"]["value"]["weight"] for each in found))
     assert not found[0]["layers"][1]["attention"]["value"]["weight"][:, 16:24].any()
 
@@ -255,7 +256,8 @@ def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
     ],
 )
 def test_attribution_is_the_edited_models(model: Model, changed: Callable[[Model], list[Any]]) -> None:
-    """Compares gradients with central differences, and the sum of integrated gradients with both ends, edited."""
+    """In the edited model, gradients equal central differences, and integrated gradients add up to the difference of
+    both ends."""
     from npformer.interpret.attribution import target
     from npformer.interpret.integrated_gradients import by_gradients
 

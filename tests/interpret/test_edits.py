@@ -18,7 +18,7 @@ from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
-TEXTS = ["I love ice cream", "no not", "you love ice cream", "no"]  # runs of equal lengths, and one alone
+TEXTS = ["I love ice cream", "no not", "you love ice cream", "no"]  # two texts have the same length
 
 
 @pytest.fixture(scope="module", params=("distilbert", "bert"))
@@ -90,7 +90,7 @@ def test_an_in_place_edit_changes_only_the_stage(model: Model) -> None:
         array[:] = 7
         return array
 
-    with trace() as outer, edit({"layers.0.attention.query_heads": spoil}):  # a view of the query
+    with trace() as outer, edit({"layers.0.attention.query_heads": spoil}):  # this stage is a view of the query
         model([2, 40, 3])
     assert not (outer["layers.0.attention.query"] == 7).any()
     assert (outer["layers.0.attention.query_heads"] == 7).all()

@@ -21,7 +21,7 @@ from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
 
-TEXTS = ["I love ice cream", "no not", "you [MASK] ice cream", "[MASK]"]  # runs of equal lengths, and one alone
+TEXTS = ["I love ice cream", "no not", "you [MASK] ice cream", "[MASK]"]  # two texts have the same length
 MASKED = ["I [MASK] ice cream", "no [MASK]", "you love [MASK] cream", "[MASK]"]
 DIRECTION = np.random.default_rng(5).standard_normal(32)
 

@@ -100,7 +100,7 @@ def test_a_token_that_is_read_twice_has_the_score_of_both_places() -> None:
     ids, tokens, explained = prepared(model, TEXT)
     rows, h, scores = slope(model, [ids], explained).rows, 1e-6, []
     for i in range(-1, len(tokens)):
-        places = np.arange(len(tokens)) == np.array([[i], [i + 1]])  # of the encoder, of the decoder
+        places = np.arange(len(tokens)) == np.array([[i], [i + 1]])  # the token's places in encoder and decoder
         way = h * rows * places[..., None]
         ends = [slope(model, [ids], explained, rows + sign * way).values[0] for sign in (1, -1)]
         scores.append((ends[0] - ends[1]) / (2 * h))
@@ -122,7 +122,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
     assert end == pytest.approx(logits[0] - logits[1], abs=5e-5)  # as printed
     assert change == pytest.approx(end - start, abs=2e-4)
     assert total == pytest.approx(shown.scores.sum(), abs=5e-5)
-    # 50 places. DistilBERT's pooler has ReLUs: a jump of the gradient costs up to half a place's share of its height.
+    # DistilBERT's pooler has ReLUs: where the gradient jumps, the error is up to half a step (1 / 50) times the jump.
     assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "bart": 5e-4, "distilbert": 2e-2}[kind]
 
 
@@ -135,7 +135,8 @@ def test_the_error_falls_with_the_square_of_the_places() -> None:
         assert found
         errors.append(float(found[1]))
         assert f"averaged over {steps} points" in shown.about
-    assert errors[0] / errors[1] == pytest.approx(4, rel=0.3)  # one digit of each is printed
+    # rel=0.3, because only one digit of each error is printed
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.3)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.3)
 
 
@@ -213,7 +214,7 @@ def test_a_torch_encoder_without_a_tokenizer_starts_from_zeros() -> None:
     shown = method(view.attribution(model, [3, 4, 5, 6], label="positive", steps=400), "Integrated gradients")
     total, _, end, change = sums(shown.about)
     assert "from zeros" in shown.about
-    assert total == pytest.approx(change, abs=5e-2)  # ReLUs, and norms that turn sharply near zeros
+    assert total == pytest.approx(change, abs=5e-2)  # ReLUs have kinks, and norms change fast near zero rows
     assert end == pytest.approx(float(np.diff(trace(model, [3, 4, 5, 6])["logits"])[0]), abs=5e-5)
 
 
@@ -221,7 +222,7 @@ def test_a_torch_encoder_with_a_tokenizer_is_asked_with_texts() -> None:
     model = load(CLASSIFIER)
     vocabulary = tiny.tokenizer()
     model.tokenizer = vocabulary
-    text = "0 1 2 3 4"  # pieces that its 50 rows have
+    text = "0 1 2 3 4"  # all pieces are among its 50 rows
     (ids,), _, _ = texts_of(model, text)
     assert ids.ids.max() < model.config.vocab_size
     shown = view.attribution(model, text)
@@ -287,7 +288,7 @@ def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkey
         alone, _ = linear_backward(np.ones((2, 4)), x, weight)
     whole, grads = linear_backward(np.ones((2, 4)), x, weight)
     np.testing.assert_array_equal(alone, whole)
-    assert grads["weight"].shape == weight.shape  # and training has them as before
+    assert grads["weight"].shape == weight.shape  # outside of the block, weights have gradients again
 
 
 def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,8 @@ def test_groups_do_not_join_the_texts_of_a_pair() -> None:
 
 
 def test_a_long_text_has_groups_unless_each_word_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        attribution, "MOST", 7
-    )  # twice as many of a tiny model: two runs of seven tokens, for five words
+    # a tiny model may read twice this number of tokens: two runs of seven, so that five words have two groups
+    monkeypatch.setattr(attribution, "MOST", 7)
     model = tiny.model()
     found = leave_one_out(model, TEXT, 0)
     assert found.words == ["I love good", "ice cream"]

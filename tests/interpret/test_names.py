@@ -128,7 +128,7 @@ def test_a_pattern_points_to_select() -> None:
     assert list(t.select("layers.*.attention.weights")) == ["layers.0.attention.weights", "layers.1.attention.weights"]
 
 
-# --- functions that are told the name --------------------------------------------------------------------------------
+# --- functions that get the name -------------------------------------------------------------------------------------
 
 
 def test_a_function_of_two_arguments_gets_the_stage_s_name() -> None:

@@ -16,13 +16,13 @@ TEXT = "I love ice"
 
 
 @pytest.mark.parametrize("temperature", [TEMPERATURES[0], 1.0, TEMPERATURES[-1]])
-@pytest.mark.parametrize("most", [1, 5, 10_000])  # the last: more than the vocabulary
+@pytest.mark.parametrize("most", [1, 5, 10_000])  # 10,000 exceeds the vocabulary
 def test_probabilities_are_the_softmax_of_all_logits(temperature: float, most: int) -> None:
     model = tiny.model("gpt2", "causal-lm")
     found, logits = next_words(model, TEXT, most), trace(model, TEXT)["logits"][-1].astype(np.float64)
     every = np.sort(softmax(logits / temperature))[::-1]
     shares, others = found.probabilities(temperature)
-    np.testing.assert_allclose(shares, every[:most], rtol=1e-12)  # sums in another order
+    np.testing.assert_allclose(shares, every[:most], rtol=1e-12)  # the sums are added in another order
     assert others == pytest.approx(every[most:].sum(), rel=1e-12, abs=0)
     assert found.words[0] == model.tokenizer.id_to_token(int(logits.argmax())).removeprefix("Ġ")
 

@@ -196,11 +196,12 @@ def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
 ) -> None:
     length = len(trace(model, CLEAN).ids)
     each = patch(model, CLEAN, CORRUPTED)
-    monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)  # twice that of a tiny model: half the runs
+    # a tiny model may read twice this number of tokens, enough for half of the runs
+    monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)
     with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches each alone"):
         assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
     assert patch(model, CLEAN, CORRUPTED, group=1).values.tolist() == each.values.tolist()
-    assert patch(model, CLEAN, CORRUPTED, by="head").values.size  # by head or layer nothing is grouped
+    assert patch(model, CLEAN, CORRUPTED, by="head").values.size  # heads and layers are never grouped
 
 
 def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None:
@@ -227,7 +228,7 @@ def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str)
     errors = [np.abs(a - b).max() for a, b in zip(estimates, measured, strict=True)]
     assert np.abs(measured[0]).max() > 0
     assert errors[0] < 0.02 * np.abs(measured[0]).max()
-    assert errors[1] < errors[0] / 50  # a hundredth, up to the third order
+    assert errors[1] < errors[0] / 50  # a hundredth, apart from terms of third order
 
 
 def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:

@@ -48,7 +48,7 @@ MODELS: dict[str, Callable[[], Model | Seq2Seq]] = {
     "translation, one encoder layer": partial(seq2seq_models.random_model, n_layers=1),
 }  # fmt: skip
 TARGET = Text(np.array([2, 4, 1]))
-#: One of each structure, where each stage is edited.
+#: One model of each structure, for the test that edits every stage.
 EDITED = (
     *(
         "translation, one encoder layer",
@@ -88,7 +88,8 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     for stage in found:
         listed = stages.find(stage)
         assert listed is not None
-        shapes = [each.shape.replace("E", "D") for each in (listed, of_model[stage])]  # of tables or of layers
+        # tables may have another width than layers
+        shapes = [each.shape.replace("E", "D") for each in (listed, of_model[stage])]
         assert shapes[0] == shapes[1]
         assert of_model[stage].hook in (listed.hook, "")
 

@@ -32,18 +32,11 @@ pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "albert", "gpt2")
-OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # with other stages
+OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # families with other stages
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
-OF_OTHERS = (
-    "_normed",
-    "_rotated",
-    ".distance_scores",
-    ".gate",
-    ".gated",
-    ".uncapped_scores",
-    ".output_norm",
-)  # ends of stages of models with these mechanisms
+# ends of stages of models with these mechanisms
+OF_OTHERS = "_normed", "_rotated", ".distance_scores", ".gate", ".gated", ".uncapped_scores", ".output_norm"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -103,7 +96,7 @@ def test_the_stages_equal_their_formulas(model: Model) -> None:
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_each_of_several_texts_has_the_stages_it_has_alone(model: Model) -> None:
-    """Lengths 6, 4, 6, 3 and 4, 4: runs of equal lengths fire once each; a text has the bits it has alone."""
+    """Adjacent texts of equal length fire together, and each text has the same bits as alone."""
     texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
     together = trace(model, texts)
     for i, text in enumerate(texts):
@@ -158,14 +151,8 @@ def test_pairs_ids_and_segments() -> None:
     again = trace(model, Text(t.ids, np.array(t.token_type_ids)))
     np.testing.assert_array_equal(again["logits"], t["logits"])
     assert again.tokens == t.tokens
-    assert trace(tiny.model(), Pair("good", "my movie")).token_type_ids == [
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]  # to be read, though not used
+    # DistilBERT has no token types, but a trace has them
+    assert trace(tiny.model(), Pair("good", "my movie")).token_type_ids == [0, 0, 0, 1, 1, 1]
     without = Model(model.config, model.weights)
     assert trace(without, [2, 3]).tokens == ["2", "3"]
 
@@ -272,7 +259,7 @@ def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *given, n=name, f=right: (count.update([n]), f(*given))[1])
     model.run(text)
-    assert count["tap"] == 5 - 1 + 6 * 18 + 3 + 3  # stages; ids, lengths and the rows that are read
+    assert count["tap"] == 5 - 1 + 6 * 18 + 3 + 3  # all stages, and ids, lengths and the rows that the head reads
     costs = {"tap": "tap('scores', array)", "scope": "with scope('layers.0'): pass"}
     globals_ = {"tap": tap, "scope": npformer.scope, "array": np.zeros(3)}
     spent = sum(count[n] * min(timeit.repeat(costs[n], globals=globals_, number=1000, repeat=20)) / 1000 for n in costs)
@@ -327,7 +314,7 @@ def test_a_row_describes_the_stage(model: Model) -> None:
         "bert": "bert.encoder.layer.1.intermediate.dense",
         "electra": "electra.encoder.layer.1.intermediate.dense",
         "roberta": "roberta.encoder.layer.1.intermediate.dense",
-        "albert": "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn",  # which runs for every layer
+        "albert": "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn",  # all layers share this module
         "gpt2": "transformer.h.1.mlp.c_fc",
     }
     assert trace(model, TEXT).row("layers.1.ffn.hidden").huggingface == paths[model.config.model_type]

@@ -181,7 +181,7 @@ def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -
     states = {each.name: each.state for each in report.verdicts}
     assert {name for name, state in states.items() if state != "passed"} == {"layer_norm", "linear"}
     assert "layer_norm was replaced by npformer's in the functions that call it." in str(report)
-    assert report.runs == ()  # only a part of the whole model would be the learner's
+    assert report.runs == ()  # a run of the whole model would use only some of the learner's functions
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -
 def test_a_file_that_cannot_be_loaded_says_why(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(np, "exp", np.exp)  # afterwards it is NumPy's again
+    monkeypatch.setattr(np, "exp", np.exp)  # restores it after the test
     module, problem = loaded(str(written(tmp_path, {}, text) / "my_transformer.py"))
     assert module is None
     assert problem.startswith(said)
@@ -352,7 +352,7 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_named_in_spite_of_cases_that_do_not_determine_it(tmp_path: Path) -> None:
-    """The set without the word that reaches top_p may be empty, and programs differ in what they do then."""
+    """Without the word that reaches top_p, the set may be empty, and then the answer depends on the program."""
     code = """
 def sample(logits, temperature, top_p, u):
     p = np.exp(logits / temperature - (logits / temperature).max())

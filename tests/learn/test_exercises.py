@@ -137,7 +137,7 @@ def test_each_mistake_of_an_exercise_has_another_sentence() -> None:
 
 
 def nearly(slip: Slip) -> Callable[..., Any]:
-    """The mistake with numbers off by about a thousandth. The factor varies, because a constant factor is a mistake."""
+    """The mistake with numbers off by about a thousandth. The factor varies, because a constant one is a mistake."""
 
     def off(array: np.ndarray) -> np.ndarray:
         return array * np.linspace(1.001, 1.002, array.size).reshape(array.shape) if array.dtype.kind == "f" else array
@@ -149,7 +149,7 @@ def nearly(slip: Slip) -> Callable[..., Any]:
     "exercise", of_each(slow=[*LONG, "layer_norm_backward", "attention_backward", "scaled_dot_product_attention"])
 )
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
-    """If a known mistake gives nearly the learner's numbers, the cause is another one."""
+    """If a known mistake gives only nearly the learner's numbers, it is not the cause."""
     step = 6 if exercise.name in LONG else 3  # a sample, because the rule does not depend on the mistake
     for slip in exercise.slips[::step]:
         wrong = [call(slip.wrong, in_float64(args)) for args in exercise.cases()]

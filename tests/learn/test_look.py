@@ -25,8 +25,9 @@ from tests.learn.test_check import PLAIN, written
     ids=["complete", "in part"],
 )
 def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path) -> None:
-    """They agree within float32 rounding of six layers: the weights and the text are the same, the code differs.
-    npformer's functions call the learner's where these are written, so their stages are recorded too.
+    """The stages agree within the float32 rounding of six layers. Weights and text are the same, but not the code.
+
+    npformer's functions call those that the learner has written, so their stages are recorded too.
     """
     folder = written(tmp_path, {}, PLAIN)
     stages = learners_stages(folder / "my_transformer.py", unwritten, TEXT)

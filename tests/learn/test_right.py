@@ -67,7 +67,7 @@ def moved(weights: Any, direction: Any, step: float) -> Any:
 
 
 def test_words_are_sampled_with_their_probabilities() -> None:
-    """Evenly spaced u give each word its share; the set of top_p is the smallest one."""
+    """Evenly spaced u give each word its share. top_p keeps the smallest set of words that reaches it."""
     logits = np.log(np.array([0.05, 0.4, 0.15, 0.3, 0.1]))
     drawn = [right.sample(logits, 1.0, 0.8, (i + 0.5) / 1000) for i in range(1000)]
     assert np.bincount(drawn, minlength=5).tolist() == [0, 471, 176, 353, 0]  # 0.4, 0.15 and 0.3 of 0.85

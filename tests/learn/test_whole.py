@@ -1,4 +1,4 @@
-"""The GPT with which a learner's file writes: from the checkout of an installed package, or not at all."""
+"""The GPT that a learner's file writes with: found in the checkout that the package was installed from, or missing."""
 
 from __future__ import annotations
 
