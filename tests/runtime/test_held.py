@@ -52,7 +52,7 @@ def expected(classify: Task) -> list[Any]:
 
 
 def in_threads(work: Any) -> list[Any]:
-    """Runs work(0), ... work(MANY - 1) at the same time; returns what they return, errors too."""
+    """Runs work(0), ... work(MANY - 1) at the same time. Returns their results, or the errors that they raise."""
     barrier, results = threading.Barrier(MANY), [None] * MANY
 
     def run(number: int) -> None:
@@ -164,7 +164,7 @@ def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
 
-# An interrupt during a callback of the garbage collector, such as hypothesis's, reaches no call.
+# An interrupt during a callback of the garbage collector, such as hypothesis's, is reported as a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
@@ -179,7 +179,7 @@ def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 caught += 1
-                seconds *= 1.05  # later in the call
+                seconds *= 1.05  # the next interrupt comes later in the call
             else:
                 assert found == expected
                 seconds = 0.0003

@@ -1,4 +1,4 @@
-"""Weights kept in fewer bytes: exact widening, rounding to the nearest number, and NumPy's view of them."""
+"""Weights kept in fewer bytes: exact widening, rounding to the nearest number, and conversion by NumPy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rounded(array: np.ndarray, stored: str) -> np.ndarray:
 @pytest.mark.parametrize("turned", [False, True])
 def test_numbers_are_rounded_to_the_nearest(stored: str, turned: bool) -> None:
     array = normal(130, 70) if not turned else normal(70, 130).T
-    array = np.concatenate([array[:-1], array[-1:] * 0 + 1.00390625])  # between two bfloat16 numbers
+    array = np.concatenate([array[:-1], array[-1:] * 0 + 1.00390625])  # halfway between two bfloat16 numbers
     weight = narrowed(array if not turned else np.asfortranarray(array), stored)
     assert weight.stored == stored
     assert np.array_equal(np.asarray(weight), rounded(np.ascontiguousarray(array), stored))

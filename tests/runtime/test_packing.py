@@ -102,7 +102,7 @@ def test_every_thread_has_a_shard(threads: int) -> None:
 
 
 def test_a_batch_that_is_filled_up_has_the_same_texts() -> None:
-    """Extra rows follow the texts' rows; every array of the batch has them, the lengths do not count them."""
+    """Every array of the batch has extra rows after the texts' rows. The lengths do not count them."""
     batch = pack([Text(np.array([5, 6, 7]), np.array([0, 1, 1])), Text(np.array([8]))])
     filled = batch.filled(12)
     assert filled.ids.tolist() == [5, 6, 7, 8] + [0] * 8

@@ -1,6 +1,6 @@
-"""Processes: a fork, also in the middle of a call, has its own threads and BLAS settings; a process ends cleanly.
+"""Processes: a forked child has its own threads and BLAS settings, even after a fork in the middle of a call.
 
-NPFORMER_TEST_FORKS=320 forks more often, which takes minutes; the suite forks less.
+A process ends cleanly. NPFORMER_TEST_FORKS=320 forks more often than the suite, which takes minutes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_in_a_child():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_can_run_a_model() -> None:
-    """The parent's threads do not exist in it, so it starts its own."""
+    """The parent's threads do not exist in the child, so it starts its own."""
     code = "for _ in range(3): run_in_a_child()\nprint(alike(model.run(texts)[0]['logits'], expected))"
     assert run_python(code) == (0, "True\n")
 
@@ -118,7 +118,7 @@ def compute(work):
 
 
 def run_beside_a_fork(code: str, patience: float = 600) -> tuple[int, str]:
-    """Runs the code in a process whose forks wait for that many seconds, by default beyond the suite's patience."""
+    """Runs the code in a process in which forks wait for `patience` seconds, by default longer than the suite does."""
     return run_python(SHARED_WORK.replace("SECONDS", str(patience)) + code)
 
 

@@ -61,7 +61,7 @@ def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
 @settings(max_examples=60)
 @given(inner=st.integers(1, 3000), dtype=st.sampled_from(DTYPES))
 def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
-    """They cover the inner axis once, and the parts' products, added in their order, have the bits of the whole.
+    """The parts cover the inner axis once. Their products, added in order, have the bits of the whole product.
 
     A last part too short for the trial to notice, as in BLIS, is allowed only if products are never split.
     """

@@ -56,7 +56,7 @@ def test_a_sum_adds_its_terms_and_then_its_groups_in_order(
 def test_a_product_adds_its_groups_in_order(
     dtype: str, rows: int, count: int, columns: int, terms: int, front: int
 ) -> None:
-    """However many groups are computed together."""
+    """The order does not depend on the number of groups that are computed together."""
     a, b = normal(2, rows, count, dtype=dtype), normal(2, count, columns, dtype=dtype)
     places = edges(count, terms, front)
     expected = None

@@ -44,7 +44,7 @@ PATIENCE = 30  # seconds allowed for work of milliseconds, on a busy machine
 
 
 def blas_threads() -> set[int]:
-    """NumPy's, and not those of a library that another test may have loaded since."""
+    """Numbers of threads of NumPy's own BLAS, without libraries that another test may have loaded."""
     return {each["num_threads"] for each in blas_libraries()}
 
 
@@ -88,7 +88,7 @@ def test_the_arguments_number_is_whole_and_at_least_one(value: object) -> None:
 
 
 def parts(nanoseconds: int) -> int:
-    """Returns the parts that work is cut into before a trial."""
+    """Returns the number of parts into which work is divided before a trial."""
     return part_counts(nanoseconds)[1]
 
 
@@ -213,7 +213,7 @@ def test_an_interrupt_at_the_hand_over_leaves_no_worker_waiting(monkeypatch: pyt
 
 
 def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller does the work alone, one long text's too; and later there may be threads again."""
+    """The caller does all work itself, even for one long text. Later, new threads may be available again."""
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -390,7 +390,7 @@ def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None:
-    """Ctrl-C comes at two thousand moments of entering and leaving; another thread can enter after each."""
+    """Ctrl-C comes at two thousand moments of entering and leaving. After each, another thread can enter."""
     moments, before = random.Random(0), signal.signal(signal.SIGALRM, signal.default_int_handler)
     free: list[bool] = []
 

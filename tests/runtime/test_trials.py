@@ -114,7 +114,7 @@ def test_trials_lose_a_hundredth_of_the_time(clock: Clock, slower: float) -> Non
 def test_the_memory_decides_how_many_threads_read_a_weight(
     clock: Clock, alone: float, together: float, small: int, large: int
 ) -> None:
-    """One core's and two cores' bytes a second, a hand-over of 80 us, and weights (768, 768) and (768, 3072)."""
+    """The clock simulates bytes per second for one core and for two, a hand-over of 80 us, and two weights."""
     for size, expected in ((BYTES, small), (4 * BYTES, large)):
         trial = Trial((1, 2), first=1)
         work = clock.work(lambda way, size=size: size / alone if way == 1 else size / together + 80e-6)
@@ -203,7 +203,7 @@ def test_every_way_of_a_product_has_the_same_bits(rows: int, panels: bool, monke
 
 
 def test_work_returns_to_one_thread_where_the_other_core_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hand-over waits two milliseconds for a core; alone the work takes a fraction of that."""
+    """Every hand-over waits two milliseconds for a core. On one thread, the work takes a fraction of that."""
     run_tasks = threads.run_tasks
 
     def busy(tasks: list[Callable[[], None]], n: int) -> None:
@@ -220,7 +220,7 @@ def test_work_returns_to_one_thread_where_the_other_core_is_busy(monkeypatch: py
     with num_threads(2):
         for _ in range(200):
             parallel_for(work, len(y), nanoseconds=10**6)
-    assert parts[0] != slice(0, 64)  # by the first guess
+    assert parts[0] != slice(0, 64)  # the first guess divides the work
     assert parts[-1] == slice(0, 64)
     assert (y == 200).all()
 

@@ -48,8 +48,8 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, threads: int, dtype: str) -> None:
     """A projection tied to its token table is a transposed view of it.
 
-    Small kernels would add its columns in another order, and some parts of a large one are small: the columns that fill
-    no panel, and what each of many threads computes.
+    Kernels for small products would add its columns in another order. Parts of a large product may be small: columns
+    that do not fill a panel, and the shares of many threads.
     """
     x, weight = normal(140, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
     weight.base.flags.writeable = weight.flags.writeable = False
@@ -82,7 +82,7 @@ def test_products_of_other_types_and_of_nothing_are_numpys() -> None:
     [(768, 768), (768, 3072), (3072, 768), (384, 1536), (1536, 384), (384, 1000), (768, 2)],
 )
 def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> None:
-    """A loaded model's weight, which cannot be written to, used again and again with all numbers of rows."""
+    """A read-only weight, as of a loaded model, is used repeatedly with various numbers of rows."""
     x, weight = normal(140, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
     weight.flags.writeable = False
     (whole,) = weight_products.weight_products(x, weight)
@@ -192,7 +192,7 @@ def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it(rows: int) -> Non
 def test_a_mapped_weight_with_panels_takes_no_memory_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the number of rows: all products read the panels. Kernels for larger products add the columns of a panel
+    """Products with any number of rows read the panels. Kernels for larger products add the columns of a panel
     in another order, so those products are plain and compared within rounding."""
     has_small_products = weight_products.few_rows() > 0
     monkeypatch.setattr(weight_products, "few_rows", lambda: 30)

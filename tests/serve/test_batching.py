@@ -85,7 +85,7 @@ def encoder_tasks() -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: the number of its task, the lengths of its texts in words, and when it arrives."""
+    """A request: the index of its task, the lengths of its texts in words, and its delay."""
 
     task: int
     lengths: tuple[int, ...]
@@ -132,7 +132,7 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 @pytest.mark.numbers
 def test_that_strangers_do_share_batches():
-    """Otherwise the test above would prove nothing."""
+    """Otherwise the test above would compare only lone requests."""
     seen = []
 
     async def test() -> None:
@@ -140,7 +140,7 @@ def test_that_strangers_do_share_batches():
         work = TaskWork(task, task.options)
         async with Running(4096, 0.2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
             prepared = [prepare(task, [text], task.options, False, "inputs", True) for text in WORDS]
-            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # created by each request
+            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates one
             assert all(each == work for each in equal)
             await asyncio.gather(
                 *(batcher.answers(w, p.requests, p.sizes) for w, p in zip(equal, prepared, strict=True))

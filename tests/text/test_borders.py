@@ -187,7 +187,7 @@ def test_texts_are_not_split_if_a_part_may_read_across_spaces(part: dict[str, An
         assert not Borders(tokenizer).at_spaces
     assert not Borders(object()).at_spaces
     tokenizer = bert(True)
-    tokenizer.add_tokens(["<|end|>"])  # it may not be cut between its marks
+    tokenizer.add_tokens(["<|end|>"])  # must not be cut between its punctuation marks
     assert (Borders(tokenizer).at_spaces, Borders(tokenizer).at_marks) == (True, False)
 
 
@@ -200,7 +200,7 @@ def test_a_text_over_the_limit_is_cut_or_refused() -> None:
     (cut,), (expected,) = made.read([long]), made.read([short])
     assert cut.texts[0].ids.tolist() == expected.texts[0].ids.tolist()
     assert cut.truncated
-    assert cut.n_tokens == 2 + 4000  # of the characters that are read, up to a border
+    assert cut.n_tokens == 2 + 4000  # counts only the characters that are read, up to a border
     for how in ("error", "window"):
         with pytest.raises(
             NpformerError, match=r"characters of a text: 30000 is more than the limit `characters` of 20000"

@@ -95,7 +95,7 @@ def test_a_refused_conversation_does_not_affect_the_others(chat: Chat) -> None:
 
 
 def test_templates_as_transformers_renders_them(tmp_path: Path) -> None:
-    """The marks of training, today's date, and the default of several templates."""
+    """Templates may mark texts for training, read today's date, or be one of several, with a default."""
     template: Any = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     folder = chatters.folder(tmp_path / "m", template=template + "{{ strftime_now('%Y') | length }}{{ tools is none }}")
     assert read(Chat(npformer.load(folder)), ASKED)[0] == "Hi4True"

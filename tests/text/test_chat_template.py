@@ -1,4 +1,4 @@
-"""Chat templates of pairs: the places of the texts, and refused templates."""
+"""Chat templates for pairs: the places of the texts in them, and refused templates."""
 
 from __future__ import annotations
 

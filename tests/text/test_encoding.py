@@ -32,7 +32,8 @@ LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
 
 @pytest.mark.parametrize("kind", ["window", "truncate"])
 def test_special_tokens_are_put_around_few_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the library would combine each overflowing part of one text of a pair with each part of the other."""
+    """With many tokens, the library would combine every overflowing part of one text of a pair with every part of the
+    other."""
     model = tiny.model("bert")
     parts: list[int] = []
 

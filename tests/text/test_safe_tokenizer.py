@@ -183,7 +183,7 @@ def test_a_user_who_trusts_a_file_can_raise_a_limit(tmp_path: Path) -> None:
 
 
 def test_files_as_people_publish_them_are_read(tmp_path: Path) -> None:
-    """Parts in the forms of the best known tokenizers: BERT, GPT-2, Llama 3, XLM-R without its map, ALBERT, CLIP."""
+    """The files are like those of BERT, GPT-2, Llama 3, XLM-R (without its map), ALBERT and CLIP."""
     llama = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
@@ -196,7 +196,7 @@ def test_files_as_people_publish_them_are_read(tmp_path: Path) -> None:
         {"normalizer": several("normalizers", [{"type": "NFC"}, replaced(r"\s+", " ", "Regex"), {"type": "Lowercase"}])},
         {"pre_tokenizer": several("pretokenizers", [{"type": "WhitespaceSplit"}, SPACES[0]])},
         {"post_processor": several("processors", [BYTES, template(single=[CLS_PIECE, A], special_tokens=CLS)])},
-        {"model": {each: value for each, value in WORD_PIECE.items() if each != "type"}},  # older than its type
+        {"model": {each: value for each, value in WORD_PIECE.items() if each != "type"}},  # older files have no type
         {"truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 5, "direction": "Right"}},
         {"padding": {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": 0, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}},
     ]  # fmt: skip

@@ -184,7 +184,7 @@ def test_fairseq_ids_are_one_higher_than_the_file_s(tmp_path):
     assert tokenizer.id_to_token(tokenizer.get_vocab_size() - 1) == "<mask>"
 
 
-@pytest.mark.parametrize("times", [20, 1000])  # the second is tokenized in blocks, where that is possible
+@pytest.mark.parametrize("times", [20, 1000])  # the longer text is tokenized in blocks, where that is possible
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta"])
 def test_long_texts_are_read_in_windows(model_type, times, tmp_path):
     """In every window, the tokens and their places are the same as in the whole text."""
@@ -266,8 +266,8 @@ def test_a_corrupt_sentencepiece_file(content, said, tmp_path):
 def test_pieces_with_differently_encoded_fields(tmp_path):
     """The fields of a piece may be in any order. The last of equal fields counts, and a missing one has a default."""
     pieces = [
-        b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score -1 first
-        b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # a text twice
+        b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score, -1, comes first
+        b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # has its text twice
         b"\x0a\x02qq",  # no score
         b"\x0a\x02##\x15\x00\x00\x80\xbf\x18\x04",  # never split
     ]
@@ -302,7 +302,7 @@ def test_albert_s_clean_up_of_a_spiece_model(tmp_path):
     for settings, tokens in (
         ({}, ["▁", "e", "i", "c", "e"]),
         ({"keep_accents": True}, ["▁", "é", "i", "c", "e"]),
-        ({"do_lower_case": False}, ["▁", "E", "i", "c", "e"]),  # which is unknown
+        ({"do_lower_case": False}, ["▁", "E", "i", "c", "e"]),  # "E" is unknown
         ({"add_prefix_space": False}, ["e", "i", "c", "e"]),
     ):
         (path / "tokenizer_config.json").write_text(json.dumps({**unknown, **settings}))

@@ -21,7 +21,7 @@ BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)
         (["▁Stra", "ße", ".", "</s>"], ("Stra", "##ße", ".", "</s>")),
         (["▁park", "▁", "."], ("park", "␣", ".")),
         (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ", "Ģ"], ("café", "␣", "\\n", "\\xf0\\x9f\\x98", "\\x80")),  # an emoji's bytes
-        (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # no bytes of UTF-8
+        (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # not valid UTF-8 as bytes
     ],
 )
 def test_names_have_no_marks(tokens: list[str], names: tuple[str, ...]) -> None:

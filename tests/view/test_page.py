@@ -91,7 +91,7 @@ def test_equal_arrays_are_in_a_page_once() -> None:
     page = shown.html()
     stored = re.findall(r'data-array="(\d+)">([^<]*)<', page)
     assert sorted(text for _, text in stored) == sorted({block.text for block in blocks})
-    assert len(stored) < len(blocks)  # heads and model share all arrays, neurons and stages some
+    assert len(stored) < len(blocks)  # heads and model share all arrays; neurons and stages share some
     (found,) = re.findall(r'id="meta">(.*?)</script>', page)
     (views,) = json.loads(found)["texts"]
     texts = dict(stored)
@@ -214,7 +214,7 @@ def test_the_effects_of_heads_are_measured() -> None:
     assert sizes == sorted(sizes, reverse=True)
     for effect in answer.effects:
         with edit(without_head(f"{effect.attention}.context", effect.head)):
-            assert effect.change == pytest.approx(odds() - whole, abs=1e-6)  # of float32 logits
+            assert effect.change == pytest.approx(odds() - whole, abs=1e-6)  # allows the rounding of float32 logits
 
 
 def test_a_trace_and_a_base_model_have_no_answer() -> None:

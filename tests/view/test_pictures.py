@@ -259,7 +259,8 @@ def test_the_signed_scale_keeps_its_signs_apart_for_every_eye(theme: str, eye: n
         assert np.linalg.norm(seen(stops[i]) - seen(stops[-1 - i])) > 0.1
     lightness = [seen(stop)[0] for stop in stops]
     away = -1 if theme == "light" else 1
-    assert all(away * (lightness[i] - lightness[i + 1]) > 0 for i in range(3))  # each side grows from the middle
+    # contrast grows from the middle to each side
+    assert all(away * (lightness[i] - lightness[i + 1]) > 0 for i in range(3))
     assert all(away * (lightness[i + 1] - lightness[i]) > 0 for i in range(3, 6))
 
 
