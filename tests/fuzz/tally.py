@@ -27,7 +27,7 @@ class Finding:
     where: str
     what: list[str]
     kind: str
-    number: int  # of the first case
+    number: int  # number of the first case with this finding
     count: int = 1
     alone: bool = True  # whether the case alone, in a new worker, has the same result
 

@@ -192,7 +192,7 @@ def context(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def info(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Describes a model, with its card."""
+    """Runs `npformer info`, which describes a model and shows its card."""
     commanded("info", folder)
 
 

@@ -18,9 +18,8 @@ class Entry:
     name: str
     data: bytes
     deflated: bool = False
-    fields: Mapping[str, int] = field(
-        default_factory=dict
-    )  # fields of both headers, or with the prefix "local." of one
+    # name of a field -> its value in both headers; with the prefix "local.", only in the entry's own header
+    fields: Mapping[str, int] = field(default_factory=dict)
     extra: bytes = b""
 
 

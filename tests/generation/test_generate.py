@@ -117,7 +117,7 @@ def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, An
             logits = model.run([(Text(np.array(source)), Text(target))])[0]["logits"]
             if search:
                 scores = log_softmax(logits)
-            else:  # greedy search scores the tokens that the settings leave
+            else:  # greedy search scores only the tokens that the settings allow
                 scores = np.array([score_of(logits[i], target[: i + 1]) for i in range(len(target))])
             assert np.array_equal(scores[np.arange(len(each.ids)), each.ids], each.token_scores)
 
@@ -293,7 +293,7 @@ def first_logits() -> np.ndarray:
 def test_tokens_are_drawn_by_their_probability(settings: dict[str, Any]) -> None:
     """The share of each token in 1000 draws is its probability after temperature, top_k and top_p.
 
-    It may differ by 5 standard deviations plus 3 draws, for tokens that are too rare to have a deviation.
+    It may differ by 5 standard deviations plus 3 draws, an allowance for very rare tokens.
     """
     scores = first_logits().astype(np.float64)[None] / settings.get("temperature", 1)
     order = np.argsort(-scores[0])

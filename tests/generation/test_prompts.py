@@ -29,7 +29,7 @@ pytestmark = pytest.mark.numbers
 START, END = 1, 0
 DTYPES = ("float32", "float64")
 CAPPED = (Rotary(100.0), SoftCap(0.5))
-#: Generating families other than GPT-2: BERT's layers, narrow tables, positions after padding's, a decoder.
+#: Generating families other than GPT-2: with BERT's layers, narrow tables, positions from padding's on, or a decoder.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "bert": {"n_token_types": 2},
     "electra": {"d_embedding": 48, "n_token_types": 2},
@@ -101,7 +101,7 @@ def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: 
 
 @pytest.mark.parametrize("search", SEARCHES[:2])
 def test_an_uncounted_token_has_its_own_position_anywhere_in_a_text(search: dict[str, Any]) -> None:
-    """RoBERTa's padding, in prompts, and written by some beams and not by others: as in one pass over the text."""
+    """RoBERTa's padding token is in prompts, and some beams generate it. Positions are as in one pass over the text."""
     pad, few = 8, range(2, 12)
     writer = model(
         "float64", family="roberta", pad_id=pad, padding_idx=pad, positions=Positions(first=pad + 1, skips_padding=True)
@@ -134,7 +134,7 @@ def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:
 
 
 def test_a_shorter_prompt_may_end_when_no_token_may_come_twice() -> None:
-    """The padding before it in the table of ids is not a token: it bans no token, not even the last of the
+    """In the table of ids, padding precedes the prompt. It does not ban any token, not even the last of the
     vocabulary."""
     settings: dict[str, Any] = {"no_repeat_ngram_size": 1, "max_new_tokens": 12, "output_scores": True}
     last = model(end_ids=(299,))
@@ -234,7 +234,8 @@ def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(famil
 
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
-    """Rows and caches of all layers together would be twice the cache; 1.5 leaves room for the rows of a few layers."""
+    """Memory stays below 1.5 times the cache, including the rows of a few layers. The rows of all layers would take as
+    much as the cache itself."""
     sizes = {"n_layers": 24, "d_model": 64, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
     writer = tiny.model("llama", "causal-lm", threads=1, **sizes)
     ids = np.random.default_rng(0).integers(8, 200, 384)

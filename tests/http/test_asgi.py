@@ -1,4 +1,4 @@
-"""The app in other hands: called without a server, mounted, and without what it needs."""
+"""The app in other programs: called without a server, mounted, and without its packages."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def test_errors_for_clients_do_not_mention_loading_the_model(tmp_path):
 
 
 def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
-    """It would delay all other requests there. Large lists are made element by element, so that others get their
-    turn."""
+    """There, it would delay all other requests. Large lists are made element by element, so that other threads get
+    their turn."""
     threads = []
     for name in ("read_json", "in_parts"):
         function = getattr(asgi, name)
@@ -299,7 +299,7 @@ def test_npformer_itself_does_not_import_the_extra():
 
 
 def test_rerank_reads_the_chat_template_of_a_causal_language_model(tmp_path):
-    """Its model has no other route, because it reads texts in the template alone."""
+    """Such a model has no other route, because it reads texts only inside the template."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     folder, texts = reranker.write(tmp_path / "model"), ["ice cream", "not my music"]
     rank = npformer.pipeline(None, folder)

@@ -22,7 +22,7 @@ from tests.support.cli_runner import command
 from tests.support.service import Server
 
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-#: Serves with deadlines of a second or so, not of ten and more, and with few bytes in the system's buffers.
+#: Serves with deadlines of about a second, instead of ten or more, and with small buffers in the system.
 HASTY = """
 import socket
 from npformer.__main__ import main
@@ -96,7 +96,7 @@ def test_unfinished_bodies_do_not_block_other_clients(hasty):
 
 
 def test_a_slow_body_is_waited_for(hasty):
-    """It takes three times the time allowed for a body that never comes."""
+    """The body takes three times as long as the server waits for a body that never comes."""
     body = json.dumps({"inputs": "a", "prompt_name": None}).encode().ljust(9000)
     with closing(connect(hasty)) as slow:
         slow.sendall(HEAD % len(body))
@@ -166,7 +166,7 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
             held.sendall(content[at : at + 12])
             time.sleep(0.02)
         assert held.recv(65536).startswith(b"HTTP/1.1 200 OK")
-        time.sleep(2)  # longer than a head is waited for, but nothing has begun
+        time.sleep(2)  # longer than the deadline of a head, but no request has begun
         held.sendall(content + content.replace(b"x\r\n", b"x\r\nconnection: close\r\n"))
         assert rest(held).count(b"HTTP/1.1 200 OK") == 2
 

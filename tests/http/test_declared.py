@@ -63,7 +63,7 @@ def test_wrong_requests_are_refused(answers):
     [
         ("token-classification", {"aggregation_strategy": "some"}),
         ("fill-mask", {"top_k": 0}),
-        ("zero-shot-classification", {"multi_label": True}),  # without the labels, which are required
+        ("zero-shot-classification", {"multi_label": True}),  # lacks the labels, which are required
         ("sparse-embedding", {"prompt_name": 3}),
     ],
 )

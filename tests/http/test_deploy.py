@@ -41,7 +41,7 @@ def image(tmp_path_factory):
     home = tmp_path_factory.mktemp("image")
     names = shutil.ignore_patterns(".git", ".*_cache", "__pycache__", "en-de-multi30k")
     shutil.copytree(ROOT, home / "source", ignore=names)
-    (home / "opt").mkdir()  # which every base has
+    (home / "opt").mkdir()  # every base image has this folder
 
     def here(text: str) -> str:
         return re.sub(r"(?<![\w.}/])/(source|opt|models)\b", rf"{home}/\1", text)
@@ -88,7 +88,7 @@ for method, path, body in json.load(sys.stdin):
 
 
 def test_the_lambda_handler():
-    """Two requests in one instance, one with a wrong field, and one without a body."""
+    """One instance answers two valid requests, one with a wrong field, and one without a body."""
     body = json.dumps({"inputs": "I love ice cream"})
     asked = [
         ["POST", "/predict", body],
@@ -108,7 +108,7 @@ def test_the_lambda_handler():
 
 
 def test_the_sizes_that_the_lambda_handler_states(image):
-    """Its package is the Dockerfile's environment without its Python, and with the bundled model in float16."""
+    """The handler's package is the Dockerfile's environment without Python, plus the bundled model in float16."""
     packages = next(Path(image("/opt/npformer")).glob("lib/python*/site-packages"))
     bundled = size(ROOT / "weights" / "distilbert-sst2")
     assert stated("lambda_handler.py", r"takes (\d+) MB of the 250") == pytest.approx(size(packages) + bundled, rel=0.2)

@@ -135,7 +135,8 @@ def test_requests_of_disconnected_clients_are_not_computed(busy):
     assert first.recv(15) == b"HTTP/1.1 200 OK"
     first.close()
     one = sum(busy.post("/v1/embeddings", {"input": SLOW["inputs"]})[1]["usage"].values()) // 2
-    assert metric(busy, "npformer_tokens_total") - tokens <= 3 * one  # the first, this one, and a batch that had begun
+    # the first text, this one, and a batch that had begun
+    assert metric(busy, "npformer_tokens_total") - tokens <= 3 * one
 
 
 def test_a_stream_ends_when_its_client_disconnects():
@@ -151,9 +152,9 @@ def test_a_stream_ends_when_its_client_disconnects():
         time.sleep(1)
         assert server.post("/generate", {**body, "stream": False})[0] == 200
         assert metric(server, "npformer_batch_texts_count") - before < pieces
-        assert server.log.count("\n") == 1  # its output at the start
+        assert server.log.count("\n") == 1  # only the line that it prints at the start
         server.process.terminate()
-        assert server.process.wait(120) == 0  # nothing is open any more
+        assert server.process.wait(120) == 0  # the exit is clean, because no connection is open
 
 
 def test_time_and_tokens_are_limited():
@@ -209,7 +210,7 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
         else:
             server.process.send_signal(signal.SIGTERM)
         if "group" in sent:
-            time.sleep(0.02)  # so that it has seen the first one
+            time.sleep(0.02)  # lets the process notice the first signal
             server.signal_all(signal.SIGTERM)
         if workers == 1:
             until(lambda: server.get("/health")[0] == 503)
@@ -228,8 +229,8 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(workers):
-    """It must come a moment after the first. A parent then kills its workers, and ends as after one signal or by the
-    next."""
+    """The second signal must come a moment after the first. A parent then kills its workers, and ends as after one
+    signal, or by the next one."""
     with Server("distilbert-sst2", "--grace", 600, "--workers", workers) as server:
         connection = raw(server, "/embed", {"inputs": ["music " * 500] * 100})
         until(lambda: metric(server, "npformer_queue_texts") > 0)
@@ -251,7 +252,7 @@ def shared_memory(pid: int) -> tuple[int, int]:
 
 
 def test_workers_share_mapped_weights(two):
-    """The bundled model is stored in float16, so it has been converted for them."""
+    """The bundled model is stored in float16, so the server has converted it for the workers."""
     pids = two.workers()
     assert len(pids) == 2
 
@@ -270,10 +271,10 @@ def test_a_killed_worker_comes_back_and_the_others_serve_meanwhile(two):
     os.kill(before[0], signal.SIGKILL)
     until(lambda: len(two.workers()) == 2 and before[0] not in two.workers())
     assert before[1] in two.workers()
-    until(lambda: f"worker {before[0]} died" in two.log)  # which is read from a pipe, a little later
+    until(lambda: f"worker {before[0]} died" in two.log)  # arrives through a pipe, a little later
     for _ in range(20):
         assert two.post("/embed", {"inputs": "a text"})[0] == 200
-    assert metric(two, "npformer_requests_total") >= 20  # the sum over the workers, the dead one too
+    assert metric(two, "npformer_requests_total") >= 20  # the sum over all workers, including the dead one
 
 
 def test_workers_end_when_their_parent_is_killed(folders):

@@ -304,7 +304,7 @@ async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any
 def test_a_streams_prompt_is_read_where_batches_are(
     path: str, body: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs in the batching thread, and the text once, outside the event loop's thread."""
+    """The prompt is computed in the batching thread. Its text is tokenized once, outside the event loop's thread."""
     stream, ids, seen = text_generation.Stream, Encoder.ids, []
 
     def streaming(*args: Any, **settings: Any) -> Any:
