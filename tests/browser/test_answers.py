@@ -106,7 +106,7 @@ def test_a_word_that_is_repeated_has_its_place(page: Page) -> None:
     page.show(view.page(tiny.model(), "good good", methods="leave-one-out"))
     words = page.texts(".answer .placed")
     assert words
-    assert set(words) <= {"good1", "good2"}  # the rows of the other views, where [CLS] is 0
+    assert set(words) <= {"good1", "good2"}  # numbers of rows as in the other views, where [CLS] is row 0
     assert page.texts(".answer .reason bdi") == ["good"] * len(words)
 
 

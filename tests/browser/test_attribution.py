@@ -34,7 +34,7 @@ def test_words_numbers_and_every_measure(page: Page, model: Any) -> None:
         assert page.texts(".list output") == [f"{score:z.4f}" for score in method.scores]
         assert page.texts(".word") == ["[CLS]", "i", "love", "good", "ice", "cream", ",", "not", "hot", ".", "[SEP]"]
         assert page.text(".about") == method.about
-        assert page.all(".list thead th")[-1].text == "score"  # no second column
+        assert page.all(".list thead th")[-1].text == "score"  # no column for a second label
         widths = [node.size["width"] for node in page.all(".list .bar i")]
         assert widths == pytest.approx(np.abs(method.scores) / np.abs(method.scores).max() * max(widths), abs=1)
     page.click(page.segment("Attention roll-out"))

@@ -144,7 +144,7 @@ def test_everything_works_by_keyboard(page: Page) -> None:
     page.press(SPACE, END)
     assert numbers(page) == shown(np.maximum(WEIGHTS[0, 1, 2], WEIGHTS[0, 1, 6]))
     page.press(RIGHT, HOME)
-    assert page.texts(".panel output") == shown(WEIGHTS[0, 1, 2, :1])  # the kept query, the key in focus
+    assert page.texts(".panel output") == shown(WEIGHTS[0, 1, 2, :1])  # the query stays, and the key has the focus
     page.press(ESCAPE, LEFT, UP)
     assert numbers(page) == shown(WEIGHTS[0, 1, 0])
     page.focus(page.all(".square")[1])

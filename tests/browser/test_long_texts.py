@@ -15,7 +15,7 @@ from tests.browser.test_heads import painted
 from tests.browser.test_one_page import address, at
 from tests.support import tiny
 
-LENGTH, KEPT = 300, 24  # tokens; rows that are not folded
+LENGTH, KEPT = 300, 24  # number of tokens, and of rows that are not folded
 TOKENS = [f"w{i}" for i in range(LENGTH)]
 ARRAY = weights(7, 2, 3, LENGTH, LENGTH, sharp=3.0)
 ENTER = "\ue007"
@@ -38,7 +38,7 @@ def heads(page: Page) -> Page:
 def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
     for side, axis in (("from", 1), ("to", 0)):
         kept, found = set(largest(ARRAY[1, 2].max(axis=axis))), places(heads, side)
-        assert kept <= set(found)  # a single token between two of them has a row too
+        assert kept <= set(found)  # a single token between two kept ones is not folded either
         folded = [int(text.split()[1]) for text in heads.texts(f".{side} .fold")]
         assert len(found) + sum(folded) == LENGTH
         assert min(folded) > 1
@@ -117,7 +117,7 @@ def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
         return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
     units = np.sort(np.round(even.ravel() * 10**4))[::-1]
     assert 0 < drawn <= LINES
-    assert drawn > LINES - (units == units[LINES]).sum()  # all lines of one weight, or no line of it
+    assert drawn > LINES - (units == units[LINES]).sum()  # equal weights have all their lines or none
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:

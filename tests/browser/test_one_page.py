@@ -14,7 +14,7 @@ from tests.browser.arrays import WORDS, weights
 from tests.browser.page import Page
 from tests.support import tiny
 
-TEXT = "I love good news about good ice cream"  # "good" is at 3 and 6
+TEXT = "I love good news about good ice cream"  # tokens 3 and 6 are "good"
 KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
 #: An address of each view, with every choice that it keeps.
 ADDRESSES = {
@@ -264,7 +264,7 @@ def test_the_largest_parts_of_a_logit_are_listed(page: Page, model: Any) -> None
 
 def test_repeated_words_are_numbered(page: Page, shown: view.PageView) -> None:
     at(page, shown, "view=heads&head=1&from=3")
-    assert page.texts(".panel .placed sub").count("3") >= 8  # from the first "good"
+    assert page.texts(".panel .placed sub").count("3") >= 8  # lines from the first "good"
     assert {"3", "6"} == set(page.texts(".panel .placed sub"))
     at(page, shown, "view=attribution")
     assert page.texts(".list .placed") == ["good3", "good6"] or page.texts(".list .placed") == ["good2", "good5"]
@@ -296,7 +296,7 @@ def test_a_phones_width_is_enough(page: Page, shown: view.PageView, kind: str) -
                 .map((node) => node.outerHTML.slice(0, 80))""")
         assert cut == []
         tops = {round(link.rect["y"]) for link in page.all(".tabs a")}
-        assert len(tops) == 1  # one line of tabs
+        assert len(tops) == 1  # all tabs are on one line
 
 
 @pytest.mark.parametrize("kind", ["logit", "neurons"])
@@ -345,7 +345,7 @@ def test_512_tokens_in_every_view(page: Page) -> None:
     page.click(tab(page, "stages"))
     page.until(lambda: page.all("[data-step='0'][data-filled]"))
     page.hover(page.one("[data-step='0'] canvas"), 0.5, 0.5)
-    assert 250 <= int(page.text(".tip .where").split("(")[1].split(")")[0]) <= 262  # the middle of the text
+    assert 250 <= int(page.text(".tip .where").split("(")[1].split(")")[0]) <= 262  # a row in the middle of the text
     page.click(tab(page, "model"))
     page.until(lambda: len(page.all(".thumb[data-drawn]")) == 8)
     page.click(tab(page, "attribution"))

@@ -81,7 +81,8 @@ def test_right_to_left_words_keep_their_own_direction(page: Page) -> None:
         "ltr",
     ]
     boxes = [element.rect for element in page.all(".to .place")]
-    assert len({round(box["x"] + box["width"] / 2) for box in boxes}) == 1  # an override stays inside its token
+    # a bidirectional override has no effect outside its token
+    assert len({round(box["x"] + box["width"] / 2) for box in boxes}) == 1
 
 
 @every_view
@@ -255,7 +256,7 @@ def test_512_tokens_stay_usable(page: Page) -> None:
     page.show(view.heads(array, tokens=[f"w{i}" for i in range(512)], layer=1))
     page.click(page.segment("All 512"))
     canvas = page.one(".lines canvas").size
-    assert canvas["height"] <= 900  # as high as the window, not as the text
+    assert canvas["height"] <= 900  # the height of the window, not of the text
     page.focus(page.one(".from [tabindex='0']"))
     page.press("\ue010")
     assert page.texts(".to output") == [f"{value:.3f}" for value in array[1][:, 511].max(axis=0)]

@@ -169,7 +169,7 @@ def test_info_fetches_no_weights(hub, env, folder):
     assert (facts["weights"], facts["tasks"].split(", ")[0]) == ("not here", "text-classification")
     assert hub.asked("GET") == ["config.json", "tokenizer_config.json"]
     hub.requests.clear()
-    assert python(env, program).stdout == done.stdout  # from the cache only
+    assert python(env, program).stdout == done.stdout  # reads only the cache
     assert not hub.requests
     (loaded,) = loads(env, {"name": NAME})  # other files are fetched on demand
     assert "model.safetensors" in loaded["files"]
@@ -339,5 +339,5 @@ def test_a_progress_bar_on_a_terminal(hub, env, folder):
 def read(terminal):
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux: the other end is closed
+    except OSError:  # raised on Linux when the other end is closed
         return b""

@@ -203,7 +203,7 @@ def test_malformed_pickles_raise_npformer_error(value):
 
 @pytest.mark.parametrize("index", [2**16, 2**32 - 1])
 def test_a_memo_bomb_takes_no_memory(index):
-    """pickle's own machine makes room for `index` entries."""
+    """Python's own pickle would allocate `index` entries."""
     tracemalloc.start()
     place = struct.pack("<I", index)
     assert read(b"\x80\x02Nr" + place + b"j" + place + b"\x86.") == (None, None)
@@ -227,7 +227,7 @@ def test_a_pickle_without_end_or_too_long():
         read(b"\x80\x02" + b"(" * 3_000_000 + b".")
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in damaged text
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # damaged text may contain one
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_bytes_at_all(data):

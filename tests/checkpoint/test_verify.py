@@ -121,10 +121,10 @@ def test_a_bundled_model_is_checked_once(folder: Path, reads: list[Path], tmp_pa
     before = sorted(os.listdir(folder))
     load("ours")
     assert reads == [folder / WEIGHTS]
-    verifying._checked.clear()  # another process
+    verifying._checked.clear()  # as in another process
     load("ours")
     assert len(reads) == 1
-    os.utime(folder / WEIGHTS, (1, 1))  # possibly another file
+    os.utime(folder / WEIGHTS, (1, 1))  # with another time, it may be another file
     load("ours")
     assert len(reads) == 2
     assert sorted(os.listdir(folder)) == before

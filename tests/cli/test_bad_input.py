@@ -129,7 +129,7 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
     )
     with open(tmp_path / "slow", "wb"), process:  # opens once the command reads it
         while process.poll() is None:
-            process.send_signal(signal.SIGINT)  # again: Python misses one before the read
+            process.send_signal(signal.SIGINT)  # repeated, because Python may miss a signal just before the read
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
@@ -163,7 +163,7 @@ def test_texts_typed_on_a_terminal_are_answered_one_by_one(models):
     )
     with process:
         os.write(user, b"ice\n")
-        assert process.stdout.readline().endswith(b"  ice\n")  # before the end of the input
+        assert process.stdout.readline().endswith(b"  ice\n")  # answered before the input ends
         os.write(user, b"cream\n\x04")
         assert process.stdout.read().endswith(b"  cream\n")
         assert process.stderr.read() == b"npformer: one text per line; Ctrl-D ends\n"

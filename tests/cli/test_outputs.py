@@ -105,7 +105,7 @@ def test_a_link_is_followed(write, expected, tmp_path, there):
 
 
 def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
-    """The output is appended; a trace's table follows, otherwise the file has only the output's bytes."""
+    """The output is appended. After a trace, its table follows; other commands write only the output's bytes."""
     path = tmp_path / "out.safetensors"
     path.symlink_to("/dev/stdout")
     capfdbinary.readouterr()
@@ -175,7 +175,7 @@ def test_a_limit_of_size_leaves_no_model(name, limit, model, data, tmp_path, cap
     assert not (tmp_path / "out" / "config.json").exists()
     assert not list(tmp_path.rglob("*.partial"))
     assert not list(tmp_path.rglob("*.safetensors")) or name in ("finetune", "translate")
-    assert cli.main(command) == 0  # with free space again
+    assert cli.main(command) == 0  # succeeds once there is space again
 
 
 @pytest.mark.parametrize("name", ["finetune", "translate"])

@@ -63,7 +63,7 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
 def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, started, unbuffered, models, tmp_path):
-    """The answer is lost: exit code 1 with the reason, or SIGPIPE's without a message."""
+    """The answer is lost. The exit code is 1, with the reason, or SIGPIPE's, without a message."""
     way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
     full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
     assert full == (1, "", "npformer: output: No space left on device\n")
@@ -156,7 +156,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """An example is coverage, which is started by a module that Python imports at start-up."""
+    """For example, coverage registers one in a module that Python imports at start-up."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):

@@ -145,7 +145,7 @@ def test_a_fifo_gets_the_whole_content(tmp_path: Path) -> None:
 
 def test_a_fifo_gets_nothing_of_a_failure(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ZeroDivisionError):  # and waits for no reader
+    with pytest.raises(ZeroDivisionError):  # raised without waiting for a reader
         fail(tmp_path / "fifo")
     assert (tmp_path / "fifo").is_fifo()
 
@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """A new device, so that a failing test does not damage the machine's; a link if that is not allowed."""
+    """A new device, so that a failing test does not damage the machine's own. A link if devices are not allowed."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -222,15 +222,14 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
     for run in runs:
         assert run.stdout is not None
         assert run.stdout.read(5) == b"ready"
-    os.mkdir(tmp_path / ".result.precious.lock")  # not one of npformer's temporary names
+    os.mkdir(tmp_path / ".result.precious.lock")  # similar to npformer's temporary names, so it must be kept
     assert len(os.listdir(tmp_path)) == 5
     runs[0].send_signal(signal.SIGKILL)
     runs[0].wait()
     for name in ("result", "other"):
         write(tmp_path / name)
-        assert len(os.listdir(tmp_path)) == 4 + (
-            name == "other"
-        )  # two of the other run, one of this run, and the one to keep
+        # two files of the other run, the outputs so far, and the folder to keep
+        assert len(os.listdir(tmp_path)) == 4 + (name == "other")
     runs[1].send_signal(signal.SIGKILL)
     runs[1].wait()
     for run in runs:

@@ -140,7 +140,7 @@ def test_a_limit_of_another_type():
 
 
 def test_limits_are_generous_for_the_largest_checkpoints():
-    """48 layers of three weights and biases a block, a vocabulary of 250,000, labels of ImageNet-21k."""
+    """The config has 48 wide layers, a vocabulary of 250,000, and as many labels as ImageNet-21k."""
     config = npformer.Config(
         "bert", "base", vocab_size=250_000, d_model=2560, n_heads=40, n_layers=48, d_ffn=10_240, max_length=512,
         n_token_types=2,

@@ -38,7 +38,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
 
 
 def test_a_layer_is_that_of_its_group() -> None:
-    """One group for twelve layers, as in the published models, and numbers of groups that do not divide that of layers."""
+    """Twelve layers share one group, as in the published models. Others have groups of unequal numbers of layers."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
     assert places(n_layers=6, sharing=Sharing(2, 2)) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]

@@ -9,10 +9,10 @@ import pytest
 from npformer.families import FAMILIES
 from tests.support.check_family import CHECKS
 
-#: The families without mT5, which is T5 with gates, and the first Gemma, because Gemma 2 has all of its parts.
+#: All families except mT5, which is T5 with gates, and the first Gemma, because Gemma 2 has all of its parts.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
-#: Checks that take long -> the families for which they are quick, those without common parts in what is checked.
+#: Long check -> the families for which the quick tests run it. These have no parts in common that the check concerns.
 LONG = {
     "a_port_of_unusual_sizes_is_diagnosed": ("deberta-v2", "gpt2", "gemma2", "t5"),
     "the_commands_take_it": ("bert", "gpt2", "t5"),

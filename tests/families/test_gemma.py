@@ -235,13 +235,14 @@ def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
 # --- the diagnosis --------------------------------------------------------------------------------------------------
 
 ONLY = {"gemma2": ("cap",), "gemma3_text": ("heads", "rotated", "theta", "window everywhere")}
+#: Mistakes in parts that both models have are planted in only one of them.
 CASES = [
     (name, planted)
     for name in CHOICES
     for planted in PLANTED
     if not any(word in planted for other, words in ONLY.items() if other != name for word in words)
     and (name == "gemma2" or any(word in planted for word in ONLY[name]))
-]  # mistakes in parts that both models have are planted in only one of them
+]
 QUICK = ("w for 1 + w", "Llama's places", "norm of the sum", "no cap of scores", "rotated first")
 
 

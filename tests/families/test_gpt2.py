@@ -116,7 +116,8 @@ def test_settings_that_may_be_left_out_or_written_in_several_ways() -> None:
     assert read_config(left_out).activation == "gelu_tanh"
     names = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
     assert {name: read_config(described(activation_function=name)).activation for name in names} == names
-    assert read_config(described(reorder_and_upcast_attn=True)) == plain  # only changes the order of operations
+    # the setting only changes the order of operations
+    assert read_config(described(reorder_and_upcast_attn=True)) == plain
 
 
 @pytest.mark.parametrize("changes", [{}, {"end_ids": (3, 4), "pad_id": 2}, {"end_ids": (), "start_id": 7}])
@@ -168,7 +169,7 @@ def test_choices_are_read_at_their_last_tokens(tmp_path: Path) -> None:
         assert np.array_equal(model.run([alone])[0]["logits"], [logit])
         last = trace(model, alone)["norm"][-1] @ output["weight"] + output["bias"]
         np.testing.assert_allclose(last, [logit], rtol=1e-5, atol=1e-5)
-    assert standard_rates(model.config)["norm"] == 0.1  # as summary_first_dropout
+    assert standard_rates(model.config)["norm"] == 0.1  # Transformers' summary_first_dropout
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_steps_have_the_bits_of_a_whole_pass(search: dict[str, int]) -> None:
         for each in hypotheses:
             target = np.concatenate([[model.config.decoder.start_id], each.ids[:-1]])
             logits = model.run([(Text(np.array(source)), Text(target))])[0]["logits"]
-            if not search:  # greedy search scores the tokens that the settings leave
+            if not search:  # greedy search scores only the tokens that the settings allow
                 logits[:, 3] = -np.inf
             expected = log_softmax(logits)[np.arange(len(each.ids)), each.ids]
             assert np.array_equal(expected, each.token_scores)

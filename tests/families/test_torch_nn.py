@@ -96,9 +96,8 @@ def test_its_positional_encoder_is_within_torchs_error() -> None:
     for dtype, allowed in (("float32", 2.0**-24), ("float64", 1e-13)):
         ours = sinusoidal_positions(40, 16, np.dtype(dtype).type).ravel()
         assert np.abs(ours - found["float64/positions"]).max() <= allowed
-    assert (
-        np.abs(found["float32/positions"] - found["float64/positions"]).max() > 2.0**-24
-    )  # torch's own, computed in float32
+    # torch's positions are computed in float32
+    assert np.abs(found["float32/positions"] - found["float64/positions"]).max() > 2.0**-24
 
 
 def test_the_classifier_is_a_model_like_any_other() -> None:
@@ -245,7 +244,7 @@ def test_untied_tables_of_marian() -> None:
 
 
 def test_a_tie_between_missing_tables_is_ignored(tmp_path):
-    """A stack without tables or a head, but with a config.json that ties them."""
+    """The stack has neither tables nor a head, but its config.json ties them."""
     folder = folder_of(tmp_path, "decoder", share_embeddings=True, tie_word_embeddings=True)
     found, expected = flatten(load_folder(folder)[1]), flatten(load_folder(DATA / "decoder")[1])
     assert found.keys() == expected.keys()
