@@ -75,10 +75,8 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
         with pytest.warns(match=rf"the BLAS of {first} adds in another order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
         lines = (tmp_path / "out" / "_manifest.jsonl").read_text().splitlines()[1:]
-        assert {'"bits": "0123"' in line for line in lines} == {
-            True,
-            False,
-        }  # only some parts are from the first worker
+        # only some parts are from the first worker
+        assert {'"bits": "0123"' in line for line in lines} == {True, False}
         client.run(pretend, "npformer", "0.0.1", workers=[first])
         with pytest.raises(
             NpformerError, match=rf"worker {first}: has npformer 0\.0\.1, but this process has {npformer.__version__}"

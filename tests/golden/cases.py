@@ -16,13 +16,8 @@ import numpy as np
 import torch
 import transformers
 
-SIZES = {
-    "vocab_size": 37,
-    "d_model": 24,
-    "n_heads": 3,
-    "d_ffn": 40,
-    "max_length": 12,
-}  # no width is a whole number of vector registers
+# no width is a whole number of vector registers
+SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}
 SPELLINGS = {
     "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
     "bert": {

@@ -212,9 +212,8 @@ def same(made: Path, committed: Path) -> bool:
             )
     if not committed.exists() or made.suffix == ".json" or "legacy" not in made.name:
         return committed.exists() and made.read_bytes() == committed.read_bytes()
-    new, old = (
-        torch.load(path, weights_only=False) for path in (made, committed)
-    )  # files of this script, so unpickling is safe
+    # files of this script, so unpickling is safe
+    new, old = (torch.load(path, weights_only=False) for path in (made, committed))
     return new.keys() == old.keys() and all(torch.equal(new[k].nan_to_num(), old[k].nan_to_num()) for k in new)
 
 

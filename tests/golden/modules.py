@@ -120,10 +120,8 @@ DEBERTA = {
     "encoder.layer.*.attention.self.key_proj": ("", "layers.*.attention.key"),
     "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
     "pooler": ("", "pooled"),
-    "encoder.conv.dropout": (
-        "",
-        "convolution.hidden",
-    ),  # has tokens as rows; the convolution's own output has them as columns
+    # has tokens as rows, unlike the convolution's own output
+    "encoder.conv.dropout": ("", "convolution.hidden"),
     "encoder.conv.LayerNorm": ("convolution_residual", "convolution_norm"),
 }
 NOMIC_BERT = {

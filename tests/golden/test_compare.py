@@ -75,9 +75,8 @@ def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, wid
     assert comparison.ok
     assert not comparison.missing
     assert len(comparison.rows) == len(recorded.stages)
-    assert (
-        max(row.budgets for row in comparison.rows) <= 0.2
-    )  # 1 / FACTOR, because the recorded run is one of the draws
+    # 1 / FACTOR, because the recorded run is one of the draws
+    assert max(row.budgets for row in comparison.rows) <= 0.2
 
 
 @pytest.mark.parametrize(

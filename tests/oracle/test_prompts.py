@@ -60,19 +60,8 @@ ENCODER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, 
 GROUPED = {**ENCODER, "num_key_value_heads": 2, "max_position_embeddings": 96}
 OPT = {**ENCODER, "max_position_embeddings": 96, "ffn_dim": 96}
 GEMMA = {**GROUPED, "head_dim": 20, "query_pre_attn_scalar": 12, "sliding_window": 20}
-DECODERS = (
-    "gpt2",
-    "bart",
-    "llama",
-    "mistral",
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "gpt_neox",
-    "opt",
-    "phi3",
-    "bloom",
-)  # always causal
+# always causal
+DECODERS = "gpt2", "bart", "llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom"
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", SIZES),
