@@ -18,7 +18,7 @@ TEXTS = [
     "time flies like an arrow",  # after Oettinger, 1966: flies and like could be other parts of speech
     "good food, awful service",  # a label that rests on one word
 ]
-NUMBERS = 100_000  # of each text in the stage view, which keep the page under 2 MB
+NUMBERS = 100_000  # numbers of each text in the stage view; with more, the page would exceed 2 MB
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from train_gpt import read_books, stream  # beside this file
+from train_gpt import read_books, stream  # next to this file
 
 import npformer
 
@@ -33,8 +33,8 @@ class KneserNey:
         self.order, self.vocabulary = order, vocabulary
         grams = [Counter(zip(*(ids[i:] for i in range(n)), strict=False)) for n in range(1, order + 1)]
         self.counts = [*(Counter(gram[1:] for gram in longer) for longer in grams[1:]), grams[-1]]
-        self.totals: list[Counter] = []  # of the tokens after a context, and how many different ones there are
-        self.kinds: list[Counter] = []
+        self.totals: list[Counter] = []  # context -> number of tokens after it
+        self.kinds: list[Counter] = []  # context -> number of different tokens after it
         self.discounts: list[float] = []
         for counts in self.counts:
             totals: Counter = Counter()

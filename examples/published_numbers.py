@@ -1,4 +1,4 @@
-"""The numbers that two walk-throughs of DistilBERT print, computed here and compared with theirs.
+"""Computes the numbers that two walk-throughs of DistilBERT print, and compares them with the printed ones.
 
     python examples/published_numbers.py
 

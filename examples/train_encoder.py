@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from animation import animate  # beside this file
+from animation import animate  # next to this file
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole

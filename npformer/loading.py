@@ -24,7 +24,7 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
-#: The bundled models. A checkout has all of them. An installed package has only the first, if it was built with it.
+#: The bundled models. A checkout has all of them. An installed package has the first, unless it was built without it.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
 REPOSITORY = "https://github.com/npformer/npformer"
 

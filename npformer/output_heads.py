@@ -184,7 +184,7 @@ def replaced_tokens_backward(
 # --- parts of a model ------------------------------------------------------------------------------------------------
 
 Answers = dict[str, np.ndarray]
-Weights = Mapping[str, Any]  # of the whole model
+Weights = Mapping[str, Any]  # weights of the whole model
 Gradients = tuple[np.ndarray | None, np.ndarray | None, dict[str, Any]]  # dx, dread, gradients of the weights
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 class Group(NamedTuple):
     """The shapes of a group of weights."""
 
-    shape: tuple[int, ...]  # of the weight
+    shape: tuple[int, ...]  # shape of the weight
     bias: int | None = None  # length of the bias; None means no bias
     kind: str = "table"  # "table", "norm", or "linear": a weight (in, out), stored as (out, in) in torch's files
     joined: int = 0  # number of projections of attention that torch initializes as one matrix; 0 outside attention

@@ -18,7 +18,8 @@ from npformer.golden.suite import cases
 from npformer.interpret.stages import of_model
 from npformer.stage import Stage
 
-WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = (104, 36, 116, 56, 26)  # of a box, its place and the left lane, in pixels
+# in pixels: the size of a box, the distances between boxes, and the width of the lane on the left
+WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 104, 36, 116, 56, 26
 LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 HOOK = re.compile(r"(?<=blocks\.)\d+(?=\.)")
 

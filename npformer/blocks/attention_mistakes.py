@@ -197,7 +197,7 @@ def _scaled_otherwise(port: Any) -> Ways:
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
     yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
     yield "with the wrong sign", _scaled(lambda at: -at.scale)
-    of_number: dict[tuple[float, ...], list[str]] = {}  # of each text -> the sizes that give it, attention's own first
+    of_number: dict[tuple[float, ...], list[str]] = {}  # factors for the texts -> their formulas, attention's own first
     factors = {"1 / 8": lambda text: 1 / 8, **port.factors}
     for said in sorted(factors, key=lambda said: "n_layers" in said or "F" in said):
         numbers = tuple(float(f"{factors[said](i):.12g}") for i in range(len(port.texts)))

@@ -29,7 +29,7 @@ class StageError:
     stage: str
     max_abs: float  # NaN if the port's array is not finite
     budgets: float
-    cosine: float  # of the angle between the port's values and the truth
+    cosine: float  # cosine of the angle between the port's values and the truth
     worst: tuple[int, ...]
     problem: str = ""  # why the stage could not be compared
 
@@ -46,7 +46,7 @@ class Comparison:
     theirs: Theirs
     missing: list[str]  # stages of the golden file that the other program lacks
     dtype: str = "float32"  # the precision that sets the budgets
-    evaluated: Comparison | None = None  # of a torch model in training mode that diverged: its comparison after eval()
+    evaluated: Comparison | None = None  # for a torch model that diverged in training mode: the comparison after eval()
 
     @property
     def first(self) -> StageError | None:

@@ -53,9 +53,9 @@ class Port:
     source_lengths: tuple[int, ...] = ()  # lengths of the golden file's sources
     given: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the other program's stages
     truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
-    budgets: Mapping[str, float] = field(default_factory=dict)  # of the golden file's stages, in the port's precision
+    budgets: Mapping[str, float] = field(default_factory=dict)  # stage -> its budget in the port's precision
     at_end: bool = False  # the texts are padded on the left, and the other program's stages are without the padding
-    reads: tuple[tuple[str, Rule], ...] = ()  # changes to stages that only later stages see
+    reads: tuple[tuple[str, Rule], ...] = ()  # rules for what later stages read; the stage itself stays correct
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)  # the weights without any mistake
 
     def ruling(self, rules: Rules) -> Port:

@@ -37,7 +37,7 @@ from npformer.runtime.packing import Text
 TINY_FILE = "golden.safetensors"
 HEAD = "sequence-classification"
 SIZES = {"vocab_size": 96, "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ffn": 64, "max_length": 24}
-LENGTHS = (9, 6, 3)  # of the texts; different lengths make masks matter
+LENGTHS = (9, 6, 3)  # tokens in each text; masks matter because the lengths differ
 
 
 def tiny(path: str | Path, family: str, seed: int = 0) -> Path:

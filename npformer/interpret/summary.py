@@ -35,7 +35,7 @@ class StageSummary:
     """One stage: its shape, formula, function, names in other libraries, and statistics."""
 
     name: str
-    shape: str  # of one text; the number of texts if their shapes differ
+    shape: str  # the shape for one text; the number of texts if shapes differ
     formula: str
     function: str  # module and name, below npformer
     huggingface: str  # the module that outputs it; "" if there is none

@@ -45,10 +45,10 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
-    """Returns whether a program gives the learner's answers in all cases that it determines, one of them wrong.
+    """Returns whether a program gives the learner's answers wherever its own are determined, and at least one is wrong.
 
-    by_message: the wrong one may be an exception. It is weaker evidence than numbers, because many mistakes confuse the
-    same sizes.
+    by_message: an exception counts as a wrong answer. It is weaker evidence than numbers, because many mistakes confuse
+    the same sizes.
     """
     shown = False
     for case in cases:

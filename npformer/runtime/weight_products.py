@@ -135,7 +135,7 @@ def _columns(
 ) -> None:
     """product[:, columns] = x @ weight[:, columns]. Columns that do not fill a panel or vector are computed separately.
 
-    small: use small products with panels, if there are panels.
+    small: if the weight has panels, multiply them with small products.
     """
     if panels is not None and not small and not panels.alone:
         panels = None
@@ -270,7 +270,7 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices that cover `rows` rows, each with the number of rows to multiply at a time: at most `few`, never 1."""
+    """Slices of `rows` rows, and the number of rows in one product within each slice: at most `few`, but never 1."""
     if rows <= few:
         return [(slice(0, rows), rows)]
     count = (few - 1) // 4 * 4  # kernels take rows in fours

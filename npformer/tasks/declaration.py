@@ -112,7 +112,7 @@ class Declaration(NamedTuple):
     label: str = ""  # required prefix of one of the labels
     by_folder: bool = False  # True if the head is in a separate file, which config.json does not name
     command: Command | None = None
-    route: str = ""  # of the HTTP service
+    route: str = ""  # path in the HTTP service
 
     @property
     def wanted(self) -> str:

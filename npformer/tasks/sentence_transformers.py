@@ -25,7 +25,7 @@ Prompt = str | None
 class Encoding(PromptedTask):
     """A task that makes vectors of texts, with the methods of SentenceTransformer."""
 
-    width: int  # of an untruncated vector
+    width: int  # length of an untruncated vector
     default_similarity: ClassVar[str] = "cosine"
 
     def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:

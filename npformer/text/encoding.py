@@ -50,7 +50,7 @@ class Encoded:
     """An encoded text or pair: one piece, or several overlapping pieces."""
 
     texts: list[Text]  # input of the model for each piece
-    n_tokens: int  # of the whole text, including special tokens
+    n_tokens: int  # tokens of the whole text, including special tokens
     truncated: bool = False
     pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; [] for a translation source
     starts: list[int] = field(default_factory=lambda: [0])  # index of the first token of each piece in the whole text

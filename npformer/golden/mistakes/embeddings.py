@@ -162,7 +162,7 @@ def _rows_of(port: Port, table: np.ndarray) -> Rule:
 
 
 def other_orders(config: Config) -> dict[str, np.ndarray]:
-    """Returns the sinusoidal tables with other columns of a model that has one: way -> (P, D)."""
+    """Returns sinusoidal tables with the columns in other orders: way -> (P, D). {} if the model's table is learned."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves = config.positions.table != "sinusoidal"
@@ -170,7 +170,7 @@ def other_orders(config: Config) -> dict[str, np.ndarray]:
 
 
 def other_formulas(config: Config) -> dict[str, np.ndarray]:
-    """Returns the sinusoidal tables with other angles of a model that has one: way -> (P, D)."""
+    """Returns sinusoidal tables with other angles: way -> (P, D). {} if the model's table is learned."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves, half = config.positions.table != "sinusoidal", config.table_width // 2

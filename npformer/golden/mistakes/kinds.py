@@ -290,7 +290,7 @@ def _unread(port: Port) -> tuple[str, np.ndarray] | None:
     x, error = rows(arrays), rows(port.theirs) - rows(port.rightly)
     if x.shape[1] != len(weight) or len(weight) > MOST_COLUMNS or error.shape != (len(x), weight.shape[1]):
         return None
-    gram = (x.T @ x) * (weight @ weight.T)  # of the products x_j W_j, without computing them
+    gram = (x.T @ x) * (weight @ weight.T)  # Gram matrix of the products x_j W_j, without the products
     m = 1 + np.linalg.lstsq(gram, ((error @ weight.T) * x).sum(0), rcond=1e-12)[0]
     zero = np.flatnonzero(m < 0.5)
     return (names[0], zero) if 0 < len(zero) < len(m) else None

@@ -56,7 +56,10 @@ def said_of_map(order: np.ndarray, width: int = 0) -> str:
 
 
 def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
-    """Returns for each number the index of an equal one, if possible its own; None if one has no equal, or all stay."""
+    """Returns the index in `own` of a number equal to each of `theirs`, preferably at the same place.
+
+    None if a number has no equal, or if every number is at its own place.
+    """
     near = np.abs(np.subtract.outer(theirs, own)).argmin(1)
     allowed = 1e-5 * max(float(np.abs(own).max()), 1e-30)
     near = np.where(np.abs(theirs - own) <= allowed, np.arange(len(own)), near)
