@@ -226,7 +226,7 @@ class At:
         return np.where(seen, scores, -1e9)
 
     def is_token(self, scores: np.ndarray, left: bool = False, text: int | None = None) -> np.ndarray:
-        """True for keys that are tokens of the text, or of another one, False for padding, (T,)."""
+        """True for keys that are tokens, False for padding, (T,). text: an index, by default that of this text."""
         place, length = np.arange(scores.shape[-1]), self._length(self.stack == "encoder." or self.crosses, text)
         return place >= scores.shape[-1] - length if left else place < length
 

@@ -31,7 +31,7 @@ TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
-MOVED = 4  # the most rows by which a table of positions is moved
+MOVED = 4  # maximum number of rows by which a table of positions is moved
 MANY = 0.5  # the smallest share of unexplained weights that suggests another checkpoint
 
 
@@ -197,7 +197,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
 
 
 def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: int) -> Finding | None:
-    """Returns the finding for rows or columns that are moved, copies of others, 0 or other ones; None if all differ."""
+    """Returns the finding if rows or columns are moved or copied, or if less than half of them are wrong; else None."""
     for given in (theirs.T, theirs) if linear else (theirs,):
         if given.shape != own.shape:
             continue

@@ -268,9 +268,9 @@ def trace(
     stages : name of a stage, pattern with `*`, or several
         Only stages that match are kept.
     grads : label, word, True or function, optional
-        A metric; the trace `grads` has its gradients with respect to the stages. It is the logit of a label (name or
-        number), with True of the model's answer, or a function from the dict of a text's answers to a number. The
-        derivative of a function is computed by differences, or given by `interpret.edits.Differentiable`.
+        A metric; the trace `grads` has its gradients with respect to the stages. A label (name or number) means its
+        logit, True the logit of the model's answer. A function maps the dict of a text's answers to a number; its
+        derivative is computed by differences, or given by `interpret.edits.Differentiable`.
     position : int, optional
         With a label in `grads`, the token of the logit, for a head on tokens.
 

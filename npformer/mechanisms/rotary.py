@@ -295,7 +295,7 @@ def _rounded(port: Any) -> Ways:
 
 @dataclass(frozen=True)
 class _Changed(Scaling):
-    """Another scaling, and then change(its frequencies, those without a scaling, theta)."""
+    """A scaling with frequencies change(scaled, unscaled, theta), where `scaling` gives the scaled frequencies."""
 
     scaling: Scaling | None
     change: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
@@ -310,7 +310,7 @@ class _Changed(Scaling):
 
 
 def _exchanged(scaling: Llama3 | Yarn, ends: bool) -> Scaling:
-    """A blend with the weights of scaled and unscaled frequencies exchanged; ends: of all frequencies."""
+    """Blended frequencies have the weights of scaled and unscaled ones exchanged. ends: all frequencies have."""
 
     def change(own: np.ndarray, frequencies: np.ndarray, theta: float) -> np.ndarray:
         low = frequencies / np.float32(scaling.factor)

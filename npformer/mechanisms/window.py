@@ -56,7 +56,7 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Mechanisms of local layers in those layers of the port that show them, or in one layer more or less."""
+    """Makes other layers local: the layers with a window in the port's weights, or one layer more or fewer."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return

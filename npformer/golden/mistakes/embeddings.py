@@ -125,7 +125,10 @@ def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callab
 
 
 def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: str) -> list[np.ndarray] | None:
-    """Returns the rows of the table that bring the positions, the sum or its norm nearest to the port's."""
+    """Returns for each token the row of the table for which the stage is nearest to the port's.
+
+    The stage is the positions, the sum of embeddings or its norm.
+    """
     sums = port.truth.get(port.stage.removesuffix("norm") + "sum")
     if rest == "embeddings.norm" and sums is not None:
         weight, bias = (port.weights.get(f"{port.stage}.{part}") for part in ("weight", "bias"))
@@ -179,7 +182,7 @@ def other_formulas(config: Config) -> dict[str, np.ndarray]:
 
 
 def _sinusoids(config: Config, halves: bool, base: float = 1e4, n: int = 0, swapped: bool = False) -> np.ndarray:
-    """sin and cos of p / base^(i / n), by default for n = D / 2, as halves of the columns or in turn."""
+    """sin and cos of p / base^(i / n), by default for n = D / 2, in two halves of the columns or alternating."""
     width = config.table_width
     angle = np.arange(config.n_positions)[:, None] / base ** (np.arange(0, width, 2) / (2 * n or width))
     pair = (np.cos(angle), np.sin(angle)) if swapped else (np.sin(angle), np.cos(angle))

@@ -12,7 +12,7 @@ PAIRS = 8  # maximum number of heads for which all pairs are exchanged or copied
 
 @lru_cache(maxsize=64)
 def maps_of(size: int, width: int = 0) -> dict[str, np.ndarray]:
-    """Returns descriptions of maps -> the maps of `size` columns, with those of heads of a width other than 0."""
+    """Returns description -> map of `size` columns. A width other than 0 adds maps of heads of this width."""
     numbers = np.arange(size)
     orders = {"halves exchanged": np.roll(numbers, size // 2), "reversed": numbers[::-1]}
     orders |= {f"moved by {n}": np.roll(numbers, n) for n in (1, -1) if size > 1}

@@ -239,7 +239,7 @@ def layer_count(port: Port) -> Ways:
             )
         if not port.config.norm_first:
             for i in order:
-                for stage in ("input", end):  # the stages are those of the second run, or of the first
+                for stage in ("input", end):  # the port exports the stages of the second run, or of the first
                     yield f"layer {i}{of} runs twice", {f"{stack}layers.{i}.{stage}": again}
 
 

@@ -1,6 +1,6 @@
 """Mistakes in precision: rounding of weights alone, of the inputs of each product, or of every stage.
 
-A port in 16 or 8 bits on purpose is no mistake: `compare` has separate budgets for it.
+A port that uses 16 or 8 bits on purpose makes no mistake: `compare` has separate budgets for it.
 """
 
 from __future__ import annotations

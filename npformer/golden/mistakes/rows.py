@@ -15,7 +15,7 @@ from npformer.golden.mistakes.kinds import in_all_layers
 from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port
 
-#: Description -> whether a row is one of these, of (its place, the text's length).
+#: Description of some rows -> a function of (places, length of the text) that is True for these rows.
 SETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "the first row": lambda place, length: place == 0,
     "the last row": lambda place, length: place == length - 1,

@@ -144,7 +144,7 @@ def _distinct(seed: int) -> Array:
 
 
 def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
-    """Returns whether each word is among the most likely words that add up to top_p. one: number of further words."""
+    """Returns whether each word is among the most likely words that add up to top_p, and `one` more words (or -1)."""
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(p[order].cumsum(), top_p * p.sum() - 1e-9)) + 1 + one
     kept = np.zeros(len(p), bool)
