@@ -2,7 +2,7 @@
 
 One run of a `Port` computes every stage from the other program's earlier stages: as soon as a stage is computed and
 recorded, the other program's array replaces it. So one run gives the expected value of every stage for the inputs that
-the other program really had. `diagnose.py` compares them with its values.
+the other program really had. `diagnose.py` compares these values with the other program's own.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, (..., M, K) and (..., K, N) -> (..., M, N): the bits of a row do not depend on M.
 
-    If the columns of b need margins, the transposed product is computed, with margins around the rows of a. They cost
-    less, because attention has more rows than columns.
+    If the columns of b need margins, the transposed product is computed, with margins around the rows of a. These
+    margins cost less, because attention has more rows than columns.
     """
     if has_kernel(a, b) and kernel(a.dtype).has_edges(b.shape[-1]):
         return column_products(b.mT, a.mT).mT

@@ -171,7 +171,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Inside, products have reproducible bits, or with `plain` they skip the steps for them."""
+    """Inside, products have reproducible bits. With `plain`, they skip the steps for that."""
     before = plain_products()
     _local.plain = plain
     try:

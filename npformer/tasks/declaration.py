@@ -89,7 +89,7 @@ class Form(NamedTuple):
     """The form of a task's answers, for datasets and the command line.
 
     A type is str, int, float, np.floating for numbers in the model's dtype, (np.floating, D) for vectors, a dict of
-    types, or a list with the type of its elements. A layout shows the lines of an answer below the text, beside it, or
+    types, or a list with the type of its elements. A layout shows the lines of an answer below the text, next to it, or
     without the text ("alone" and "whole"). Only "whole" keeps an answer's line breaks.
     """
 

@@ -216,7 +216,7 @@ def _of_block(found: re.Match[str]) -> str:
 
 
 def _scope(path: str, layer: str) -> str:
-    """The name of the attention block of a module in a layer, after the stack's name in a model with two stacks."""
+    """The full name of the attention block that contains a module: `layers.0.attention`, `decoder.layers.0.attention`."""
     stack = re.match(r"(encoder\.|decoder\.)layers\.", path)
     name = "cross_attention" if path.endswith((".encoder_attn", ".EncDecAttention")) else "attention"
     return f"{stack[1] if stack else ''}layers.{layer}.{name}"
