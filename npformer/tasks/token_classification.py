@@ -60,8 +60,8 @@ class TokenClassification(Task):
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbouring tokens of one kind. The last three give all tokens of a word one label before that:
-        the label of its first token, of its tokens' mean scores, or of the token with the largest score.
+        "simple" joins neighbouring tokens of one kind. The last three do so after they give all tokens of a word
+        one label: the label of its first token, of its tokens' mean scores, or of the token with the largest score.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : the options of every task, see `Options`

@@ -20,7 +20,7 @@ SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 16,
     "max_position_embeddings": 24,
 }  # fmt: skip
-AFTER = {"norm_first": False, "final_norm": False}  # norms after blocks, as with 350M parameters
+AFTER = {"norm_first": False, "final_norm": False}  # norms after blocks, as in OPT-350M
 
 
 def read(**fields: Any) -> Any:
