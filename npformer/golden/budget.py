@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from npformer.checkpoint import tree as layout
-from npformer.interpret.edits import edit
+from npformer.interpret.text_parts import is_input
 from npformer.interpret.traces import Trace, post_process
 from npformer.model import Model, Seq2Seq
+from npformer.taps import listen
 
 DRAWS = 8
 FACTOR = 5
@@ -34,7 +35,8 @@ def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] =
     """Runs the model and records its stages; with a seed, values move by -1, 0 or 1 unit in the last place."""
     with ExitStack() as stack:
         if seed is not None:
-            stack.enter_context(edit({"*": jitter(seed)}))
+            moved = jitter(seed)
+            stack.enter_context(listen(lambda name, array: array if is_input(name) else moved(array), first=True))
         recorded = stack.enter_context(Trace(stages, model.config))
         post_process(model.config, model.run(inputs))
     return recorded

@@ -159,23 +159,33 @@ class Run(Arrays):
         if self._untouched(name):
             self.whole.setdefault(name, []).append((first, cut, array))
             return array
-        pieces = [self._stage(name, first + i, piece) for i, piece in enumerate(cut(array))]
+        pieces = cut(array)
+        if unchanged := self._unchanged(name):
+            self.made.setdefault(name, []).extend(pieces)
+            self.kept |= {(name, i): piece for i, piece in enumerate(pieces, first)}
+        else:
+            pieces = [self._stage(name, i, piece) for i, piece in enumerate(pieces, first)]
         if name == self.until and len(self.made[name]) == len(self.port.texts) * len(self.ports):
             raise _Enough
         if name in self._embedded:
-            name = self._embedded[name]
+            name, unchanged = self._embedded[name], False
             pieces = [self._kept(name, first + i, piece) for i, piece in enumerate(pieces)]
         if (after := self._after.get(name)) is not None:
             for i, piece in enumerate(pieces, first):
                 rules = self.ports[i % len(self.ports)].rules
                 pieces[i - first] = self.kept[after, i] = self._ruled(after, i, piece, rules)
-        return join(pieces)
+            unchanged = unchanged and not self._has_rules(after)
+        return array if unchanged else join(pieces)
+
+    def _unchanged(self, name: str) -> bool:
+        """Whether a stage has no rules and is not the other program's."""
+        return self.noise is None and name not in self.given and not self._has_rules(name)
 
     def _untouched(self, name: str) -> bool:
         """Whether a stage is neither changed nor requested, like most stages of most runs."""
-        if self.noise is not None or name in self.given or name in self._embedded or name in self._after:
+        if self.until in ("", name) or name in self._embedded or name in self._after:
             return False
-        return self.until not in ("", name) and not self._has_rules(name)
+        return self._unchanged(name)
 
     def _has_rules(self, name: str) -> bool:
         if name not in self._matched:

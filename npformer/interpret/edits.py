@@ -66,7 +66,9 @@ class Edits(Edit):
     def __init__(self, *changes: Mapping[str, Change]) -> None:
         for given in changes:
             _check_changes(given)
-        self._changes = [pair for mapping in changes for pair in mapping.items()]
+        self._changes = [
+            (pattern, change, _takes_the_name(change)) for each in changes for pattern, change in each.items()
+        ]
         self._of: dict[str, list[Change]] = {}  # a stage that has fired -> its changes
         self._texts = TextParts()
 
@@ -75,8 +77,11 @@ class Edits(Edit):
         if is_input(name):
             return None
         if name not in self._of:
-            changes = [change for pattern, change in self._changes if table.selected(pattern, [name])]
-            self._of[name] = [_told_the_name(change, name) for change in changes]
+            self._of[name] = [
+                _with_the_name(change, name) if named else change
+                for pattern, change, named in self._changes
+                if table.selected(pattern, [name])
+            ]
         if not self._of[name]:
             return None
         first, cut, join = self._texts.split(name, array)
@@ -95,7 +100,7 @@ class Edits(Edit):
 
     def check(self) -> None:
         """Raises NpformerError for a name or pattern that matched no stage."""
-        table.matching([pattern for pattern, _ in self._changes], list(self._of))
+        table.matching([pattern for pattern, *_ in self._changes], list(self._of))
 
 
 def _check_changes(changes: Any) -> None:
@@ -112,16 +117,20 @@ def _check_changes(changes: Any) -> None:
             )
 
 
-def _told_the_name(change: Change, name: str) -> Change:
-    """Returns a change as a function of the array only, with the stage's name bound if it takes a second argument."""
+def _takes_the_name(change: Change) -> bool:
+    """Returns whether a change is a function with a second argument, the stage's name."""
     if not callable(change) or isinstance(change, Differentiable):
-        return change
+        return False
     try:
         parameters = signature(change).parameters.values()
     except ValueError:  # functions written in C may have no signature
-        return change
+        return False
     needed = [each for each in parameters if each.default is each.empty and each.kind in (0, 1)]  # positional
-    return (lambda array: change(array, name)) if len(needed) == 2 else change
+    return len(needed) == 2
+
+
+def _with_the_name(change: Any, name: str) -> Change:
+    return lambda array: change(array, name)
 
 
 def changed(name: str, change: Change, number: int, array: np.ndarray) -> np.ndarray:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
-
-from npformer.runtime.packing import split_rows
 
 INPUTS = ("ids", "lengths", "read")  # inputs of a forward, tapped but not stages
 # these fire once per run of texts of equal length
@@ -33,7 +32,8 @@ class TextParts:
     """
 
     def __init__(self) -> None:
-        self._lengths: dict[str, np.ndarray] = {}  # scope -> lengths of its texts
+        self._rows: dict[str, list[slice]] = {}  # scope -> the rows of each of its texts
+        self._scope: dict[str, str] = {}  # stage -> the innermost scope with a forward
         self._first: dict[str, int] = {}  # scope -> number of texts in earlier forwards
         self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
         self._pooled = False
@@ -42,8 +42,10 @@ class TextParts:
         """Records the lengths of a forward's texts, and whether its head pools each text to one row."""
         scope, _, last = name.rpartition(".")
         if last == "lengths":
-            self._first[scope] = self._first.get(scope, 0) + len(self._lengths.get(scope, ()))
-            self._lengths[scope] = array
+            self._first[scope] = self._first.get(scope, 0) + len(self._rows.get(scope, ()))
+            if scope not in self._rows:
+                self._scope.clear()
+            self._rows[scope] = [slice(*ends) for ends in pairwise([0, *np.cumsum(array).tolist()])]
             self._pooled = False
         self._pooled |= name in PER_TEXT or last == "read"
 
@@ -52,26 +54,41 @@ class TextParts:
 
         An array stays whole if it does not consist of texts or fires outside any forward.
         """
-        own = max((each for each in self._lengths if name.startswith(each)), key=len, default="")
+        own = self._scope_of(name)
         first = max(self._covered.get(name, 0), self._first.get(own, 0))
         cut: Cut = _alone
         join: Join = _only
         count = 1
-        if own in self._lengths:
-            others = [lengths for scope, lengths in self._lengths.items() if scope != own]
-            either = [*others, self._lengths[own]] if name.endswith(OF_SOURCE) else [self._lengths[own]]
-            lengths = next((each for each in either if each.sum() == len(array)), None)
-            if self._is_per_text(name) or (name.rpartition(".")[2] in RUNS and array.ndim == 4):
+        if (rows := self._rows.get(own)) is not None:
+            of_runs, of_source, of_either = _kinds(name)
+            if (of_runs and array.ndim == 4) or name in PER_TEXT or (self._pooled and of_either):
                 cut, join, count = list, np.stack, len(array)
-            elif lengths is not None:
-                cut, join, count = partial(split_rows, lengths=lengths), np.concatenate, len(lengths)
-            elif name in OF_EITHER and len(array) == len(self._lengths[own]):  # a head without a pooler
+            elif (rows := self._fitting(rows, len(array), of_source)) is not None:
+                cut, join, count = _by_rows(rows), np.concatenate, len(rows)
+            elif of_either and len(array) == len(self._rows[own]):  # a head without a pooler
                 cut, join, count = list, np.stack, len(array)
         self._covered[name] = first + count
         return first, cut, join
 
-    def _is_per_text(self, name: str) -> bool:
-        return name in PER_TEXT or (self._pooled and name in OF_EITHER)
+    def _scope_of(self, name: str) -> str:
+        if name not in self._scope:
+            self._scope[name] = max((each for each in self._rows if name.startswith(each)), key=len, default="")
+        return self._scope[name]
+
+    def _fitting(self, own: list[slice], count: int, of_source: bool) -> list[slice] | None:
+        """Returns the texts' rows in an array of `count` rows: a source's if these fit, else the stage's own."""
+        either = [*(rows for rows in self._rows.values() if rows is not own), own] if of_source else [own]
+        return next((rows for rows in either if rows and rows[-1].stop == count), None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _kinds(name: str) -> tuple[bool, bool, bool]:
+    """Returns whether a stage's name is in `RUNS`, ends as those in `OF_SOURCE`, and is in `OF_EITHER`."""
+    return name.rpartition(".")[2] in RUNS, name.endswith(OF_SOURCE), name in OF_EITHER
+
+
+def _by_rows(rows: list[slice]) -> Cut:
+    return lambda array: [array[each] for each in rows]
 
 
 def _alone(array: np.ndarray) -> list[np.ndarray]:
