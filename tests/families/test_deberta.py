@@ -26,6 +26,7 @@ from npformer.taps import listen
 from npformer.training import Example, HeadLoss, Trainable, gradients, standard_rates
 from tests.support import tiny
 from tests.support.check_family import same_bits
+from tests.support.slow import slow_after
 
 FORMS: tuple[tuple[str, ...], ...] = ((), ("key",), ("query",), ("key", "query"))
 OPTIONAL = ("position_biased_input", "pos_att_type", "type_vocab_size")
@@ -179,9 +180,8 @@ def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
     assert {f"distance_{form}" for form in forms} <= model.weights["layers"][0]["attention"].keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
-@pytest.mark.parametrize("forms", FORMS[1:])
+@pytest.mark.parametrize("few", slow_after(1, [False, True]), ids=["every stage", "few stages"])
+@pytest.mark.parametrize("forms", slow_after(1, [(forms,) for forms in FORMS[1:]]))
 @pytest.mark.parametrize("mistake", ["distances reversed", "distances without buckets"])
 def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tuple[str, ...]) -> None:
     model = tiny.model("deberta-v2", "sequence-classification", mechanisms=(tiny.distances(forms=forms),))

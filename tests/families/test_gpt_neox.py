@@ -53,6 +53,7 @@ def test_every_number_of_columns_is_written_back() -> None:
     [
         ({"rotary_pct": 0.2}, "rotary.columns: expected an even number, got 3"),
         ({"rotary_pct": 0.01}, "rotary.columns: "),
+        ({"rotary_pct": 1.5}, "rotary.columns: expected a whole number from 2 to 16, got 24"),
         ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type: 'ntk' is not supported"),
         ({"use_parallel_residual": 1}, "use_parallel_residual: "),
     ],

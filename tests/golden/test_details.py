@@ -11,6 +11,7 @@ from npformer import golden, trace
 from npformer.checkpoint import flatten
 from npformer.common.mistake import Mistake
 from npformer.golden.diagnosis import Diagnosis, Fit, together
+from npformer.golden.port import Port
 from npformer.golden.weights import check_weights
 from npformer.mechanisms import Window
 from npformer.model import Model
@@ -78,6 +79,20 @@ def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
     lists = ["0, 1, 2", "0, 1", "0, 1, 3"] if few else ["0, 1, 3"]
     causes = [line.strip() for line in said.splitlines() if "cause:" in line]
     assert causes == [f"cause: other layers are local (local: {each})" for each in lists], said
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1), (1, 2), (0, 1, 2)])
+def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) -> None:
+    """If all layers are local, or none is, another mistake says so."""
+    model, text = tiny.model("modernbert", "masked-lm", n_layers=3), Text(np.arange(5, 35))
+    local = model.config.local
+    assert local is not None
+    assert local.layers == (1, 2)
+    stages = trace(Model(replace(model.config, local=replace(local, layers=layers)), model.weights), text)
+    given = {name: [stages[name]] for name in stages if name.endswith("attention.weights")}
+    port = Port(model.config, {}, [text], "", [], frozenset(), 30, (30,), given=given)
+    (mistake,) = (each for each in Window.mistakes if each.name == "other layers are local")
+    assert [way for way, _ in mistake.ways(port)] == (["local: 0, 1"] if layers == (0, 1) else [])
 
 
 def test_local_layers_may_differ_by_their_rotation_alone() -> None:

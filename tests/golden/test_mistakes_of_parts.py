@@ -87,6 +87,14 @@ def nearest(away: np.ndarray, count: int, most: int) -> np.ndarray:
     return np.where(away < exact, away, np.minimum(exact + np.rint(steps).astype(int), count - 1))
 
 
+def centred(x: np.ndarray) -> np.ndarray:
+    return x - x.mean(-1, keepdims=True)
+
+
+def size(x: np.ndarray, eps: float) -> np.ndarray:
+    return np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+
+
 NORMS, TURNS = (root_mean_square, "rms_norm"), (rotary, "rotate")
 LLAMA: dict[str, tuple[str, str, Plant]] = {
     "norms unbiased": ("unbiased mean square in RMSNorm", "", (*NORMS, unbiased)),
@@ -97,6 +105,18 @@ LLAMA: dict[str, tuple[str, str, Plant]] = {
     "norms in bfloat16": (
         "RMSNorm rounded before its weight", "to bfloat16",
         (*NORMS, lambda x, weight, eps, out=None: half("bfloat16", rms_norm(x, eps=eps)) * weight),
+    ),
+    "mean subtracted": (
+        "mean subtracted in RMSNorm", "as in layer norm",
+        (*NORMS, lambda x, weight, eps, out=None: centred(x) / size(centred(x), eps) * weight),
+    ),
+    "mean subtracted above": (
+        "mean subtracted in RMSNorm", "before the root mean square",
+        (*NORMS, lambda x, weight, eps, out=None: centred(x) / size(x, eps) * weight),
+    ),
+    "mean subtracted below": (
+        "mean subtracted in RMSNorm", "only in the deviation",
+        (*NORMS, lambda x, weight, eps, out=None: x / size(centred(x), eps) * weight),
     ),
     "norms of heads exchanged": ("norms of queries and keys exchanged", "", exchanged),
     "half of each head": ("rotation left out or turned", "first half of each head", (*TURNS, half_of_head)),
