@@ -9,7 +9,8 @@ import pytest
 
 from npformer import NpformerError
 from npformer.families import read_config, write_config
-from npformer.generation import Stream
+from npformer.functions import log_softmax
+from npformer.generation import Stream, state
 from npformer.generation.state import Continued
 from npformer.mechanisms import PartialRotary, Rotary
 from npformer.mechanisms.rotary_scaling import Dynamic, LongRope, Scaling
@@ -154,6 +155,18 @@ def test_a_generation_that_crosses_the_original_length_is_refused_before_the_pro
         writer.generate(np.arange(8, 8 + prompt), max_new_tokens=most + 1)
     assert not heard.rows
     assert len(writer.generate(np.arange(8, 8 + prompt), max_new_tokens=most, min_new_tokens=most)[0][0].ids) == most
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE])
+def test_a_prompt_is_rotated_by_its_whole_length_where_others_are_read_in_blocks(
+    scaling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "BLOCK", 4)
+    writer, ids = model(scaling), np.arange(8, 20)
+    expected = writer.run([Text(ids)])[0]["logits"][-1]
+    stream = Stream(writer, Text(ids), max_new_tokens=1, logprobs=3)
+    list(stream)
+    np.testing.assert_array_equal(log_softmax(expected)[stream.likely[0].tokens[0]], stream.likely[0].scores[0])
 
 
 def test_keys_of_an_earlier_text_are_kept_only_if_they_are_rotated_alike() -> None:

@@ -254,16 +254,35 @@ class CrossAttentionCache:
         self.lengths = self.lengths[texts]
 
 
-@dataclass
 class PromptRows:
-    """A cache that collects the keys and values of whole prompts in a layer, (T, G K) each.
+    """A cache that collects the keys and values of whole prompts in a layer, (T, G K) each, in one or several passes.
 
-    Attention is computed as without a cache. For a single prompt, the rows may begin with rows from an earlier
-    generation.
+    Attention is computed as without a cache. Several passes read a single prompt.
     """
 
-    keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    def __init__(self, total: int) -> None:
+        """total: number of rows after all passes."""
+        self.total, self.used = total, 0
+        self._keys = self._values = np.zeros((0, 0))
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self._keys[: self.used]
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._values[: self.used]
+
+    def store(self, k: np.ndarray, v: np.ndarray) -> None:
+        """Stores k and v (T, G K) after those of earlier passes."""
+        if len(k) == self.total:
+            self._keys, self._values = k, v
+        else:
+            if not self.used:
+                self._keys, self._values = (np.empty((self.total, each.shape[1]), each.dtype) for each in (k, v))
+            self._keys[self.used : self.used + len(k)] = k
+            self._values[self.used : self.used + len(k)] = v
+        self.used += len(k)
 
     def attend(
         self,
@@ -274,10 +293,8 @@ class PromptRows:
         mechanisms: Sequence[Mechanism],
         scale: float,
     ) -> None:
-        """Stores k and v (T, G K) after the kept rows, and returns None."""
-        self.keys, self.values = (
-            np.concatenate([kept, rows]) if len(kept) else rows for kept, rows in ((self.keys, k), (self.values, v))
-        )
+        """Stores k and v, and returns None."""
+        self.store(k, v)
 
 
 class KVCache:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from npformer.runtime.padding import check_texts
 from npformer.taps import listening
 from npformer.transformer import decode_target, encode, encode_source
 
+BLOCK = 1024  # rows of a long prompt in one pass: the products of fewer rows are slower
 NO_TOKEN = -1  # padding to the left of shorter prompts
 
 
@@ -231,22 +233,43 @@ def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
     """Reads prompts, with the same bits as in `Model.run`."""
 
     def work(indices: list[int]) -> list[Read]:
-        batch = pack([prompts[i] for i in indices], model.config.uncounted, last=True)
-        layers = [PromptRows() for _ in range(model.config.n_layers)]
-        x = encode(model.weights, model.config, batch, batch.read, [Caches(each) for each in layers])
-        kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]
-        return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
+        together = [i for i in indices if len(prompts[i]) <= _block(model, prompts[i])]
+        found = dict(zip(together, _together(model, [prompts[i] for i in together]), strict=True))
+        return [found[i] if i in found else _in_blocks(model, prompts[i]) for i in indices]
 
     if len(prompts) == 1 and isinstance(prompts[0], Continued) and prompts[0].kept:
-        return [_continued(model, prompts[0])]
+        with model.cores():
+            return [_in_blocks(model, prompts[0], prompts[0].kept)]
     return model.in_shards([len(prompt) for prompt in prompts], work)
 
 
-def _continued(model: BaseModel, prompt: Continued) -> Read:
-    """Reads the rows of a prompt after the kept rows, with the same bits as if the whole prompt were read."""
-    batch, before = pack([prompt], model.config.uncounted, last=True), len(prompt.kept[0][0])
-    new = batch.after(before)
-    layers = [PromptRows(*each) for each in prompt.kept]
-    with model.cores():
-        [row] = encode(model.weights, model.config, new, new.read, [Caches(each) for each in layers])
+def _together(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
+    """Reads prompts in one pass."""
+    if not prompts:
+        return []
+    batch = pack(prompts, model.config.uncounted, last=True)
+    layers = [PromptRows(len(batch.ids)) for _ in range(model.config.n_layers)]
+    x = encode(model.weights, model.config, batch, batch.read, [Caches(each) for each in layers])
+    kept = [list(zip(batch.split(each.keys), batch.split(each.values), strict=True)) for each in layers]
+    return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
+
+
+def _in_blocks(model: BaseModel, prompt: Text, kept: KeptRows = ()) -> Read:
+    """Reads a prompt after the rows that are kept, in blocks of rows.
+
+    The memory for a long prompt is thus constant, except for its keys and values. Bits are those of a single pass.
+    """
+    batch, before = pack([prompt], model.config.uncounted, last=True), len(kept[0][0]) if kept else 0
+    layers = [PromptRows(len(prompt)) for _ in range(model.config.n_layers)]
+    for layer, rows in zip(layers, kept, strict=False):
+        layer.store(*rows)
+    for first, end in pairwise([*range(before, len(prompt), _block(model, prompt)), len(prompt)]):
+        block = batch.between(first, end)
+        [row] = encode(model.weights, model.config, block, block.read, [Caches(each) for each in layers])
     return Read(row, [(each.keys, each.values) for each in layers])
+
+
+def _block(model: BaseModel, prompt: Text) -> int:
+    """The number of rows of a prompt to read in one pass: all, if keys depend on the length, or for a listener."""
+    by_length = any(each.same_until(1) is not None for each in parts_of(model.config).stack.mechanisms)
+    return len(prompt) if by_length or listening() else BLOCK

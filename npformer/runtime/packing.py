@@ -99,10 +99,9 @@ class Batch:
             self._with(itemgetter(slice(a, b)), np.array([b - a]), _within(self.read, a, b)) for a, b in pairwise(edges)
         ]
 
-    def after(self, count: int) -> Batch:
-        """A single text without its first `count` rows."""
-        rows = slice(count, None)
-        return self._with(itemgetter(rows), self.lengths - count, self.read - count)
+    def between(self, first: int, end: int) -> Batch:
+        """The rows from first to end - 1 of a single text, of which a head reads the last."""
+        return self._with(itemgetter(slice(first, end)), np.array([end - first]), np.array([end - first - 1]))
 
     def shifted(self, start: int) -> Batch:
         """The texts shifted right: [start, *ids] without the last id of each."""

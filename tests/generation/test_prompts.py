@@ -16,7 +16,7 @@ from npformer.common.errors import NpformerError
 from npformer.config import Local, Positions
 from npformer.families import FAMILIES
 from npformer.functions import log_softmax
-from npformer.generation import Stream, generate, stream
+from npformer.generation import Stream, generate, state, stream
 from npformer.generation.processors import ban_repeated_ngrams
 from npformer.generation.state import Continued
 from npformer.mechanisms import Rotary, SoftCap, Window
@@ -231,6 +231,50 @@ def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(famil
             assert np.array_equal(a.scores, b.scores)
         for rows in zip(*(each.state.rows(each.state.length) for each in (whole, continued)), strict=True):
             assert all(np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+
+
+@pytest.mark.parametrize("family", slow_after(3, ["gpt2", "gemma2", "roberta", "bert", "electra", "llama"]))
+def test_a_long_prompt_in_blocks_of_rows_has_the_bits_of_one_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, settings = model(family=family), {"max_new_tokens": 5, "logprobs": 2}
+    whole = [Stream(writer, each, **settings) for each in PROMPTS]
+    sizes, encode = [], state.encode
+
+    def heard(weights: Any, config: Any, batch: Any, *others: Any, **caches: Any) -> np.ndarray:
+        sizes.append(len(batch.ids))
+        return encode(weights, config, batch, *others, **caches)
+
+    monkeypatch.setattr(state, "encode", heard)
+    for block in (16, 40):
+        monkeypatch.setattr(state, "BLOCK", block)
+        for prompt, one in zip(PROMPTS, whole, strict=True):
+            blocks = Stream(writer, prompt, **settings)
+            for rows in zip(*(each.state.rows(each.state.length) for each in (one, blocks)), strict=True):
+                assert all(np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+            [expected], [found] = (each.state.first for each in (one, blocks))
+            assert np.array_equal(expected, found)
+        assert max(sizes) == block
+        together = generate(writer, PROMPTS, **settings)
+        assert [each[0].ids.tolist() for each in together] == [
+            generate(writer, [each], **settings)[0][0].ids.tolist() for each in PROMPTS
+        ]
+        assert max(sizes) > block  # short prompts are still read together
+        sizes.clear()
+
+
+def test_a_long_prompt_takes_the_memory_of_a_block_beside_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hidden and gate rows of the feed-forward network are 16 MB for the whole prompt, and 2 MB for a block."""
+    writer = tiny.model("llama", "causal-lm", threads=1, n_layers=2, d_model=32, d_ffn=1024, max_length=2100)
+    ids, peaks = np.random.default_rng(0).integers(8, 200, 2048), {}
+    for block in (2048, 256):
+        monkeypatch.setattr(state, "BLOCK", block)
+        list(Stream(writer, Text(ids), max_new_tokens=1))  # arrays that the first run keeps do not count
+        tracemalloc.start()
+        try:
+            Stream(writer, Text(ids), max_new_tokens=1)
+            peaks[block] = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peaks[256] < peaks[2048] / 3, peaks
 
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
