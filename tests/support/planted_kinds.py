@@ -236,7 +236,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
         "another bias", "moved by 1",
         weights(lambda p: {n: np.roll(w, 1) for n, w in p.w.items() if n.endswith("ffn.hidden.bias")}),
     ),
-    "norm of each head": ("norm over groups of columns", "one a head", put("normalize", norm_of_each_head)),
+    "norm of each head": ("norm over groups of columns", "one per head", put("normalize", norm_of_each_head)),
     "bias after the activation": ("bias after the activation", "", put("ffn", bias_last)),
     "positions after the norm": ("embeddings added after the norm", "position", put("embed", positions_last)),
     "scores in float16": ("half precision", "float16, the whole stage", put("scores", scores_in_float16)),
