@@ -1,8 +1,8 @@
 """Runs `npformer.dataset.map` in child processes that are killed with SIGKILL, and compares the final output.
 
 A separate program, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: everything is
-imported and the model loaded once, and no thread runs when a child begins. It prints the number of killed children, and
-fails if the bytes of an interrupted and an uninterrupted run differ.
+imported, the model loaded and the BLAS probed once, and no thread runs when a child begins. It prints the number of
+killed children, and fails if the bytes of an interrupted and an uninterrupted run differ.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pyarrow.compute  # noqa: F401 - the children import nothing anew
+import filelock  # noqa: F401 - a run imports it late; the children import nothing anew
+import pyarrow.compute
 
 import npformer
 import npformer.dataset
+from npformer.dataset import work
 
 #: A run's file operations, as audit events of Python (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
@@ -32,6 +34,8 @@ class Runs:
     def __init__(self, model: str, source: str, sink: str) -> None:
         self.task = npformer.pipeline("text-classification", model, threads=1)
         self.source, self.sink = source, Path(sink)
+        pyarrow.array([0])  # imports pandas if it is installed
+        work.machine()
 
     def child(self, before: Callable[[], None] = lambda: None) -> int:
         """Starts a run in a child and returns its process id."""
