@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from npformer.view import View
 
 SECONDS = 10  # timeout of a condition; only a failing test waits this long
+_loads = itertools.count()
 
 
 class Page:
@@ -19,18 +21,23 @@ class Page:
         self.folder = folder
 
     def show(
-        self, view: View | Path, width: int = 1280, height: int = 900, dark: bool = False, wait: bool = True
-    ) -> Page:
-        """Open a view or its file, and wait until it is drawn."""
+        self, view: View | Path, at: str = "", width: int = 1280, height: int = 900, dark: bool = False,
+        wait: bool = True,
+    ) -> Page:  # fmt: skip
+        """Open a view or its file, with the choices of an address as a link would, and wait until it is drawn."""
         path = view if isinstance(view, Path) else view.save(self.folder / "view.html")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.cdp("Emulation.setDeviceMetricsOverride", **size)
+        self.resize(width, height)
         self.media(dark=dark)
         self.rest()
-        self.driver.get(path.as_uri())
+        # With the same query, another address of the page that is open would not load it anew.
+        self.driver.get(f"{path.as_uri()}?{next(_loads)}#{at}" if at else path.as_uri())
         if wait:
             self.until_ready()
         return self
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the window in pixels."""
+        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def until_ready(self) -> None:
         self.until(lambda: self.js("return document.documentElement.dataset.ready") == "yes")

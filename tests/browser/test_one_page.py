@@ -50,11 +50,7 @@ def tab(page: Page, kind: str) -> Any:
 
 def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
     """Opens the page at an address, as a link would."""
-    path = shown.save(page.folder / "view.html")
-    page.show(path, wait=False, **size)
-    page.driver.get("about:blank")  # otherwise a new address would not reload the page
-    page.driver.get(f"{path.as_uri()}#{words}")
-    page.until_ready()
+    page.show(shown, words, **size)
 
 
 def look(page: Page, part: str) -> list[Any]:
@@ -82,7 +78,9 @@ def test_every_view_has_its_tab_and_keeps_its_choices(page: Page, shown: view.Pa
         page.click(tab(page, kind))
         page.until(lambda kind=kind: address(page).startswith(f"#view={kind}"))
         assert page.text("#heading") == made.heading
+        assert page.text("h1") == TEXT  # without the tokens around it
         assert page.js("return document.title") == f"{made.heading}: {TEXT}"
+        assert "[" not in made.heading
         assert [link.get_attribute("data-view") for link in page.all(".tabs [aria-current=page]")] == [kind]
     page.click(tab(page, "heads"))
     assert address(page) == "#view=heads&layer=1"
@@ -272,13 +270,6 @@ def test_repeated_words_are_numbered(page: Page, shown: view.PageView) -> None:
     assert page.texts(".names.down .placed") == ["good3", "good6"]
     at(page, shown, "view=stages&stage=layers.0.attention.weights")
     assert "good6" in page.texts(".card .placed")
-
-
-def test_titles_are_without_the_tokens_around_a_text(page: Page, shown: view.PageView) -> None:
-    for kind in KINDS:
-        at(page, shown, f"view={kind}")
-        assert "[" not in page.text("h1") + page.text("#heading") + page.js("return document.title")
-        assert page.text("h1") == TEXT
 
 
 # --- phones ----------------------------------------------------------------------------------------------------------

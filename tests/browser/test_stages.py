@@ -63,21 +63,21 @@ def test_every_stage_has_its_card_in_order(page: Page, model: Any) -> None:
     assert plain == [s.formula.translate({32: "", ord("_"): "", ord("^"): ""}) for s in stages]
 
 
-@pytest.mark.parametrize(
-    "name", ["embeddings.norm", "layers.0.attention.query", "layers.1.ffn.activation", "layers.1.ffn_norm", "pooled"]
-)
-def test_corner_numbers_and_the_number_under_the_pointer(page: Page, model: Any, name: str) -> None:
+def test_corner_numbers_and_the_number_under_the_pointer(page: Page, model: Any) -> None:
     t = trace(model, TEXT)
-    array = np.atleast_2d(t[name])
     page.show(view.stages(t))
-    selector = card(page, list(t), name)
-    corner = np.concatenate([array[:, :3], array[:, -3:]], axis=1)
-    cells = [cell for cell in page.texts(f"{selector} td") if cell != "…"]
-    assert cells == [f"{value:z.4f}" for value in corner.ravel()]
-    row, column = len(array) // 2, array.shape[1] * 2 // 3
-    page.hover(page.one(f"{selector} canvas"), (column + 0.5) / array.shape[1], (row + 0.5) / len(array))
-    assert page.text(".tip output") == f"{array[row, column]:z.4f}"
-    assert page.text(".tip .where").endswith(f"column {column}")
+    for name in (
+        "embeddings.norm", "layers.0.attention.query", "layers.1.ffn.activation", "layers.1.ffn_norm", "pooled",
+    ):  # fmt: skip
+        array = np.atleast_2d(t[name])
+        selector = card(page, list(t), name)
+        corner = np.concatenate([array[:, :3], array[:, -3:]], axis=1)
+        cells = [cell for cell in page.texts(f"{selector} td") if cell != "…"]
+        assert cells == [f"{value:z.4f}" for value in corner.ravel()], name
+        row, column = len(array) // 2, array.shape[1] * 2 // 3
+        page.hover(page.one(f"{selector} canvas"), (column + 0.5) / array.shape[1], (row + 0.5) / len(array))
+        assert page.text(".tip output") == f"{array[row, column]:z.4f}", name
+        assert page.text(".tip .where").endswith(f"column {column}"), name
 
 
 def test_heads_have_a_chooser(page: Page, model: Any) -> None:
