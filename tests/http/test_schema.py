@@ -76,7 +76,7 @@ def test_a_schema_and_the_checks_accept_the_same_values(path: str) -> None:
     validator.check_schema(SCHEMAS[path])
     admitted = set()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=75, deadline=None)
     @given(near(SCHEMAS[path]))
     @example({"inputs": {"source_sentence": "a", "sentences": ["b"]}})
     @example({"prompt": "a", "n": 1.0})
