@@ -7,6 +7,8 @@ transformers reads and writes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,8 @@ HEADS += [("deberta-v2+positions and segments", head) for head in ("base", "sequ
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Masks with texts of equal length next to each other, a text of one token, padding before the text, and gaps.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
+#: A function of family and head that returns a folder which transformers wrote, and the model in it, in float64.
+Saved = Callable[[str, str], tuple[Path, Any]]
 #: The error of a float64 run: some hundred steps, each rounded to 2^-53.
 FLOAT64 = 1e-12
 
@@ -174,16 +178,29 @@ def answers(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: found[name] for name in names if name in found and found[name] is not None}
 
 
-@pytest.mark.parametrize(
-    ("family", "head", "dtype"), [(*each, dtype) for each, dtype in zip(HEADS, cycle(DTYPES), strict=False)]
-)
-def test_answers_are_torchs(family: str, head: str, dtype: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", family, head)
-    theirs(folder).to(DTYPES[dtype]).save_pretrained(tmp_path / "saved")
-    model = Model(*load_folder(tmp_path / "saved", np.float64), threads=1)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Makes each model once, each in one of DTYPES."""
+
+    @cache
+    def made(family: str, head: str) -> tuple[Path, Any]:
+        place = tmp_path_factory.mktemp("model")
+        written = theirs(folder_of(place / "written", family, head))
+        written.to(dict(zip(HEADS, cycle(DTYPES.values()), strict=False))[family, head]).save_pretrained(
+            place / "saved"
+        )
+        return place / "saved", theirs(place / "saved")
+
+    return made
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_answers_are_torchs(family: str, head: str, saved: Saved) -> None:
+    folder, other = saved(family, head)
+    model = Model(*load_folder(folder, np.float64), threads=1)
     arrays = given(family, head)
     with torch.no_grad():
-        expected = answers(theirs(tmp_path / "saved"), arrays)
+        expected = answers(other, arrays)
     ours = model(**arrays)
     assert ours.keys() == expected.keys()
     for name, array in ours.items():
@@ -216,10 +233,10 @@ def test_later_checkpoints_of_modernbert(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
-def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
+def test_gradients_are_torchs(family: str, head: str, saved: Saved) -> None:
     """The gradients are those of the sum of all answers, each times a random number."""
-    folder, arrays, random = folder_of(tmp_path / "model", family, head), given(family, head), np.random.default_rng(1)
-    model = theirs(folder)
+    (folder, model), arrays, random = saved(family, head), given(family, head), np.random.default_rng(1)
+    model.zero_grad()
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].reshape(-1, arrays["attention_mask"].shape[-1]).astype(bool)
     types = arrays["token_type_ids"].reshape(mask.shape) if "token_type_ids" in arrays else None
@@ -240,10 +257,10 @@ def test_gradients_are_torchs(family: str, head: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [name for name, head in HEADS if head == "causal-lm"])
-def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, tmp_path: Path) -> None:
+def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(family: str, saved: Saved) -> None:
     """Transformers shifts the labels itself. Where a label is -100, the token before it has no target."""
-    folder, arrays = folder_of(tmp_path / "model", family, "causal-lm"), given(family, "causal-lm")
-    model = theirs(folder)
+    (folder, model), arrays = saved(family, "causal-lm"), given(family, "causal-lm")
+    model.zero_grad()
     config, tree = load_folder(folder, np.float64)
     mask = arrays["attention_mask"].astype(bool)
     labels = np.where(mask, arrays["input_ids"], -100)
@@ -297,8 +314,8 @@ def dense(grad: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("family", "head"), HEADS)
-def test_a_conversion_round_trip_keeps_every_bit(family: str, head: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", family, head)
+def test_a_conversion_round_trip_keeps_every_bit(family: str, head: str, saved: Saved, tmp_path: Path) -> None:
+    folder, _ = saved(family, head)
     there = convert(folder, tmp_path / "there", to="npformer")
     back = convert(there, tmp_path / "back", to="torch")
     first, last = (read_tensors(each / "model.safetensors")[0] for each in (folder, back))
