@@ -19,14 +19,18 @@ from tests.support import tiny
 LENGTHS = ((7, 5), (4, 6))
 
 
-@pytest.fixture(params=["marian", "bart"])
-def family(request: pytest.FixtureRequest) -> str:
+CASES = [(family, scaled) for family in ("marian", "bart") for scaled in (False, True)]
+
+
+@pytest.fixture(params=[("marian", True), ("bart", False)], ids=str)
+def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    """A family, and whether embeddings are scaled."""
     return request.param
 
 
-@pytest.fixture(params=[False, True], ids=["unscaled", "scaled"])
-def folder(request: pytest.FixtureRequest, family: str, tmp_path: Path) -> Path:
-    return tiny.folder(tmp_path / "m", family, "translation", scale_embedding=request.param)
+@pytest.fixture
+def folder(case: tuple[str, bool], tmp_path: Path) -> Path:
+    return tiny.folder(tmp_path / "m", case[0], "translation", scale_embedding=case[1])
 
 
 @pytest.fixture
@@ -45,6 +49,7 @@ def theirs(folder: Path, recorded: golden.Golden) -> Any:
     return golden.load_torch(str(folder), recorded)
 
 
+@pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
 def test_a_right_model_is_not_accused(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
     """In the state_dict, the bias of the logits is (1, V). The module that computes the logits does not add it."""
     comparison = golden.compare(recorded, theirs)

@@ -122,7 +122,8 @@ def test_ragged_prompts_continue_as_in_transformers(models: Callable[[str], Pair
     random, settings = np.random.default_rng(1), SETTINGS[name]
     if family not in ("gpt2", "bart"):
         settings = {**settings, "suppress_tokens": [*settings.get("suppress_tokens", []), PAD]}
-    prompts = [random.integers(50, 240, length) for length in (5, 16, 1, 33, 17, 31, 48, 2)]
+    lengths = (5, 16, 1, 33, 17, 31, 48, 2) if family == "gpt2" and name in ("greedy", "beams") else (5, 1, 33, 48)
+    prompts = [random.integers(50, 240, length) for length in lengths]
     for prompt, hypotheses in zip(prompts, generate(ours, [Text(ids) for ids in prompts], **settings), strict=True):
         given = torch.from_numpy(prompt[None])
         told = {"attention_mask": torch.ones_like(given)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -147,18 +147,34 @@ PLANTED += [("deberta-v2 convolution", *each) for each in CONVOLUTIONS]
 IDS = [f"{family}-{i}" for i, (family, _, _) in enumerate(PLANTED)]
 
 
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Model, golden.Golden]]:
+    """Returns a function of family: its model and golden values, within whose budgets transformers' model is."""
+
+    @cache
+    def made(family: str) -> tuple[Model, golden.Golden]:
+        name, *option = family.split()
+        options = {"convolution": InputConvolution(3)} if option else {}
+        folder = tiny.folder(tmp_path_factory.mktemp("models") / name, name, **options)
+        model, random = Model(*load_folder(folder), folder=folder), np.random.default_rng(1)
+        texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (19, 6, 3)]
+        recorded = golden.record(model, texts)
+        assert golden.compare(recorded, golden.load_torch(str(folder), recorded)).ok
+        return model, recorded
+
+    return made
+
+
 @pytest.mark.parametrize(("family", "plant", "name"), PLANTED, ids=IDS)
 def test_a_planted_mistake_is_named(
-    family: str, plant: Plant, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    plant: Plant,
+    name: str,
+    right: Callable[[str], tuple[Model, golden.Golden]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    family, *option = family.split()
-    folder = tiny.folder(tmp_path / family, family, **({"convolution": InputConvolution(3)} if option else {}))
-    model = Model(*load_folder(folder), folder=folder)
-    random = np.random.default_rng(1)
-    texts = [Text(random.integers(5, model.config.vocab_size, length)) for length in (19, 6, 3)]
-    recorded = golden.record(model, texts)
-    other = golden.load_torch(str(folder), recorded)
-    assert golden.compare(recorded, other).ok
+    model, recorded = right(family)
+    other = golden.load_torch(str(model.folder), recorded)
     plant(other, monkeypatch)
     comparison = golden.compare(recorded, other)
     diagnosis = golden.diagnose(recorded, other, model, comparison=comparison)

@@ -32,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_texts_match_transformers(settings: dict[str, Any], folder: Path) -> None:
     theirs, ours = (made("text-generation", model=str(folder)) for made in (pipeline, npformer.pipeline))
-    for prompt in PROMPTS:
-        assert ours(prompt, **settings) == theirs(prompt, **settings), prompt
+    assert ours(PROMPTS[0], **settings) == theirs(PROMPTS[0], **settings)
     assert ours(PROMPTS, **settings) == theirs(PROMPTS, **settings)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("family", ["bert", "electra"])
+@pytest.mark.parametrize(
+    ("family", "settings"), [*(("bert", each) for each in SETTINGS[:3]), ("electra", SETTINGS[3])], ids=str
+)
 def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
     """Special tokens surround every prompt, even an empty one, and only new tokens are decoded."""
     end = tiny.SPECIAL.index("[SEP]")
