@@ -1,7 +1,7 @@
 """Errors with models from the hub: each has a clear message, and leaves no half-written file in the cache.
 
-The hub is the small one on loopback; calls run in their own processes, with an empty cache. A cache that lacks files is
-read in this process.
+The hub is the small one on loopback; every call runs in its own process, with an empty cache. `test_hub_files.py` reads
+caches in this process.
 """
 
 import json
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from npformer.checkpoint.hub import UnknownModel, download, is_hub_id
-from npformer.common.errors import NpformerError
+from npformer.checkpoint.hub import is_hub_id
 from npformer.families import write_config
 from tests.support import hub_server, tiny
 from tests.support.hub_server import CLIENT, PROGRAM, cache, closed_port, loads, python
@@ -80,37 +79,6 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
     assert all("authorization" not in headers for _, _, headers in hub.cdn_requests)
     sent = [headers.get("authorization") for _, path, headers in hub.requests if "/resolve/" in path]
     assert set(sent) == {f"Bearer {hub_server.TOKEN}"}
-
-
-# --- files missing from the cache ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def snapshot(tmp_path, monkeypatch, folder):
-    """The tiny model as revision "main" in a cache of this process."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    repository, commit = tmp_path / "cache" / "models--owner--tiny", "0123456789" * 4
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    (repository / "snapshots").mkdir()
-    return folder.rename(repository / "snapshots" / commit)
-
-
-def test_a_whole_model_in_the_cache_needs_no_connection(snapshot):
-    assert download(NAME, offline=True) == snapshot
-
-
-@pytest.mark.parametrize("file", ["config.json", "weights", "model-2.safetensors"])
-def test_the_missing_file_is_named_without_a_connection(snapshot, file):
-    (snapshot / "model.safetensors").rename(snapshot / "model-1.safetensors")
-    if file != "weights":
-        shards = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-        (snapshot / "model.safetensors.index.json").write_text(json.dumps(shards))
-    if file == "config.json":
-        (snapshot / file).unlink()
-    with pytest.raises(NpformerError, match=f"{NAME}: no {file} in the cache .*, and offline=True") as raised:
-        download(NAME, offline=True)
-    assert isinstance(raised.value, UnknownModel) == (file == "config.json")
 
 
 # --- failures of downloads --------------------------------------------------------------------------------------
