@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +24,36 @@ from tests.support.torch_writer import dump, storage, tensor, write_zip
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # seconds: a hundred times the slowest case on an idle machine
 
-# Loads a folder; prints the result, and the growth of peak memory in bytes.
-CHILD = """
-import resource, sys
+# Loads each folder that it reads a line of, in a fork with limits; prints the result, and the growth of peak memory in
+# bytes. A fork that fails prints null, and the reason on stderr.
+LOADER = f"""
+import json, os, resource, signal, sys, traceback
 import npformer, npformer.loading, npformer.checkpoint.torch_file
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + 10**9, size + 10**9))
-before = peak()
-try:
-    print(npformer.load(sys.argv[1]))
-except npformer.NpformerError as error:
-    print(f"refused: {error}")
-print(peak() - before)
+def load(folder):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 10**9, size + 10**9))
+    before = peak()
+    try:
+        said = str(npformer.load(folder))
+    except npformer.NpformerError as error:
+        said = f"refused: {{error}}"
+    print(json.dumps([said, peak() - before]), flush=True)
+
+for line in sys.stdin:
+    if os.fork() == 0:
+        signal.alarm({SECONDS})
+        try:
+            load(line[:-1])
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    if os.wait()[1]:
+        print("null", flush=True)
 """
 
 BERT = {
@@ -53,15 +68,20 @@ REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 STORAGE = b"\x8c\x07storagectorch\nFloatStorage\n\x8c\x010\x8c\x03cpuK\x06"
 
 
-def loaded_alone(folder: Path) -> tuple[str, int]:
+@pytest.fixture(scope="module")
+def loader() -> Iterator[subprocess.Popen]:
+    """Returns a process that has imported npformer, and loads each folder in a fork."""
+    command = [sys.executable, "-c", LOADER]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def loaded_alone(loader: subprocess.Popen, folder: Path) -> tuple[str, int]:
     """Returns the message of loading the folder, and its memory in bytes."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    said, _, grown = done.stdout.rstrip().rpartition("\n")
-    return said, int(grown)
+    print(folder, file=loader.stdin, flush=True)
+    answer = json.loads(loader.stdout.readline())
+    assert answer is not None, "the process that loads the folder failed"
+    return answer[0], answer[1]
 
 
 def described(folder: Path, config: object) -> Path:
@@ -192,20 +212,20 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_folders_are_refused_cheaply(tmp_path, name):
+def test_hostile_folders_are_refused_cheaply(loader, tmp_path, name):
     """Memory is at most thirty times the files' size plus 40 MB: lists in JSON take the most memory for their size."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())
-    said, grown = loaded_alone(tmp_path)
+    said, grown = loaded_alone(loader, tmp_path)
     assert said.startswith("refused: ")
     assert re.search(message, said), said[:500]
     assert len(said) < 10_000
     assert grown < 30 * size + 40e6
 
 
-def test_tensors_over_the_same_bytes_are_one(tmp_path):
+def test_tensors_over_the_same_bytes_are_one(loader, tmp_path):
     """Views of the same bytes take memory once: 100 layers that are views of one megabyte take 1 MB, not 600 MB."""
     config = {**BERT, "hidden_size": 500, "num_hidden_layers": 100, "intermediate_size": 500}
-    said, grown = loaded_alone(views(tmp_path, config, rows, 0, 10**6 + 16_000))
+    said, grown = loaded_alone(loader, views(tmp_path, config, rows, 0, 10**6 + 16_000))
     assert said.startswith("<npformer.Model bert base: 100 layers")
     assert grown < 60e6

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -43,27 +44,29 @@ def test_only_the_files_needed_are_fetched_and_a_second_load_needs_no_network(hu
     assert local["logits"] == first["logits"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "form",
-    [
-        "npformer.safetensors",
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-    ],
+FORMS = (
+    "npformer.safetensors",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
-def test_every_form_of_weights(hub, env, folder, form):
+
+
+@pytest.mark.slow
+def test_every_form_of_weights(hub, env, folder, tmp_path):
     expected, flat = whole(folder)
     (folder / "model.safetensors").unlink()
-    save(folder, form, flat)
-    hub.add(NAME, folder)
-    (answer,) = loads(env, {"name": NAME})
-    assert form in answer["files"]
-    (again,) = loads(env, {"name": NAME, "offline": True}, network=False)
-    np.testing.assert_array_equal(answer["logits"], expected)
-    assert again["logits"] == answer["logits"]
+    names = [f"owner/{form}" for form in FORMS]
+    for form, name in zip(FORMS, names, strict=True):
+        save(shutil.copytree(folder, tmp_path / form), form, flat)
+        hub.add(name, tmp_path / form)
+    answers = loads(env, *({"name": name} for name in names))
+    again = loads(env, *({"name": name, "offline": True} for name in names), network=False)
+    for form, answer, offline in zip(FORMS, answers, again, strict=True):
+        assert form in answer["files"], form
+        np.testing.assert_array_equal(answer["logits"], expected)
+        assert offline["logits"] == answer["logits"]
 
 
 def whole(folder):
