@@ -17,13 +17,14 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support import forks
 
 TOKEN = "hf_" + "x" * 34  # the only valid login
 
@@ -271,8 +272,7 @@ def environment(hub: Hub, home: Path) -> dict[str, str]:
 
 
 def python(env: dict[str, str], program: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error::ResourceWarning", "-c", program, *arguments]
-    return subprocess.run(command, env=env, input=text, capture_output=True, text=True, timeout=120, check=False)
+    return forks.run(program, arguments, env, text)
 
 
 def loads(env: dict[str, str], *calls: dict[str, Any], network: bool = True) -> list[dict[str, Any]]:
