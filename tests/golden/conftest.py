@@ -1,10 +1,34 @@
-"""Fixtures of the conformance suite, written once per run: all cases for slow tests, and a few for quick ones."""
+"""Fixtures of the conformance suite, written once per run: the cases that slow tests name, and a few for quick ones.
+
+An example of `npformer golden --help`, which tests/test_documentation.py runs, writes all cases.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from npformer import golden
+from npformer.config import Positions
+from npformer.golden.suite import SIZES, cases
+
+CASES = {case.name: case for case in cases()}
+#: Feature that a case tests -> fields of the config that turn it off.
+WITHOUT: dict[str, dict[str, Any]] = {
+    "gelu-tanh": {"activation": "gelu"},
+    "relu": {"activation": "gelu"},
+    "silu": {"activation": "gelu"},
+    "gelu": {"activation": "relu"},
+    "eps": {"eps": 1e-12},
+    "padding": {"positions": Positions(), "max_length": SIZES["max_length"] + 4},
+    "ends-in-padding": {"pad_id": None},
+    "multi-label": {"problem_type": None},
+    "convolution": {"convolution": None},
+    "scaled": {"scale_embedding": False},
+    "pre-norm": {"norm_first": False},
+    "translation-tied": {"scale_embedding": False},
+    "translation-pre-norm": {"norm_first": False},
+}
 
 #: Cases that quick tests name.
 READ = ["bert-sequence-classification", "bert-lengths", "bert-masked-lm", "bert-bfloat16", "bert-float16"]
@@ -13,11 +37,23 @@ READ += ["electra-untied", "electra-bfloat16", "transformer-base", "marian-two-v
 SHOWN = ["distilbert-gelu-tanh", "bert-relu", "electra-silu", "gpt2-gelu", "modernbert-eps", "roberta-padding"]
 SHOWN += ["llama-ends-in-padding", "albert-multi-label", "bart-scaled", "transformer-pre-norm"]
 SHOWN += ["transformer-translation-tied", "transformer-translation-pre-norm"]
+#: The other cases of these features.
+OF_FEATURES = [name for name in CASES if name.partition("-")[2] in WITHOUT and name not in SHOWN]
+#: A case of each family, head, activation and dtype. The same code writes and reads all cases.
+OF_EACH = sorted(
+    {
+        *{case.config.model_type: name for name, case in CASES.items()}.values(),
+        *{case.config.head: name for name, case in CASES.items()}.values(),
+        *{case.config.activation: name for name, case in CASES.items()}.values(),
+        *{case.dtype: name for name, case in CASES.items()}.values(),
+    }
+)
 
 
 @pytest.fixture(scope="session")
-def whole_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return golden.suite(tmp_path_factory.mktemp("suite") / "suite")
+def large_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    read = [*OF_FEATURES, *OF_EACH, "distilbert-*", "bert-base"]
+    return golden.suite(tmp_path_factory.mktemp("suite") / "suite", read)
 
 
 @pytest.fixture(scope="session")

@@ -31,9 +31,13 @@ UNSEEN = (
     "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
     "columns of a weight", "gelu cut below",
 )  # fmt: skip
-ROUNDED = dict.fromkeys(("scores in float16", "a residual in bfloat16"), "one stage rounded")
+#: Mistakes with the name of another one that is tried with few stages, here or in `FIRST`.
+OF_ONE_NAME = (
+    "1 / int(sqrt(K))", "last columns missing", "a later bias", "biases exchanged", "first text's mask",
+    "positions again from 4", "scores in float16", "a residual in bfloat16", "rows in (K, H)", "a head copied",
+)  # fmt: skip
 #: Mistake -> the name that it gets with few stages, which show only part of it.
-FROM_FEW = ROUNDED | dict.fromkeys(("a head copied", "bias moved"), "weight in another order")
+FROM_FEW = {"bias moved": "weight in another order"}
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
@@ -55,13 +59,13 @@ def test_a_kind_is_named(key: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_kinds_are_named() -> None:
-    assert unnamed(KINDS, False) == {}
+def test_the_other_kinds_are_named() -> None:
+    assert unnamed([key for key in KINDS if key not in QUICK], False) == {}
 
 
 @pytest.mark.slow
 def test_kinds_are_named_from_few_stages() -> None:
-    assert unnamed([key for key in KINDS if key not in UNSEEN], True) == {}
+    assert unnamed([key for key in KINDS if key not in (*UNSEEN, *OF_ONE_NAME)], True) == {}
 
 
 def test_a_constant_says_which_sizes_give_it() -> None:

@@ -41,19 +41,19 @@ def compiled(folder: Path, *options: str) -> str:
     return program
 
 
-def test_the_port_passes_every_case_of_its_family_and_refuses_others(whole_suite: Path, tmp_path: Path) -> None:
+def test_the_port_passes_every_case_of_its_family_and_refuses_others(large_suite: Path, tmp_path: Path) -> None:
     port = compiled(tmp_path)
-    verdicts = list(golden.run_suite(whole_suite, [port], CASES))
+    verdicts = list(golden.run_suite(large_suite, [port], CASES))
     assert len(verdicts) == 15
     assert {verdict.case: verdict.why for verdict in verdicts if not verdict.ok} == {}
-    (other,) = golden.run_suite(whole_suite, [port], ["bert-base"])
+    (other,) = golden.run_suite(large_suite, [port], ["bert-base"])
     assert (other.kind, "is not DistilBERT" in other.why) == ("crash", True)
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
-def test_a_mistake_planted_in_the_port_is_named(mistake: str, whole_suite: Path, tmp_path: Path) -> None:
+def test_a_mistake_planted_in_the_port_is_named(mistake: str, large_suite: Path, tmp_path: Path) -> None:
     name, stage, unseen = PLANTED[mistake]
-    verdicts = list(golden.run_suite(whole_suite, [compiled(tmp_path, f"-D{mistake}")], CASES))
+    verdicts = list(golden.run_suite(large_suite, [compiled(tmp_path, f"-D{mistake}")], CASES))
     passed = {verdict.case.removeprefix("distilbert-") for verdict in verdicts if verdict.ok}
     assert passed == unseen
     for verdict in verdicts:
@@ -61,7 +61,7 @@ def test_a_mistake_planted_in_the_port_is_named(mistake: str, whole_suite: Path,
             assert (verdict.stage, verdict.causes) == (stage, (name,)), verdict.details
 
 
-def test_a_file_that_is_cut_short_ends_it_with_a_message(whole_suite: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_ends_it_with_a_message(large_suite: Path, tmp_path: Path) -> None:
     """The port is compiled with the compiler's memory checks, and also passes with a whole file."""
     checks = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
@@ -72,7 +72,7 @@ def test_a_file_that_is_cut_short_ends_it_with_a_message(whole_suite: Path, tmp_
         pytest.skip("the port was NOT run with checks of memory: this compiler has none that run here")
     port = compiled(tmp_path, *checks)
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # the port frees nothing before it ends
-    case = whole_suite / "distilbert-masked-lm"
+    case = large_suite / "distilbert-masked-lm"
     command = [port, str(case), str(case / "inputs.safetensors"), str(tmp_path / "out")]
     assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 0
     broken = tmp_path / "broken"
@@ -107,10 +107,10 @@ def test_the_page_s_commands_run_and_print_the_shown_output(tmp_path: Path) -> N
     assert "<testsuite " in (tmp_path / "verdicts.xml").read_text()
 
 
-def test_the_page_describes_the_suite_correctly(whole_suite: Path) -> None:
+def test_the_page_describes_the_suite_correctly(large_suite: Path) -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     each = float(re.search(r"a folder of cases of about ([\d.]+) MB each", page)[1])
-    size = sum(path.stat().st_size for path in whole_suite.rglob("*") if path.is_file()) / 1e6
-    assert abs(size / len(golden.read_suite(whole_suite)) - each) < 0.03
+    size = sum(path.stat().st_size for path in large_suite.rglob("*") if path.is_file()) / 1e6
+    assert abs(size / len(golden.read_suite(large_suite)) - each) < 0.03
     for path in re.findall(r"\]\(([^)]+)\)", page):
         assert (FOLDER / path).exists(), path

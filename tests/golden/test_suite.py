@@ -16,34 +16,16 @@ from npformer import golden
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.safetensors import read_tensors
 from npformer.common.errors import NpformerError
-from npformer.config import ACTIVATIONS, Positions
+from npformer.config import ACTIVATIONS
 from npformer.families import FAMILIES, distinct_encoders
 from npformer.golden.budget import run
-from npformer.golden.suite import SIZES, cases
 from npformer.model import Model, Seq2Seq
-from tests.golden.conftest import SHOWN
+from tests.golden.conftest import CASES, OF_EACH, OF_FEATURES, SHOWN, WITHOUT
 from tests.support import kernels
 
 pytestmark = pytest.mark.numbers
 
-CASES = {case.name: case for case in cases()}
 SOME = ("bert-masked-lm", "electra-bfloat16", "transformer-base", "marian-two-vocabularies")
-#: Feature that a case tests -> fields of the config that turn it off.
-WITHOUT = {
-    "gelu-tanh": {"activation": "gelu"},
-    "relu": {"activation": "gelu"},
-    "silu": {"activation": "gelu"},
-    "gelu": {"activation": "relu"},
-    "eps": {"eps": 1e-12},
-    "padding": {"positions": Positions(), "max_length": SIZES["max_length"] + 4},
-    "ends-in-padding": {"pad_id": None},
-    "multi-label": {"problem_type": None},
-    "convolution": {"convolution": None},
-    "scaled": {"scale_embedding": False},
-    "pre-norm": {"norm_first": False},
-    "translation-tied": {"scale_embedding": False},
-    "translation-pre-norm": {"norm_first": False},
-}
 
 
 def loaded(folder: Path, **fields: object) -> Model | Seq2Seq:
@@ -66,16 +48,16 @@ def test_every_family_head_activation_and_dtype_has_a_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES)[::3])  # a third, because the same code writes and reads all of them
-def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, whole_suite: Path) -> None:
-    model, recorded = loaded(whole_suite / name), golden.load(whole_suite / name / "golden.safetensors")
+@pytest.mark.parametrize("name", OF_EACH)
+def test_a_case_is_read_back_as_it_was_meant_and_its_file_is_its_model_s(name: str, large_suite: Path) -> None:
+    model, recorded = loaded(large_suite / name), golden.load(large_suite / name / "golden.safetensors")
     assert model.config == recorded.config == CASES[name].config
     stages = run(model, recorded.inputs)
     golden.assert_close(recorded, {f"{i}/{each}": a for each in stages for i, a in enumerate(stages.texts(each))})
-    arrays, _ = read_tensors(whole_suite / name / "inputs.safetensors")
+    arrays, _ = read_tensors(large_suite / name / "inputs.safetensors")
     assert arrays.keys() == recorded.input_arrays().keys()
     assert all(np.array_equal(arrays[each], array) for each, array in recorded.input_arrays().items())
-    (entry,) = golden.read_suite(whole_suite, [name])
+    (entry,) = golden.read_suite(large_suite, [name])
     assert (entry["stages"], entry["lengths"]) == (len(recorded.stages), [len(each) for each in lengths(recorded)])
     assert set(entry["answers"]) <= set(recorded.stages)
 
@@ -94,9 +76,9 @@ def test_a_port_without_a_feature_fails_its_case(name: str, shown: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [each for each in CASES if each.partition("-")[2] in WITHOUT and each not in SHOWN])
-def test_so_it_does_in_every_family(name: str, whole_suite: Path) -> None:
-    fails_without_its_feature(name, whole_suite)
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_so_it_does_in_every_family(name: str, large_suite: Path) -> None:
+    fails_without_its_feature(name, large_suite)
 
 
 def fails_without_its_feature(name: str, suite: Path) -> None:
@@ -109,12 +91,20 @@ def fails_without_its_feature(name: str, suite: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_suite_is_small_and_describes_each_case(whole_suite: Path) -> None:
-    assert sum(path.stat().st_size for path in whole_suite.rglob("*") if path.is_file()) < 120e3 * len(CASES)
-    manifest = json.loads((whole_suite / "suite.json").read_text())
-    assert [entry["name"] for entry in manifest["cases"]] == list(CASES)
-    assert all(entry["tests"] for entry in manifest["cases"])
-    assert len({entry["tests"] + entry["family"] for entry in manifest["cases"]}) == len(CASES)
+def test_the_suite_is_small_and_describes_each_case(large_suite: Path) -> None:
+    manifest = json.loads((large_suite / "suite.json").read_text())
+    names = [entry["name"] for entry in manifest["cases"]]
+    assert sum(path.stat().st_size for path in large_suite.rglob("*") if path.is_file()) < 120e3 * len(names)
+    assert names == [name for name in CASES if (large_suite / name).exists()]
+    assert {*OF_EACH, *OF_FEATURES} <= {*names}
+    for entry in manifest["cases"]:
+        case = CASES[entry["name"]]
+        assert (entry["tests"], entry["family"]) == (case.tests, case.config.model_type)
+
+
+def test_each_case_tests_something_else() -> None:
+    assert all(case.tests for case in CASES.values())
+    assert len({case.tests + case.config.model_type for case in CASES.values()}) == len(CASES)
 
 
 def written(path: Path, names: tuple[str, ...] = SOME) -> dict[str, bytes]:
