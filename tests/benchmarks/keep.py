@@ -22,7 +22,6 @@ import numpy as np
 import npformer
 from npformer.checkpoint.read import KEEP
 from npformer.checkpoint.tree import flatten
-from tests.support import tiny
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -86,6 +85,8 @@ def main() -> None:
     if args.memory_of:
         print(json.dumps(memory(args.folder, args.memory_of)))
         return
+    from tests.support import tiny  # here, so that its memory is not part of a measured process
+
     with tempfile.TemporaryDirectory() as home:
         shape = dict(SHAPES[args.shape])
         source = tiny.folder(Path(home) / "torch", shape.pop("model_type"), "causal-lm", **shape)
