@@ -137,9 +137,15 @@ def _grown(length: int, n_beams: int) -> int:
 
 @dataclass
 class SelfAttentionCache:
-    """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams."""
+    """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams.
+
+    reach: the greatest distance of a key that a row reads, None without a window. With a window, the first rows of
+    prompts, `skipped` columns, are not stored. They fill whole groups of TERMS, so bits are the same without them.
+    """
 
     ancestry: BeamAncestry
+    reach: int | None = None
+    skipped: int = 0
     keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
 
@@ -155,44 +161,62 @@ class SelfAttentionCache:
         """Stores a new row of each beam, (T, G K). Returns its attention to the rows of the beam, (T, H K)."""
         line = self.ancestry
         new_keys, new_values = (_heads(x, kv_heads(q, k, n_heads), line.n_beams) for x in (k, v))
-        if self.values.shape[-2] < line.room:
+        if self.values.shape[-2] < line.room - self.skipped:
             self._make_room(new_values)
 
         def keep(heads: slice) -> None:
             for texts, columns in line.newest:
-                self.keys[texts, heads, :, columns] = new_keys[texts, heads].mT
-                self.values[texts, heads, columns] = new_values[texts, heads]
+                own = slice(columns.start - self.skipped, columns.stop - self.skipped)
+                self.keys[texts, heads, :, own] = new_keys[texts, heads].mT
+                self.values[texts, heads, own] = new_values[texts, heads]
 
         width = line.width
-        block = slice(None), self.keys[..., :width], self.values[:, :, :width], line.admitted(width, mechanisms)
-        terms = line.added(width, mechanisms, n_heads)
-        return _attend(q, [block], n_heads, line.n_beams, scale, keep, line.front, terms)
+        mask, terms = line.admitted(width, mechanisms), line.added(width, mechanisms, n_heads)
+        if self.skipped:
+            mask = mask[..., self.skipped :]
+            terms = [(each, {name: x[..., self.skipped :] for name, x in arrays.items()}) for each, arrays in terms]
+        own = width - self.skipped
+        block = slice(None), self.keys[..., :own], self.values[:, :, :own], mask
+        return _attend(q, [block], n_heads, line.n_beams, scale, keep, line.front - self.skipped, terms)
 
     def begin(self, prompts: Sequence[tuple[np.ndarray, np.ndarray]], n_kv_heads: int) -> None:
         """Stores the keys and values of the prompt of each text, (P, G K) each, in the columns of the ancestry."""
         line = self.ancestry
+        if self.reach is not None and not listening():
+            shortest = int((line.whole + line.ends).min())
+            self.skipped = max(0, shortest - self.reach) // TERMS * TERMS
         for text, pair in enumerate(prompts):
             keys, values = (_heads(rows, n_kv_heads, len(rows)) for rows in pair)
             if not text:
                 self._make_room(
                     np.broadcast_to(values[:, :, :1], (len(prompts), *values.shape[1:2], 1, values.shape[3]))
                 )
-            whole, rest = line.whole[text], slice(line.front, line.front + line.ends[text] * line.n_beams)
-            self.keys[text, ..., :whole] = keys[0, :, :whole].mT
-            self.values[text, :, :whole] = values[0, :, :whole]
+            whole, front = line.whole[text], line.front - self.skipped
+            rest = slice(front, front + line.ends[text] * line.n_beams)
+            self.keys[text, ..., : whole - self.skipped] = keys[0, :, self.skipped : whole].mT
+            self.values[text, :, : whole - self.skipped] = values[0, :, self.skipped : whole]
             self.keys[text, ..., rest] = np.repeat(keys[0, :, whole:].mT, line.n_beams, axis=-1)
             self.values[text, :, rest] = np.repeat(values[0, :, whole:], line.n_beams, axis=-2)
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the first keys and values of a single text with one beam, (count, G K) each."""
-        keys, values = self.keys[0, :, :, :count], self.values[0, :, :count]
-        return keys.transpose(2, 0, 1).reshape(count, -1), values.swapaxes(0, 1).reshape(count, -1)
+        """Copies of the first keys and values of a single text with one beam, (count, G K) each; zeros if skipped."""
+        own = count - self.skipped
+        keys, values = self.keys[0, :, :, :own].transpose(2, 0, 1), self.values[0, :, :own].swapaxes(0, 1)
+        found = [np.zeros((count, keys[0].size), keys.dtype) for _ in range(2)]
+        for rows, each in zip(found, (keys, values), strict=True):
+            rows[self.skipped :] = each.reshape(own, -1)
+        return found[0], found[1]
+
+    def has_rows(self, count: int) -> bool:
+        """Whether all rows are stored that the rows after the first `count` read."""
+        return self.reach is None or not self.skipped or count - self.reach >= self.skipped
 
     def _make_room(self, like: np.ndarray) -> None:
         """Enlarges the arrays with zeros. Masked values are multiplied by 0, so they must be finite."""
         count, n_kv_heads, _, width = like.shape
-        values = np.zeros((count, n_kv_heads, self.ancestry.room, width), like.dtype)
-        keys = np.zeros((count, n_kv_heads, width, self.ancestry.room), like.dtype)
+        room = self.ancestry.room - self.skipped
+        values = np.zeros((count, n_kv_heads, room, width), like.dtype)
+        keys = np.zeros((count, n_kv_heads, width, room), like.dtype)
         used = self.values.shape[-2]
         if used:
             values[:, :, :used] = self.values

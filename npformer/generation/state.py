@@ -20,6 +20,7 @@ from npformer.families import parts_of
 from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, SelfAttentionCache
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
+from npformer.mechanisms.mechanism import Mechanism
 from npformer.output_heads import Head
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
@@ -125,7 +126,10 @@ class PromptState:
         read = _read(model, list(distinct.values()))
         lengths = np.array([len(prompt) for prompt in distinct.values()])
         self.ancestry = BeamAncestry(self.n_beams, lengths)
-        self.layers = [SelfAttentionCache(self.ancestry) for _ in range(model.config.n_layers)]
+        self.layers = [
+            SelfAttentionCache(self.ancestry, _reach(each.mechanisms))
+            for each in parts_of(model.config).stack.attentions
+        ]
         for layer in reversed(self.layers):  # each frees its rows, so that they are not all in memory twice
             layer.begin([each.kept.pop() for each in read], model.config.kv_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
@@ -177,8 +181,10 @@ class PromptState:
     def continued(self, ids: np.ndarray, count: int) -> Text:
         """A prompt that begins with the first `count` rows of a single text. Their keys and values are kept.
 
-        Nothing is kept if a text of this length has other keys.
+        Nothing is kept if a text of this length has other keys, or if its rows read keys that a window has left out.
         """
+        if not all(each.has_rows(count) for each in self.layers):
+            return Text(ids)
         for each in parts_of(self.model.config).stack.mechanisms:
             if each.same_until(self.length) != each.same_until(len(ids)):
                 return Text(ids)
@@ -210,6 +216,11 @@ class PromptState:
             self.first = self.first[texts]
 
 
+def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
+    """The greatest distance of a key that a row reads; None without a limit."""
+    return min((far for each in mechanisms if (far := each.farthest()) is not None), default=None)
+
+
 def _rows(tokens: np.ndarray, positions: np.ndarray, n_beams: int) -> Batch:
     """A batch of the newest token of each text, with its position."""
     return Batch(tokens, positions, np.zeros_like(tokens), np.full(len(tokens) // n_beams, n_beams))
@@ -237,7 +248,7 @@ def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
         found = dict(zip(together, _together(model, [prompts[i] for i in together]), strict=True))
         return [found[i] if i in found else _in_blocks(model, prompts[i]) for i in indices]
 
-    if len(prompts) == 1 and isinstance(prompts[0], Continued) and prompts[0].kept:
+    if len(prompts) == 1 and isinstance(prompts[0], Continued) and prompts[0].kept and not listening():
         with model.cores():
             return [_in_blocks(model, prompts[0], prompts[0].kept)]
     return model.in_shards([len(prompt) for prompt in prompts], work)

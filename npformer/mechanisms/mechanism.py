@@ -51,6 +51,10 @@ class Mechanism:
         """The maximum length up to which keys are the same as in a text of this length; None if there is no maximum."""
         return None
 
+    def farthest(self) -> int | None:
+        """The greatest distance of an earlier token to which a token may attend; None if there is no limit."""
+        return None
+
     # --- weights ---
 
     def groups(self, d_model: int) -> dict[str, Group]:

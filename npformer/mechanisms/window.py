@@ -29,6 +29,9 @@ class Window(Mechanism):
     def check(self, config: Any) -> None:
         checks.whole("window.reach", self.reach, 0)
 
+    def farthest(self) -> int:
+        return self.reach
+
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
         if not queries.size:
             return None

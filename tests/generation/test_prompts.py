@@ -17,7 +17,9 @@ from npformer.config import Local, Positions
 from npformer.families import FAMILIES
 from npformer.functions import log_softmax
 from npformer.generation import Stream, generate, state, stream
+from npformer.generation.logits import Projection
 from npformer.generation.processors import ban_repeated_ngrams
+from npformer.generation.settings import Settings
 from npformer.generation.state import Continued
 from npformer.mechanisms import Rotary, SoftCap, Window
 from npformer.taps import listen
@@ -224,9 +226,14 @@ def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(famil
     assert first.state.length == len(known) - 1
     for count, new in ((len(known) - 1, 70), (48, 1), (5, 20)):
         ids = np.concatenate([known[:count], random.integers(2, 300, new)])
-        prompts = Text(ids), Continued(ids, kept=first.state.rows(count))
+        prompts = Text(ids), first.state.continued(ids, count)
+        left_out = family == "gemma2" and count - 40 < 16  # the window of 40 left out 16 rows of the prompt of 70
+        assert isinstance(prompts[1], Continued) is not left_out
         whole, continued = (Stream(writer, each, max_new_tokens=5, logprobs=2) for each in prompts)
-        assert list(whole) == list(continued)
+        expected = list(whole)
+        assert expected == list(continued)
+        with listen(lambda name, array: array):  # a listener hears the whole prompt
+            assert expected == list(Stream(writer, prompts[1], max_new_tokens=5))
         for a, b in zip(whole.likely, continued.likely, strict=True):
             assert np.array_equal(a.scores, b.scores)
         for rows in zip(*(each.state.rows(each.state.length) for each in (whole, continued)), strict=True):
@@ -275,6 +282,20 @@ def test_a_long_prompt_takes_the_memory_of_a_block_beside_its_cache(monkeypatch:
         finally:
             tracemalloc.stop()
     assert peaks[256] < peaks[2048] / 3, peaks
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_layer_with_a_window_keeps_the_keys_that_its_steps_read(beams: int) -> None:
+    """Windows of 40 places, in whole groups of 16 rows, after a prompt of 130 tokens."""
+    writer = model(family="gemma2")
+    settings, projection = (
+        Settings(start_id=START, max_new_tokens=60, num_beams=beams),
+        Projection(**writer.weights["head"]["output"]),
+    )
+    layers = state.PromptState(writer, [PROMPTS[5]], settings, projection).layers
+    room = layers[0].ancestry.room
+    assert [each.keys.shape[-1] for each in layers] == [room - 80, room]
+    assert [each.skipped for each in state.PromptState(writer, PROMPTS, settings, projection).layers] == [0, 0]
 
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
