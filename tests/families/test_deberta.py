@@ -180,8 +180,7 @@ def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
     assert {f"distance_{form}" for form in forms} <= model.weights["layers"][0]["attention"].keys()
 
 
-@pytest.mark.parametrize("few", slow_after(1, [False, True]), ids=["every stage", "few stages"])
-@pytest.mark.parametrize("forms", slow_after(1, [(forms,) for forms in FORMS[1:]]))
+@pytest.mark.parametrize(("few", "forms"), slow_after(1, [*((False, forms) for forms in FORMS[1:]), (True, FORMS[-1])]))
 @pytest.mark.parametrize("mistake", ["distances reversed", "distances without buckets"])
 def test_a_mistake_in_the_distances_is_named(mistake: str, few: bool, forms: tuple[str, ...]) -> None:
     model = tiny.model("deberta-v2", "sequence-classification", mechanisms=(tiny.distances(forms=forms),))

@@ -42,14 +42,16 @@ def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path) -> None:
+def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learner's layer is wrong, and pool is not yet written; attention of layer 0 is right."""
     wrong = "def feed_forward(x, activation, hidden, output):\n    return x"
     unwritten = "def pool(x, weight, bias):\n    raise NotImplementedError"
     folder = written(tmp_path, {"feed_forward": wrong, "pool": unwritten}, PLAIN)
+    pages = []
+    monkeypatch.setattr("npformer.learn.look", lambda folder: pages.append(look(folder)) or pages[-1])
     assert main(["learn", "look", "--folder", str(folder)]) == 0
     assert "yours: I love ice cream" in (folder / "look.html").read_text(encoding="utf-8")
-    yours, right = look(folder).texts
+    yours, right = pages[0].texts
     assert (
         [view.kind for view in yours]
         == [view.kind for view in right]
