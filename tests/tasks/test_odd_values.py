@@ -167,6 +167,21 @@ def read_sources(folder: Path, config: Config) -> None:
     longest_text(folder, config)
 
 
+def with_a_vocabulary(folder: Path) -> None:
+    """Replaces the tokenizer of a folder by its vocabulary."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_odd_added_tokens(tmp_path: Path) -> None:
+    folder, config = tiny.folder(tmp_path / "model", "bert", "masked-lm"), tiny.config("bert", "masked-lm")
+    with_a_vocabulary(folder)
+    for value in JSON:
+        for content in (f'{{"a": {value}}}', value):
+            refused_or_read(folder, "added_tokens.json", content, lambda: read_texts(folder, config))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZER)
 def test_odd_settings_of_a_tokenizer(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -174,15 +189,11 @@ def test_odd_settings_of_a_tokenizer(name: str, folders: dict[str, Path], tmp_pa
     for value in JSON:
         content = with_field(folder, "tokenizer_config.json", name, value)
         refused_or_read(folder, "tokenizer_config.json", content, lambda: read_texts(folder, config))
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.txt").write_text("\n".join(tiny.VOCABULARY), encoding="utf-8")
+    with_a_vocabulary(folder)
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for value in JSON:
             content = with_field(folder, file, name, value)
             refused_or_read(folder, file, content, lambda: read_texts(folder, config))
-    for value in JSON:
-        for content in (f'{{"a": {value}}}', value):
-            refused_or_read(folder, "added_tokens.json", content, lambda: read_texts(folder, config))
     translator = folders["translation"]
     config = npformer.load(translator).config
     for value in JSON:
