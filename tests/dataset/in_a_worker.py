@@ -25,6 +25,14 @@ def slow(seconds: float) -> None:
     TextClassification.answer = answer
 
 
+_machine, _probe = work.machine, work.probe
+
+
+def report_the_truth() -> None:
+    """Ends what `pretend` began."""
+    work.machine, work.probe = _machine, _probe
+
+
 def pretend(name: str, value: str) -> None:
     """Makes this worker report a false `npformer` version or false `bits`."""
     real = work.machine

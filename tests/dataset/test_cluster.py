@@ -12,7 +12,7 @@ import npformer
 from npformer import NpformerError
 from npformer.dataset import cluster, map, work
 from tests.dataset.conftest import files_in
-from tests.dataset.in_a_worker import pretend
+from tests.dataset.in_a_worker import pretend, report_the_truth
 from tests.support import tiny
 from tests.support.cli_runner import run_apart
 
@@ -65,12 +65,11 @@ def test_a_model_in_memory_cannot_be_sent(client, source_of_500, tmp_path):
         )
 
 
-def test_workers_with_another_version_are_refused_and_with_another_blas_reported(classify, source_of_500, tmp_path):
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as made,
-        Client(made) as client,
-    ):
-        first, _ = client.scheduler_info()["workers"]
+def test_workers_with_another_version_are_refused_and_with_another_blas_reported(
+    client, classify, source_of_500, tmp_path
+):
+    first, _ = client.scheduler_info()["workers"]
+    try:
         client.run(pretend, "bits", "0123", workers=[first])
         with pytest.warns(match=rf"the BLAS of {first} adds in another order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
@@ -82,6 +81,8 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
             NpformerError, match=rf"worker {first}: has npformer 0\.0\.1, but this process has {npformer.__version__}"
         ):
             map(classify, source_of_500, tmp_path / "other", column="text", client=client)
+    finally:
+        client.run(report_the_truth)
 
 
 def test_the_command_prints_the_dashboard_and_answers(model, rows, tmp_path):

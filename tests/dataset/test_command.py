@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.support import seq2seq_models
-from tests.support.cli_runner import ENVIRONMENT, command, make_models, run_apart
+from tests.support.cli_runner import ENVIRONMENT, command, make_models, run, run_apart
 
 COMMANDS = {
     "classify": ([], ["label", "score"]),
@@ -47,7 +47,7 @@ def place(tmp_path):
 def test_every_command_answers_the_rows_of_a_dataset(name, models, place):
     options, names = COMMANDS[name]
     given = ("-m", models[name], "--input", "in.parquet", "--column", "text", "--output", "o.parquet", "--limit", "7")
-    assert run_apart(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
+    assert run(name, *given, *options, "--prefix", "p_", cwd=place) == (0, "", "")
     table = pa.parquet.read_table(place / "o.parquet")
     assert table.column_names == ["text", "second", *(f"p_{each}" for each in [*names, "truncated", "error"])]
     assert (len(table), table["p_error"].null_count) == (7, 7)
@@ -56,16 +56,16 @@ def test_every_command_answers_the_rows_of_a_dataset(name, models, place):
 def test_a_finished_output_is_left_and_other_options_are_refused(models, place):
     given = ("-m", models["fill"], "--input", "in.parquet", "--column", "text", "--output", "o.parquet", "--limit", "7")
     for _ in range(2):
-        assert run_apart("fill", *given, "--prefix", "p_", cwd=place) == (0, "", "")
-    code, output, said = run_apart("fill", *given, cwd=place)
+        assert run("fill", *given, "--prefix", "p_", cwd=place) == (0, "", "")
+    code, output, said = run("fill", *given, cwd=place)
     assert (code, output) == (1, "")
     assert "prefix was 'p_', is now ''" in said
 
 
 def test_pairs_are_two_columns(models, place):
     given = ("-m", models["zero-shot"], "--input", "in.parquet", "--column", "text", "--pair-column", "second")
-    assert run_apart("classify", *given, "-o", "o.jsonl", cwd=place) == (0, "", "")
-    pair = run_apart(
+    assert run("classify", *given, "-o", "o.jsonl", cwd=place) == (0, "", "")
+    pair = run(
         "classify", "-m", models["zero-shot"], "--json", "not my [MASK]", "--pair", "she was in Paris", cwd=place
     )
     label = pair[1].partition('"label": ')[2].partition(",")[0]
