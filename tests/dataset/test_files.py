@@ -349,7 +349,7 @@ def test_a_table_without_rows_keeps_its_columns(classify, tmp_path):
 PEAK = """
 import sys, npformer, npformer.dataset
 task = npformer.pipeline("text-classification", sys.argv[1], threads=1)
-npformer.dataset.map(task, *sys.argv[2:], column="text", part_rows=500)
+npformer.dataset.map(task, *sys.argv[2:], column="text", part_rows=100)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -362,7 +362,7 @@ def test_memory_does_not_grow_with_the_rows(sink, model, tmp_path):
     for count in (10, 40):
         with pa.parquet.ParquetWriter(tmp_path / f"{count}.parquet", schema, compression="none") as writer:
             for _ in range(count):
-                writer.write_table(pa.table([["ice"] * 500, [os.urandom(8000) for _ in range(500)]], schema=schema))
+                writer.write_table(pa.table([["ice"] * 100, [os.urandom(40_000) for _ in range(100)]], schema=schema))
         (tmp_path / f"{count}").mkdir()
         command = [sys.executable, "-c", PEAK, model, tmp_path / f"{count}.parquet", tmp_path / f"{count}" / sink]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
