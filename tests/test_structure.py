@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -235,6 +236,21 @@ def test_exported_names_are_imported_from_where_type_checkers_see_them() -> None
     stubs = {"pipeline": "npformer.tasks.typed_pipeline"}
     assert found | stubs == seen
     assert sorted([*found, "golden", "learn", "training", "view"]) == sorted(npformer.__all__)
+
+
+@pytest.mark.parametrize("package", [npformer.blocks, npformer.mechanisms])
+def test_names_of_a_package_are_imported_from_where_type_checkers_see_them(package: Any) -> None:
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in typed.body if isinstance(node, ast.ImportFrom)]
+    seen = {each.name: node.module for node in imports for each in node.names}
+    names = package._FILES.items()
+    assert seen == {name: f"{package.__name__}.{file}" for file, some in names for name in some.split()}
+    assert sorted(seen) == package.__all__
+    assert {getattr(package, name).__module__ for name in seen} == {*seen.values()}
+    assert set(seen) <= set(dir(package))
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = package.Nothing
 
 
 def test_no_module_has_a_public_name() -> None:

@@ -28,4 +28,4 @@ _FILES = {
     "output_norm": "Normed",
     "rows": "Rows",
 }
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__, __dir__ = lazy_names(__name__, _FILES)

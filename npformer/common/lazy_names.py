@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package. files: file -> the public names that it defines, separated by spaces.
+def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package. files: file -> the public names that it defines, with spaces.
 
     A model thus starts without the mechanisms and blocks of other models. PEP 562.
     """
@@ -22,4 +22,7 @@ def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)
         return value
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *file_of})
+
+    return __getattr__, __dir__

@@ -49,4 +49,4 @@ _FILES = {
     "soft_cap": "SoftCap",
     "window": "Window",
 }
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__, __dir__ = lazy_names(__name__, _FILES)
