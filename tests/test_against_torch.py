@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -166,6 +167,32 @@ RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base", "llama-base", "g
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")
 
 
+class Planted(NamedTuple):
+    """A case in which mistakes are planted: a port without rules that runs on it, and its float32 stages."""
+
+    run: Forward
+    port: Port
+    right: dict[str, list[np.ndarray]]
+    torch32: dict[str, np.ndarray]
+    truth: dict[str, np.ndarray]
+    errors: dict[str, float]
+
+
+@cache
+def planted_in(case: str) -> Planted:
+    model, given = load(torch_values.DATA / case, "float32"), torch_values.inputs(case)
+    token_type_ids = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
+    mask = given["attention_mask"].astype(bool)
+    positions = model.config.positions
+    texts = unpadded(given["input_ids"], mask, token_type_ids, model.config.uncounted, positions.skips_masked)
+    weights, names = flatten(dict(model.weights)), tuple(stages.names(model.config))
+    torch32, truth = torch_values.stages(case, "float32"), torch_values.stages(case, "float64")
+    lengths, run = tuple(map(len, texts)), Forward({}, weights)
+    stage = "logits" if "logits" in truth else ""
+    port = Port(model.config, weights, texts, stage, [], frozenset(names), max(lengths), lengths, known=names)
+    return Planted(run, port, run(port, dtype=np.float32), torch32, truth, torch_values.errors(case))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
@@ -175,18 +202,8 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):
-        model, given = load(torch_values.DATA / case, "float32"), torch_values.inputs(case)
-        token_type_ids = given.get("token_type_ids", np.zeros_like(given["input_ids"]))
-        mask = given["attention_mask"].astype(bool)
-        positions = model.config.positions
-        texts = unpadded(given["input_ids"], mask, token_type_ids, model.config.uncounted, positions.skips_masked)
-        weights, names = flatten(dict(model.weights)), tuple(stages.names(model.config))
-        torch32, truth = torch_values.stages(case, "float32"), torch_values.stages(case, "float64")
-        errors, lengths, run = torch_values.errors(case), tuple(map(len, texts)), Forward({}, weights)
-        stage = "logits" if "logits" in truth else ""
-        port = Port(model.config, weights, texts, stage, [], frozenset(names), max(lengths), lengths, known=names)
-        right = run(port, dtype=np.float32)
-        for _, wrong in mistake.ways(port) if mistake in of_model(model.config) else ():
+        run, port, right, torch32, truth, errors = planted_in(case)
+        for _, wrong in mistake.ways(port) if mistake in of_model(port.config) else ():
             found = run(wrong, dtype=np.float32)
             if any(not np.array_equal(flat(found[name]), flat(right[name])) for name in truth):
                 over = torch_values.over_budget
