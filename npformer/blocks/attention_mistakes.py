@@ -304,7 +304,7 @@ MISTAKES = (
     ),
     Mistake(
         "fused query, key and value split wrongly",
-        "the joint weight of query, key and value must be split in the way in which it was joined",
+        "the joint weight of query, key and value must be split the way it was joined",
         _fused,
         of_weights=True,
     ),

@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", metavar="FILE", help="their translations, one per line")
     parser.add_argument("--text", metavar="FILE", help="a file read as one text, for a causal language model")
     parser.add_argument(
-        "--stride", type=whole, metavar="N", help="with --text: tokens between windows (default: half a window)"
+        "--stride",
+        type=whole,
+        metavar="N",
+        help="with --text: tokens from one start of a window to the next (default: half a window)",
     )
     parser.add_argument("-b", "--beams", type=whole, metavar="N", help="search with N beams (default: the model's)")
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")

@@ -125,7 +125,7 @@ class Disentangled(Mechanism):
         return {"table": d_table}
 
     def _layers(self, projections: Mapping[str, Linear]) -> dict[str, str]:
-        """Form -> the name of its projection, which is that of query or key if distances have none of their own."""
+        """Form -> the name of its projection: distance_query or distance_key if the layer has it, else query or key."""
         own = {form: f"distance_{form}" for form in self.forms}
         return {form: name if name in projections else form for form, name in own.items()}
 

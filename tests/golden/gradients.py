@@ -38,7 +38,7 @@ def texts(config: Config) -> list[Text]:
 
 
 def targets(config: Config) -> list[Any]:
-    """The target of each text; for multiple choice, of each pair of texts."""
+    """The target of each text, or of each pair of texts for multiple choice."""
     random = np.random.default_rng(2)
     if config.head == "question-answering":
         return [tuple(sorted(random.integers(0, n, 2))) for n in LENGTHS]

@@ -133,7 +133,7 @@ def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
 
 
 def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
-    """A single row is a product of a matrix and a vector then, which reads a weight once without copying it."""
+    """A single row then uses BLAS's matrix-vector routine, which reads the weight once and does not copy it."""
 
     def counts() -> list[int]:
         return [kernel(np.dtype("float32")).rows(rows) for rows in range(1, 60)]

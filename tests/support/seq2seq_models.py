@@ -24,7 +24,7 @@ MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 @cache
 def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
-    """A Marian or BART of the golden values, its weights by Hugging Face's names."""
+    """The Marian or BART model of a golden case, with the weights that were drawn for Hugging Face's names."""
     config = read_config(cases.model_config(case))
     flat = {}
     for ours, each in drawn(config).items():

@@ -278,7 +278,7 @@ MISTAKES = (
     Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
     Mistake(
         SINUSOIDS,
-        "the paper's table alternates sines and cosines, Marian's has all sines first",
+        "the paper's table alternates sines and cosines; Marian's has all sines first",
         other_sinusoids,
     ),
     Mistake(FORMULA, "the angle of position p in columns i is p / 10000^(i / n), for n = D / 2 pairs", other_angles),

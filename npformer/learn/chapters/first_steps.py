@@ -31,7 +31,7 @@ EMBEDDINGS = Exercise(
     (
         "An array can be indexed with an array of integers: table[ids] has a row for each id.",
         "The positions of the tokens are start, start + 1, ... Make them with np.arange.",
-        "Look up the rows of both tables, the one with ids and the other with the positions, and add them.",
+        "Index the token table with the ids and the position table with the positions, and add the two results.",
     ),
     ("npformer.embeddings:embeddings", "npformer.functions:embedding"),
     (

@@ -126,7 +126,7 @@ SOFTMAX = Exercise(
         Slip("base 2", "This is 2^x over its sum. Softmax has e^x.", lambda x: softmax(x * math.log(2))),
         Slip(
             "x divided by its sum",
-            "x is divided by its sum. exp(x) is divided by the sum of exp(x).",
+            "x is divided by its sum. It should be exp(x), divided by the sum of exp(x).",
             lambda x: x / x.sum(-1, keepdims=True),
         ),
         Slip("sigmoid", "This is 1 / (1 + exp(-x)), the sigmoid.", lambda x: 1 / (1 + np.exp(-x))),
