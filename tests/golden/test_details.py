@@ -11,6 +11,7 @@ from npformer import golden, trace
 from npformer.checkpoint import flatten
 from npformer.common.mistake import Mistake
 from npformer.golden.diagnosis import Diagnosis, Fit, together
+from npformer.golden.mistakes.clipped import clipped
 from npformer.golden.port import Port
 from npformer.golden.weights import check_weights
 from npformer.mechanisms import Window
@@ -109,3 +110,12 @@ def test_local_layers_may_differ_by_their_rotation_alone() -> None:
     said = golden.diagnose(golden.record(model, texts), {f"0/{name}": stages[name] for name in stages}, model)
     assert said.stage == "layers.3.attention.query_rotated"
     assert "other layers are local" in said.causes
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "way"), [(-1, 9, "to at least -1"), (-9, 2, "to at most 2"), (-1, 2, "from -1 to 2")]
+)
+def test_equal_extremes_show_where_a_stage_is_clipped(low: float, high: float, way: str) -> None:
+    values = np.arange(-4.0, 5.0).clip(low, high)
+    port = Port(tiny.model("bert").config, {}, [], "pooler", [values], frozenset({"pooler"}), 0, ())
+    assert next(clipped(port))[0] == way
