@@ -20,7 +20,7 @@ SHARD = 1024  # tokens
 PIECE = (
     16  # tokens per core of a single text, from which a trial decides whether threads share its rows or its products
 )
-LONG = 96  # tokens per core from which the first guess of that trial is to share rows
+LONG = 96  # tokens per core of a single text from which the first guess is that threads share its rows
 SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
 
 
@@ -100,7 +100,7 @@ class Batch:
         ]
 
     def between(self, first: int, end: int) -> Batch:
-        """The rows from first to end - 1 of a single text, of which a head reads the last."""
+        """The rows from first to end - 1 of a single text. A head reads the last of these rows."""
         return self._with(itemgetter(slice(first, end)), np.array([end - first]), np.array([end - first - 1]))
 
     def shifted(self, start: int) -> Batch:
@@ -213,7 +213,7 @@ def group_by_length(lengths: Sequence[tuple[int, ...]], count: int) -> list[list
 
 
 def equal_runs(lengths: np.ndarray, source_lengths: np.ndarray) -> Iterator[tuple[slice, slice, int]]:
-    """Groups adjacent texts of equal length. Yields their rows, the rows of their sources, and their number."""
+    """Groups adjacent texts of equal length. Yields their rows, the rows of their sources, and the number of texts."""
     pairs = list(zip(lengths.tolist(), source_lengths.tolist(), strict=True))
     first = row = source_row = 0
     for i in range(1, len(pairs) + 1):

@@ -19,7 +19,7 @@ PANEL = 64  # columns of a panel of a weight: four vectors of sixteen floats
 
 
 def kernel(dtype: np.dtype) -> Kernel:
-    """The `Kernel` for products of float32 or float64, which the first product creates."""
+    """The `Kernel` for products of this dtype, float32 or float64. The first product creates it."""
     return _kernels(dtype)[plain_products()]
 
 
@@ -203,7 +203,7 @@ def in_margins(b: np.ndarray, margin: int, scale: float = 1.0, spare: int = 0) -
 
 
 def with_margins(b: np.ndarray) -> np.ndarray:
-    """The whole product with margins if b is a slice of one that `column_products` returned, else b."""
+    """If b is a slice that `column_products` returned, returns the whole product with its margins, else b."""
     whole = b.base
     if isinstance(whole, np.ndarray) and whole.shape[:-1] == b.shape[:-1] and whole.strides == b.strides:
         return whole

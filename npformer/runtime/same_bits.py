@@ -79,8 +79,7 @@ class Kernel:
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019 - one kernel per dtype lives as long as the process
     def edges(self, columns: int) -> list[slice]:
-        """The edge columns of a product, whose bits differ from those of the same rows in a product of `_reference`
-        rows.
+        """The edge columns of a product: there, the bits of a row differ from those in a product of `_reference` rows.
 
         columns: width of the product, a multiple of VECTOR.
         """

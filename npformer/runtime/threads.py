@@ -171,7 +171,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Inside, products have reproducible bits. With `plain`, they skip the steps for that."""
+    """Inside, products have reproducible bits, or with `plain` skip the steps that ensure them."""
     before = plain_products()
     _local.plain = plain
     try:
@@ -202,7 +202,7 @@ def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int,
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Calls work(slice) for slices that cover range(count), on one thread each. A trial finds their best number."""
+    """Calls work(slice) for slices that cover range(count), on one thread each. A trial finds the number of slices."""
     counts, first = part_counts(nanoseconds, count)
     if len(counts) == 1:
         work(slice(0, count))

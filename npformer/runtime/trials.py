@@ -15,7 +15,7 @@ Way = TypeVar("Way")
 Result = TypeVar("Result")
 
 TURNS = 5  # runs of each way in a trial; the median tolerates two slow ones
-GAIN = 0.95  # a way replaces the current one if it takes at most this fraction of its time, so that noise has no effect
+GAIN = 0.95  # a way replaces the current one only if it takes at most this fraction of its time, because of noise
 SHARE = 0.01  # maximum fraction of all time that trials may lose on slower ways
 PATIENCE = 0.05  # seconds of work before a trial, so that a process for a single sentence does not begin one
 

@@ -187,7 +187,7 @@ def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, sl
 
 
 def in_order(weight: np.ndarray) -> np.ndarray:
-    """Makes a weight contiguous if a small product may use it, because small kernels add other layouts differently."""
+    """Makes a weight contiguous if a small product may use it: in other layouts, small kernels add in another order."""
     return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
 
 
@@ -283,7 +283,7 @@ def _may_have_panels(dtype: np.dtype, inner: int, columns: int) -> bool:
 
 
 def _panels(weight: np.ndarray, rows: int) -> Panels | None:
-    """The panels of a weight that is used repeatedly, made if `panels_pay` for this number of rows. 0: many rows."""
+    """The panels of a weight that is used repeatedly, made if `panels_pay(rows)`. rows: 0 means many rows."""
     return _laid_out([weight], "panels", lambda: Panels(weight) if rows and panels_pay(power(rows)) else None)
 
 
