@@ -125,7 +125,7 @@ class PieceOrder(NamedTuple):
     first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file: role or name, and score
     dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
     last: tuple[str, ...] = ()  # pieces after those of the file
-    sentinels: bool = False  # ends with <extra_id_99> to <extra_id_0>, or as many as tokenizer_config.json has
+    sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>, or as many as in tokenizer_config.json
 
 
 AS_IN_THE_FILE = PieceOrder()

@@ -59,7 +59,7 @@ class EncoderTable(Family):
     usual_activation: str = "gelu"  # default of that field
     eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
     token_types: str = ""  # field of config.json with the number of token types; "" means no token type table
-    padding: str = ""  # field of config.json with the padding token, if positions begin with the next row; else ""
+    padding: str = ""  # field of config.json with the padding token if positions begin after its id; else ""
     layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means none
     group_layers: str = ""  # field of config.json with the layers per group; module names then have two `*`
     always_projected: bool = False  # project tables even if they are as wide as the layers
@@ -68,14 +68,14 @@ class EncoderTable(Family):
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
     in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
-    settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED, which are also written
+    settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED that are also written
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
     twins: Mapping[str, str] = field(default_factory=dict)  # parameter -> its second name in a file
     lacking: frozenset[str] = frozenset()  # optional groups of the base model
     buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
     dropped: tuple[str, ...] = ()  # stages with dropout in training; `Parts.dropped` if empty
-    read: Mapping[str, str] = field(default_factory=dict)  # head -> stages that the head reads, which also have dropout
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> their dropout rate, if it differs
+    read: Mapping[str, str] = field(default_factory=dict)  # head -> stages with dropout that the head reads
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> dropout rate of stages in `read`, if other
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Whether attention is causal. A next-token head requires `is_decoder`; a base model may set it."""
+        """Whether attention is causal. A next-token head requires `is_decoder`. A base model may have it or not."""
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
