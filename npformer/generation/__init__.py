@@ -131,7 +131,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
 
 
 class Stream:
-    """A text while it is generated. Iterating over it, which is possible once, generates it token by token.
+    """A text while it is generated. Iterating over it generates it token by token, and is possible only once.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class Stream:
     Attributes
     ----------
     ids : list of the tokens so far
-    likely : list of `Best`, (1, 1 + logprobs) each: a token and the most likely tokens in its place, with `logprobs`
+    likely : with the setting logprobs, list of `Best`, (1, 1 + logprobs) each: a token and the most likely ones there
 
     Raises
     ------
@@ -207,7 +207,7 @@ def _kind(model: BaseModel) -> type[State]:
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
     """Settings -> the indices of the texts with these settings.
 
-    They differ if lengths depend on the number of tokens `before` each text. Sampling without a seed gets a random
+    Settings differ if lengths depend on the number of tokens `before` each text. Sampling without a seed gets a random
     seed.
     """
     seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()

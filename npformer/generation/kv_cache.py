@@ -94,7 +94,7 @@ class BeamAncestry:
         return self._hidden[width, hiding]
 
     def added(self, width: int, mechanisms: Sequence[Mechanism], n_heads: int) -> Terms:
-        """The terms (B, H, 1, width) that mechanisms add to the scores of the newest row with the first columns."""
+        """The terms (B, H, 1, width) that mechanisms add to the scores of the newest row, for the first columns."""
         some = tuple(each for each in mechanisms if type(each).add is not Mechanism.add)
         if some and (width, some) not in self._added:
             self._added[width, some] = terms_of(some, *self._places(width), n_heads)
@@ -208,7 +208,7 @@ class SelfAttentionCache:
         return found[0], found[1]
 
     def has_rows(self, count: int) -> bool:
-        """Whether all rows are stored that the rows after the first `count` read."""
+        """Whether the cache has every row that the rows after the first `count` read."""
         return self.reach is None or not self.skipped or count - self.reach >= self.skipped
 
     def _make_room(self, like: np.ndarray) -> None:

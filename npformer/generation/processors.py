@@ -18,8 +18,7 @@ TOP_H = 100  # number of most likely tokens among which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds each bias in float32 to the score of its sequence's last token, if the row ends with the tokens before
-    it."""
+    """Adds the bias of each sequence (float32) to the score of its last token, if the row ends with its other tokens."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)
@@ -48,7 +47,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 
 
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
-    """Bans the last token of each word of several tokens, if the row ends with the tokens before it."""
+    """For each word of several tokens, bans its last token if the row ends with its other tokens."""
     for *start, last in words:
         scores[_ends_with(ids, start), last] = -np.inf
 
@@ -80,7 +79,7 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether a score can change to a value other than -inf: then it matters whether normalization comes first."""
+        """Whether a score can change to a value other than -inf. If so, it matters when scores are normalized."""
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 
@@ -177,7 +176,7 @@ def below_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
 
 
 def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
-    """Masks all tokens except those with a total probability of `mass` and -log p nearest to the entropy.
+    """Masks all tokens except those with -log p nearest to the entropy, up to a total probability of `mass`.
 
     Meister et al., 2023: typical sampling.
     """

@@ -170,11 +170,11 @@ NAMES = (
 
 
 def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], prompt: int | None = None) -> Settings:
-    """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults. None: not given.
+    """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults.
 
-    prompt: number of tokens before the first generated token, such as the start token of a translation; None: not known
-    yet, at least one. The older names max_length and min_length, which include these tokens, are accepted. As in
-    Transformers, a minimum above the maximum is kept.
+    A given None counts as not given. prompt: number of tokens before the first generated token, such as the start token
+    of a translation. It is None if the number is not known yet; there is at least one. The older names max_length and
+    min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
     """
     known, prompt = prompt is not None, prompt or 1
     of_texts: Decoder | Config = config.decoder or config

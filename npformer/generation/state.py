@@ -109,7 +109,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Continued(Text):
-    """A prompt with the keys and values of some of its first rows, but not all, from `PromptState.rows`."""
+    """A prompt with the keys and values of its first rows, but not of all rows, from `PromptState.rows`."""
 
     kept: KeptRows = ()
 
@@ -281,6 +281,6 @@ def _in_blocks(model: BaseModel, prompt: Text, kept: KeptRows = ()) -> Read:
 
 
 def _block(model: BaseModel, prompt: Text) -> int:
-    """The number of rows of a prompt to read in one pass: all, if keys depend on the length, or for a listener."""
+    """The number of rows of a prompt to read in one pass: all if keys depend on the length or a listener is open."""
     by_length = any(each.same_until(1) is not None for each in parts_of(model.config).stack.mechanisms)
     return len(prompt) if by_length or listening() else BLOCK
