@@ -99,7 +99,7 @@ class At:
 
     @property
     def source(self) -> np.ndarray:
-        """The stage from which this one is computed; for a head that classifies whole texts, the row that it reads."""
+        """The array from which the stage is computed. For a head that classifies whole texts, it is a single row."""
         array = self(self._run.parents[self.name][0])
         of_texts = self.config.head in POOLED_HEADS
         pools = self.name in ("pooler", "pooled") or (self.name == "logits" and of_texts)
@@ -137,7 +137,7 @@ class At:
 
     @property
     def read_text(self) -> Text:
-        """The text that the stage is computed from: a source for the encoder of a translation model."""
+        """The text from which the stage is computed. For the encoder of a translation model, it is the source."""
         port = self._run.port
         return (port.sources if port.sources and self.stack == "encoder." else port.texts)[self.text]
 
@@ -232,7 +232,7 @@ class At:
 
     @property
     def of_each_head(self) -> At:
-        """For the norm of each head of queries or keys: its source in heads (T, H, K), and its weight."""
+        """The same stage, for norms of heads of queries or keys: `source` is then split into heads, (T, H, K)."""
         return _HeadAt(self._run, self._row, self.name)
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class At:
         return y if bias is None else y + bias
 
     def affine(self, z: np.ndarray, norm: str = "") -> np.ndarray:
-        """Applies a norm's weight and bias to normalized rows z; by default, those of the stage's own norm."""
+        """Applies the weight and bias of a norm, by default the stage's own norm, to normalized rows z."""
         weight, bias = (self.weight(norm or self.name, part) for part in ("weight", "bias"))
         assert weight is not None
         return self.norm.affine(z, weight, bias)

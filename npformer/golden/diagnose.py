@@ -35,7 +35,7 @@ from npformer.golden.record import weights_sha256
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
 
-CANDIDATES = 8  # how many of the closest mistakes have their rounding error measured
+CANDIDATES = 8  # number of closest mistakes for which the rounding error is measured
 DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
 HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
@@ -43,7 +43,7 @@ TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
 LATER = 4  # diverging stages after a fault that are used to choose between two causes
 
-RELATIONS = general.MISTAKES  # names that say the least, so tried last at each stage
+RELATIONS = general.MISTAKES  # the least specific mistakes, tried last at each stage
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}
 Progress = Callable[[str], object]
 
@@ -175,9 +175,9 @@ class _Case:
         return replace(first, then=found[1:], weights=self.findings)
 
     def deciding(self, stage: str, later: list[str]) -> list[str]:
-        """Returns the stages that choose between causes: later ones, those of the same block, and those of its kind.
+        """Returns the stages that decide between causes: later stages, and stages of the same block or the same name.
 
-        A cause for all layers is wrong if it would change the same stage of a layer that is right.
+        For example, a cause in all layers is wrong if it would change the stage in a layer where the stage is correct.
         """
         block, kind = block_of(stage), parted(stage)[2]
         like = [name for name in self.given if block and (block_of(name) == block or parted(name)[2] == kind)]
@@ -268,8 +268,8 @@ class _Case:
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Returns whether a cause would change a correct stage, or only undoes an earlier cause.
 
-        Precision is never refuted, and rules for this stage only by its children: a port may make the mistake in one
-        place only.
+        A mistake in precision is never refuted. A rule for this stage is refuted only by the stages computed from it,
+        because a port may make the mistake in this stage alone.
         """
         if self.takes_back(wrong, base):
             return True
@@ -283,9 +283,10 @@ class _Case:
             self.texts = before
 
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
-        """Returns the stages that a cause must explain, too: of the same block, or of all layers below a head.
+        """Returns the other stages that a cause must explain: the rest of the block, or all layers below a head.
 
-        A cause with a rule for the stage and others for its children, or for single stages, must explain these, too.
+        If a cause has a rule for the stage, these are only the stages for which it has further rules: stages that are
+        computed from this one, and single stages.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -339,7 +340,7 @@ class _Case:
             yield tuple(map(made_in_rows, self.mistakes)), port, self.texts
 
     def unpadded(self, port: Port) -> list[int]:
-        """Returns the compared texts without padding; all of them if the port masks its padding."""
+        """Returns the compared texts that have no padding, or all of them if the port masks its padding."""
         return [i for i in self.texts if port.hides or not port.is_padded(i)]
 
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
@@ -429,7 +430,7 @@ class _Case:
         return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """Returns the error budget of a stage with a mistake, which may have larger values than the correct stage."""
+        """Returns the error budget of a stage with a mistake. Its values may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
 

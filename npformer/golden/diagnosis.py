@@ -13,8 +13,8 @@ from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
-FARTHER = 4.0  # a cause that leaves more than ROUNDED, and this many times as much as another one, does not fit
-SAME = 1e-4  # relative tolerance within which the distances of two ways count as equal: they give the same values
+FARTHER = 4.0  # a cause does not fit if it leaves more than ROUNDED, and this many times as much as another cause
+SAME = 1e-4  # two ways give the same values if their distances differ by at most this fraction
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,6 @@ class Diagnosis:
 
 
 def _of_any_layer(diagnosis: Diagnosis) -> str:
-    """Describes the cause without numbers of layers; a diagnosis without a certain cause has its stage's name."""
+    """Describes the cause without numbers of layers, or names the stage if no cause is certain."""
     certain = [fit for fit in diagnosis.fits if fit.certain]
     return re.sub(r"layers\.\d+", "layers.*", str(certain[0])) if certain else diagnosis.stage

@@ -20,7 +20,7 @@ ENDS = (".weight", ".bias", "_weight", "_bias")  # torch's attention has in_proj
 def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Splits fused arrays into query, key and value; returns all arrays, and `names` without the fused entries.
 
-    Each is recognised by its name, or by one in the map, such as {"my.0.proj": "layers.0.attention.qkv"}. An output is
+    A fused array is recognised by its name, or by an entry like {"my.0.proj": "layers.0.attention.qkv"}. An output is
     split along its last axis, a weight (3D, D) or (D, 3D) along its longer axis, in the order of the family's files.
     """
     known, found = fused_layers(config), dict[str, Any]()

@@ -1,7 +1,7 @@
 """The graph of a model's stages: for each stage, the stages from which it is computed.
 
-A model with a decoder has two stacks. Their stages begin with the stack's name, "encoder." or "decoder.", and all of a
-decoder's layers attend twice, to themselves and to the encoder's output.
+A model with a decoder has two stacks. The names of their stages begin with the name of the stack, "encoder." or
+"decoder.". Each layer of the decoder has two attentions: self-attention, and attention to the encoder's output.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def head_width(config: Config, stack: str) -> int:
 def parents(config: Config, weights: Iterable[str]) -> Parents:
     """Returns each stage of a model with these weights -> the stages it is computed from, in firing order.
 
-    The first stages of a layer have the parent `layers.*.input`. Its own parent is the stage that the layer reads.
+    The first stages of a layer have the parent `layers.*.input`. The parent of that input is the stage that the layer
+    reads.
     """
     of: Parents = {}
     for stage in of_weights(config, frozenset(weights)).values():

@@ -218,7 +218,7 @@ class Port:
 
     @property
     def factors(self) -> dict[str, Callable[[int], float]]:
-        """Named factors, functions of a text, of the sizes that are not 1 in every text."""
+        """Factors by name, such as "sqrt(K)", made of sizes that are not all 1. Each is a function of a text."""
 
         def of(size: str, form: str) -> Callable[[int], float]:
             return lambda text: FORMS[form](self.sizes(text)[size])

@@ -70,7 +70,7 @@ def annotation(level: str, title: str, message: str) -> str:
 
 
 def row(verdict: Verdict, width: int, columns: int = 80) -> str:
-    """Returns a verdict as a table row, with a long reason on lines below; width: of the column of names."""
+    """Returns a verdict as a table row, with a long reason on the lines below. width: width of the column of names."""
     reason = _printable(verdict.why)
     if verdict.ok:
         return f"{verdict.case:<{width}}  {verdict.kind} ({reason})"

@@ -85,7 +85,7 @@ def narrowed(config: Config, reach: int) -> Config:
 
 
 def _more(family: Family) -> dict[str, Any]:
-    """Returns sizes that only some families have. A decoder's heads and width of the FFN differ from the encoder's."""
+    """Returns sizes that only some families have. A decoder has another number of heads and another FFN width."""
     if isinstance(family, EncoderTable):
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,

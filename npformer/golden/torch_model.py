@@ -102,7 +102,10 @@ def _reads_last(golden: Golden) -> bool:
 
 
 def _takes_no_batch(golden: Golden) -> bool:
-    """Returns whether texts must run singly: the head cannot find padding, or BART's cannot batch end tokens."""
+    """Returns whether texts must run one by one, because the head cannot find padding, or is that of a BART classifier.
+
+    BART's classifier does not accept a batch of texts with different numbers of end tokens.
+    """
     config = golden.config
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
 

@@ -1,4 +1,4 @@
-"""Known mistakes made in unusual places: in only one of several stages, or after a stage and before it is read.
+"""Known mistakes made in unusual places: in only one of several stages, or between exporting a stage and reading it.
 
 A rule for "*norm" changes every norm on the way to a stage, but a port may have the mistake in only one of them. And a
 port may export a stage before it makes the mistake.

@@ -76,7 +76,7 @@ def pooler_activation(port: Port) -> Ways:
 
 
 def not_normalized(port: Port) -> Ways:
-    """The head reads the last layer's rows before their norm. A port may export the normalized rows and not these."""
+    """The head reads the last layer's rows before their norm. A port may export only the rows after the norm."""
     norm = f"{port.stack}norm"
     if norm in port.given and norm in port.known and parents_of(port) == [norm]:
         graph = parents(port.config, port.weights)

@@ -251,7 +251,7 @@ def some_columns(port: Port) -> Ways:
 
 
 def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each column the correct one nearest to it; None if no column is the nearest of several."""
+    """Returns for each column the nearest correct column; None if no correct column is the nearest to several."""
     if theirs.shape != right.shape or not 1 < theirs.shape[1] <= MOST_COLUMNS:
         return None
     order = nearest(theirs.T, right.T)

@@ -38,8 +38,8 @@ def held(kind: str, array: np.ndarray) -> bool:
 def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
     """Rounds to the steps of an integer type, and converts back.
 
-    axis: the axis that shares one scale, None for the whole array. symmetric: the step that the largest absolute value
-    maps to, with 0 at step 0; 0 for steps from the smallest to the largest value.
+    axis: the axis that shares one scale, None for the whole array. symmetric: the step to which the largest absolute
+    value maps, with 0 at step 0. If symmetric is 0, the steps range from the smallest to the largest value.
     """
     low, high = array.min(axis=axis, keepdims=True), array.max(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
@@ -230,7 +230,7 @@ def integers(port: Port) -> Ways:
 
 
 def other_scales(port: Port) -> Ways:
-    """One weight of a layer, in every layer, or all square weights."""
+    """Converts one weight of each layer, or all square weights, back with the scales of the wrong axis."""
     own = dict.fromkeys(f"{parted(group)[2]}.weight" for group in port.groups)
     alike = {rest: [name for name in port.weights if parted(name)[2] == rest] for rest in own}
     for way, rounding in MISSCALED.items():

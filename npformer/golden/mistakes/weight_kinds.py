@@ -1,4 +1,4 @@
-"""Kinds of mistakes in weights, derived from the model's own: from another place, in another order, or rounded."""
+"""Mistakes in weights, made from the correct weights: weights of another place, in another order, or rounded."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def one_rounded(port: Port) -> Ways:
 
 
 def one_stage_rounded(port: Port) -> Ways:
-    """Only one inner stage is rounded to 16 bits, the product of queries and keys, or the whole softmax."""
+    """Only one part is rounded to 16 bits: an inner stage, the product of queries and keys, or the whole softmax."""
     if any(name.endswith("attention.weights") for name in port.span) and not is_single(port):
         yield "float16, the softmax", {"*.attention.weights": _softmax_in_half}
         yield "float16, the softmax with sums in float32", {"*.attention.weights": _softmax_of_half}
