@@ -160,7 +160,7 @@ def leave_one_out(
 
 
 def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Joins punctuation with the word before it, except opening brackets and quotes, with the space between."""
+    """Joins punctuation, except opening brackets and quotes, with the word before it and the space between them."""
     joined: list[Span] = []
     for first, end in spans:
         kind = unicodedata.category(text[first])

@@ -16,7 +16,7 @@ where it was written:
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
 and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
-forward. In a decoder's layer (BART), cross-attention comes between the two and is split like attention; its heads
+forward. In a decoder's layer (BART), cross-attention precedes the FFN and is split like attention; its heads
 include everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is split by the rows
 of the embeddings that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
 through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. The parts add up to the

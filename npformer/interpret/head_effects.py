@@ -21,8 +21,8 @@ class HeadEffects:
 
     `before` is the answer's probability. `changes` (attentions, heads) has its change without each head, or NaN if the
     head does not exist or was not ablated. `outcomes` has the answers without each head and their probabilities, the
-    most probable first, or () instead of NaN. `whole` has the answers with all heads. A translation keeps its words,
-    and its probability is the mean over them.
+    most probable first, or () where `changes` is NaN. `whole` has the answers with all heads. A translation keeps its
+    words, and its probability is the mean over them.
     """
 
     answer: str

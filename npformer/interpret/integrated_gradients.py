@@ -181,7 +181,7 @@ def _embeddings(stages: Stages, inputs: Inputs) -> np.ndarray:
 
 
 def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """rows . gradient of each token, summed over encoder and decoder, which reads it one position later."""
+    """rows . gradient of each token, summed over both stacks. The decoder reads a token one position later."""
     scores = np.einsum("...d,...d->...", rows, gradient, dtype=np.float64)
     if scores.ndim == 1:
         return scores
@@ -243,7 +243,7 @@ def integrated(
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
-    """The gradients of several copies of a text, each like `way`, in float64 for their sum."""
+    """The gradients of several copies of a text, each like `way`, in float64 because they are added up."""
     apart = found.gradient.reshape(*way.shape[:-2], -1, *way.shape[-2:])  # (copies, L, D), or (2, copies, L, D)
     return np.moveaxis(apart, -3, 0).astype(np.float64)
 

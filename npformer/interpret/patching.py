@@ -1,7 +1,7 @@
 """Measures the effect of parts of a forward on a metric, by ablating heads or patching stages from another run.
 
 `metric.py` defines metrics. `ablate_heads` and `patch` run a copy of the text for each part (`copies.py`);
-`attribution_patching` estimates what `patch` measures from the gradients of one run.
+`attribution_patching` estimates the results of `patch` by the gradients of one run.
 """
 
 from __future__ import annotations

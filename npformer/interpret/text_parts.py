@@ -83,7 +83,7 @@ class TextParts:
 
 @lru_cache(maxsize=1 << 12)
 def _kinds(name: str) -> tuple[bool, bool, bool]:
-    """Returns whether a stage's name is in `RUNS`, ends as those in `OF_SOURCE`, and is in `OF_EITHER`."""
+    """Returns three booleans: whether a name is in `RUNS`, ends like a name in `OF_SOURCE`, is in `OF_EITHER`."""
     return name.rpartition(".")[2] in RUNS, name.endswith(OF_SOURCE), name in OF_EITHER
 
 
