@@ -69,8 +69,8 @@ def convert(
         layout of Hugging Face
     dtype : stored dtype, "float16", "float32" or "float64"; unless given, the dtype of each tensor is unchanged
     limits : Limits on the size of src
-    keep : "bfloat16", "float16" or "int8", to store the weights as `load(..., keep=keep)` keeps them in memory. It
-        can then map the file. Only with to="npformer", and without dtype.
+    keep : "bfloat16", "float16" or "int8", to store the weights as `load(..., keep=keep)` keeps them in memory, so
+        that it can map the file. Only with to="npformer", and without dtype.
 
     Returns
     -------

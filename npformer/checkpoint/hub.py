@@ -1,7 +1,7 @@
-"""Downloads models from the Hugging Face hub with huggingface_hub, which provides cache, login, progress and retries.
+"""Downloads models from the Hugging Face hub. huggingface_hub provides cache, locks, login, progress and retries.
 
-`download` returns a local folder for `read.py`. A model in the cache is found without importing huggingface_hub, which
-itself locks the cache. `loading.py` decides whether a name is a hub id.
+`download` returns a local folder for `read.py`. A model in the cache is found without importing huggingface_hub's
+client. `loading.py` decides whether a name is a hub id.
 """
 
 from __future__ import annotations
