@@ -85,7 +85,7 @@ class Normed(Block):
 
 
 def _in_other_places(port: Any) -> Ways:
-    """Ways to exchange norms, for example as Llama names them: its post_attention_layernorm is before the FFN."""
+    """Ways to exchange norms, for example because Llama's post_attention_layernorm is the norm before the FFN."""
     pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
     both = [*pairs, *(pair[::-1] for pair in pairs)]
     yield "attention's output and the FFN's input exchanged", port.regrouping(dict(both))
@@ -95,7 +95,7 @@ def _in_other_places(port: Any) -> Ways:
         yield f"before and after {said} exchanged", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
     named_as_llama = {f"{layer}ffn_norm": f"{layer}attention.{NAME}" for layer in port.layers}
     yield (
-        "attention's output's before the FFN, as Llama names it, and not after attention",
+        "the norm of attention's output before the FFN, as Llama names it, and not after attention",
         port.regrouping(named_as_llama).ruling(_left_out("attention")),
     )
 
