@@ -33,7 +33,7 @@ from npformer.weight_group import Group
 class Disentangled(Mechanism):
     """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), where r is the distance. Section 3.1.
 
-    With only one of the two products with distances the divisor is sqrt(2 K), and with neither it is sqrt(K).
+    With only one of the two products that contain r, the divisor is sqrt(2 K); without both, it is sqrt(K).
 
     Parameters
     ----------

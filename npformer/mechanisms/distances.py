@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of queries (N, L) and keys (N, S), only of the first text if all texts have the same distances."""
+    """The places of queries (N, L) and keys (N, S). If all texts have the same distances, only the first text's."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]

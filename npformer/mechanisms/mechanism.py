@@ -35,7 +35,7 @@ class Mechanism:
 
     @property
     def products(self) -> int:
-        """The number of products of which a score is the sum, divided by sqrt(products * K)."""
+        """The number of products that are added up in a score. The sum is divided by sqrt(products * K)."""
         return 1
 
     # --- config ---

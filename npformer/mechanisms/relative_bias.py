@@ -1,4 +1,4 @@
-"""Relative biases: each head adds a learned number to a score, which depends on the bucket of the distance.
+"""Relative biases: each head adds to a score a learned number that depends on the bucket of the distance.
 
 Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, section 2.1.
 """
@@ -287,7 +287,7 @@ RelativeBias.mistakes = (
     ),
     Mistake(
         "relative bias of another row",
-        "each query has its own row of biases, in a step with a cache that of its position",
+        "each query has its own row of biases; a step with a cache uses the row of the query's position",
         {
             "the first query's for all": _changed(lambda bias, at: 0 * bias + bias[:, :1]),
             "the last query's for all": _changed(lambda bias, at: 0 * bias + bias[:, -1:]),

@@ -310,7 +310,7 @@ class _Changed(Scaling):
 
 
 def _exchanged(scaling: Llama3 | Yarn, ends: bool) -> Scaling:
-    """Blended frequencies have the weights of scaled and unscaled ones exchanged. ends: all frequencies have."""
+    """Exchanges the weights of scaled and unscaled frequencies in the blend. ends: exchanges them everywhere."""
 
     def change(own: np.ndarray, frequencies: np.ndarray, theta: float) -> np.ndarray:
         low = frequencies / np.float32(scaling.factor)
