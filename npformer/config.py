@@ -146,7 +146,7 @@ class Config(Answering):
     gated : the feed-forward networks have a gate
     scale_dtype : dtype to which sqrt(d_model) is rounded, one of ROUNDED; "" means no rounding
     activation : activation of the feed-forward network, one of ACTIVATIONS
-    head_activation : activation of the layer before the norm of a head; "" means that of the feed-forward network
+    head_activation : activation of the layer before the norm of a head; "" means the same as `activation`
     logit_cap : soft cap of the logits over the vocabulary; 0 means no cap
     eps : eps of the layer norms
     norm_first : norms before the blocks (pre-norm), not after them
@@ -349,7 +349,7 @@ class Config(Answering):
 
     @property
     def uncounted(self) -> int | None:
-        """The token that positions do not count, if any: the padding token of RoBERTa."""
+        """The token that is skipped in counting positions, if any. In RoBERTa, it is the padding token."""
         return self.pad_id if self.positions.skips_padding else None
 
     @property

@@ -1,4 +1,4 @@
-"""The functions of a Transformer, named as in torch.nn.functional; the backward of each is directly below.
+"""The functions of a Transformer, named as in torch.nn.functional. The backward of each is directly below it.
 
 All functions take arrays with any leading axes, in float32 or float64, and return the same type. Activations are in
 `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and `decoder_layers.py`, heads in

@@ -220,7 +220,7 @@ class Stack:
         return self.read(x)[-1] if self.norm is None else "norm"
 
     def read(self, x: str) -> list[str]:
-        """The stages with the input of each layer, beginning with x, and of the norm of the stack."""
+        """The stages that the layers and the norm of the stack read: x, then the output of each layer."""
         found = [x, *(f"layers.{i}.{layer.output}" for i, layer in enumerate(self.layers))]
         if self.after_first is not None:
             found[1] = self.after_first.output

@@ -84,7 +84,7 @@ def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
 def spans_backward(
     start: np.ndarray, end: np.ndarray, stages: Stages, x: np.ndarray, output: Linear
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Backward of `spans`: dx (T, D) and the gradients of W and b. start and end are gradients of x W + b's columns."""
+    """Backward of `spans`: dx (T, D), dW and db. start, end: the gradients of the two columns of x W + b."""
     grad = np.stack([stages.through_edit("start_logits", start), stages.through_edit("end_logits", end)], axis=-1)
     grad, d_output = linear_backward(grad, x, **output)
     return grad, {"output": d_output}

@@ -1,4 +1,4 @@
-"""Token tables that are narrower than the layers. One projection precedes the positions, another ends the stack.
+"""Token tables that are narrower than the layers: token rows are projected up, and the output of the stack down.
 
 Zhang et al., 2022, OPT: Open Pre-trained Transformer Language Models, in the published code of the 350M model.
 """

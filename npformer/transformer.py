@@ -61,7 +61,7 @@ def backward(
     """Backward of `forward`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
     grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is also
-    the projection to the vocabulary, the gradient of the projection is in "head", that of the lookup in "embeddings".
+    the projection to the vocabulary, "head" has the gradient of the projection, "embeddings" that of the lookup.
     """
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
@@ -155,7 +155,7 @@ def transformer_backward(
     """Backward of `transformer`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
     grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is also the
-    projection to the vocabulary, the gradient of the projection is in "head", that of the lookup in its stack.
+    projection to the vocabulary, "head" has the gradient of the projection, and its stack that of the lookup.
     """
     x = last_decoded(stages, config)
     grad, _, tree = parts_of(config).head.backward(grads, stages, x, x, weights)
