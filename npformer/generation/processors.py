@@ -18,7 +18,7 @@ TOP_H = 100  # number of most likely tokens among which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds the bias of each sequence (float32) to the score of its last token, if the row ends with its other tokens."""
+    """Adds the bias of each sequence to the score of its last token, if the row ends with its other tokens."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)

@@ -285,8 +285,7 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers below a head.
 
-        If a cause has a rule for the stage, these are only the stages for which it has further rules: stages that are
-        computed from this one, and single stages.
+        If a cause has a rule for the stage, these are only children of the stage and single stages with other rules.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
