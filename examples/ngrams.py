@@ -58,7 +58,7 @@ class KneserNey:
         return found
 
     def mean_loss(self, ids: Sequence[int]) -> float:
-        """The mean of -log p over all tokens of a stream but the first."""
+        """The mean of -log p over all tokens of a stream except the first."""
         grams = (tuple(ids[max(0, i + 1 - self.order) : i + 1]) for i in range(1, len(ids)))
         return -sum(math.log(self.probability(gram)) for gram in grams) / (len(ids) - 1)
 

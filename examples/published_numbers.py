@@ -3,7 +3,7 @@
     python examples/published_numbers.py
 
 "Transformer Teardown: DistilBERT" and "Demystifying Transformers" take one checkpoint apart on one sentence, with
-torch, and print what each stage gives. Their numbers are in tests/published.json, digit for digit; the checkpoint
+torch, and print the result of each stage. Their numbers are in tests/published.json, digit for digit; the checkpoint
 (268 MB) comes from the Hugging Face cache, or from the hub. Every table is a stage of npformer's trace.
 """
 
@@ -29,7 +29,7 @@ FILE = Path(__file__).parent.parent / "tests" / "published.json"
 
 
 class Table(NamedTuple):
-    """One table: its name in the file, the stage it is, and how far float32 may be from the printed digits.
+    """One table: its name in the file, the stage that it shows, and how far float32 may be from the printed digits.
 
     The printed digits are rounded by up to half a unit. In addition, two float32 computations add in different orders.
     `noise` is a little more than the difference between the two walk-throughs at stages that both print (2e-6 after the
@@ -91,7 +91,7 @@ def single_head_weights(t: Trace) -> np.ndarray:
 
 
 def differences(printed: Any, ours: np.ndarray, noise: float = 0.0, relative: float = 0.0) -> Iterator[str]:
-    """Where numbers are further from the printed ones than their last digit and float32's noise allow."""
+    """Yields a line for each number further from the printed one than its last digit and float32's noise allow."""
     digits = np.array(printed, dtype=object)
     if digits.shape != ours.shape:
         yield f"expected the shape {digits.shape}, got {ours.shape}"
@@ -103,7 +103,7 @@ def differences(printed: Any, ours: np.ndarray, noise: float = 0.0, relative: fl
 
 
 def check(model: Model, published: dict[str, Any]) -> dict[str, list[str]]:
-    """Table -> where the model's numbers differ from the published ones; all of them empty where it agrees."""
+    """Returns, for each table, the differences between the model's numbers and the published ones."""
     c, given = model.config, published["config"]
     sizes = {
         "vocab_size": c.vocab_size,

@@ -3,7 +3,7 @@
     python examples/train_encoder.py --train train.tsv --test test.tsv -o DIR [--epochs 20] [--tsne] [--gif]
 
 The set-up of "Transformers: How Do They Transform Your Data?": width 256, 4 heads, 4 layers, feed-forward 512,
-dropout 0.4 on what attention and feed-forward network add, 256 tokens, Adam at 1e-4, batches of 32, 20 epochs,
+dropout 0.4 on the outputs of attention and feed-forward network, 256 tokens, Adam at 1e-4, batches of 32, 20 epochs,
 bert-base-uncased's word pieces. The article applies softmax before its cross-entropy, which applies it again; that
 extra softmax is left out. The files have a label and a text in each line. After an interruption the same command
 resumes. DIR gets the learning curve (history.json), embeddings.html, and for each epoch the embeddings

@@ -36,7 +36,7 @@ async def answer(event: dict[str, Any]) -> dict[str, Any]:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        return incoming.pop() if incoming else await asyncio.Future()  # nobody leaves before the answer
+        return incoming.pop() if incoming else await asyncio.Future()  # no client disconnects before the answer
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
