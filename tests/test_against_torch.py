@@ -51,7 +51,7 @@ def load(folder: Path, dtype: str) -> Model:
 
 
 def heard(model: Model, *args: object, **kwargs: object) -> dict[str, list[np.ndarray]]:
-    """Returns every stage of model(...) except inputs, each as the arrays it fired with."""
+    """Returns every stage of model(...) except inputs, each as the list of its arrays, one per call of `tap`."""
     found: dict[str, list[np.ndarray]] = {}
 
     def hear(name: str, array: np.ndarray) -> np.ndarray:

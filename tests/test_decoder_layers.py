@@ -220,8 +220,7 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
 
 
 def test_cached_decoding_has_the_bits_of_one_pass() -> None:
-    """Compares steps of three texts, with four beams each in random order, with passes over each beam's whole
-    target."""
+    """Three texts have four beams each, in random order. Their steps equal a pass over each beam's whole target."""
     model, random, n_beams, steps = random_model(), np.random.default_rng(0), 4, 40
     config, layers = model.config, model.weights["decoder"]["layers"]
     shape = (config.decoder.n_heads, ACTIVATIONS[config.activation])

@@ -79,7 +79,7 @@ def test_feed_forward() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder_layer(norm_first: bool, dtype: str) -> None:
-    """Y = Normalize(X + Attention(X)), Z = Normalize(Y + FFN(Y)); with the norms first, each before its part."""
+    """Y = Normalize(X + Attention(X)), Z = Normalize(Y + FFN(Y)); in pre-norm, each norm precedes its block."""
     weights, lengths = layers(1, dtype)[0], np.array([3, 4])
     x = normal(7, 32, dtype=dtype)
     z = encoder_layer(x, lengths, 4, gelu, **weights, norm_first=norm_first)

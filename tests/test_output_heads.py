@@ -52,7 +52,7 @@ def test_replaced_tokens() -> None:
 
 
 def test_stages() -> None:
-    """A stage has the name of the group of weights of which it is the output."""
+    """A stage is named after the group of weights that computes it."""
     heard: list[str] = []
     norm = {"weight": normal(8), "bias": normal(8)}
     with listen(lambda name, array: heard.append(name) or array):

@@ -89,7 +89,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def nodes(*words: str) -> Iterator[tuple[str, ast.AST]]:
-    """The modules with one of these words and all their nodes; other modules are not parsed, which takes longest."""
+    """Yields modules that contain one of these words, with all their nodes. Parsing the others would take long."""
     for name, path in MODULES.items():
         text = path.read_text(encoding="utf-8")
         if any(word in text for word in words):

@@ -24,8 +24,8 @@ from tests.support.torch_writer import dump, storage, tensor, write_zip
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # seconds: a hundred times the slowest case on an idle machine
 
-# Loads each folder that it reads a line of, in a fork with limits; prints the result, and the growth of peak memory in
-# bytes. A fork that fails prints null, and the reason on stderr.
+# Reads a folder's path from each line and loads it in a fork with limits. Prints the result, and the growth of peak
+# memory in bytes. A fork that fails prints null, and the reason on stderr.
 LOADER = f"""
 import json, os, resource, signal, sys, traceback
 import npformer, npformer.loading, npformer.checkpoint.torch_file

@@ -192,7 +192,7 @@ COMMANDS = {
     "trace": (MODULE, ["trace", TEXT]),
     "embed": (SCRIPT, ["embed", TEXT, "-o", "v.npy"]),
 }
-#: `datetime` is imported by NumPy's compiled part, which makes an ImportError of any error there.
+#: `datetime` is imported by NumPy's compiled part, which turns any error there into an ImportError.
 PLACES = ("argparse", "numpy", "datetime", "npformer.taps", "npformer.model", "tokenizers", "exit")
 
 

@@ -12,7 +12,7 @@ from tests.support.check_family import CHECKS
 #: All families except mT5, which is T5 with gates, and the first Gemma, because Gemma 2 has all of its parts.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
-#: Long check -> the families for which the quick tests run it. These have no parts in common that the check concerns.
+#: Long check -> the families for which the quick tests run it: families that share none of the parts it tests.
 LONG = {
     "a_port_of_unusual_sizes_is_diagnosed": ("deberta-v2", "gpt2", "gemma2", "t5"),
     "the_commands_take_it": ("bert", "gpt2", "t5"),

@@ -21,7 +21,7 @@ TEXT = "The other day I was in the café — 京都. " * 4
 
 
 def test_a_texts_probability_is_that_of_its_tokens() -> None:
-    """In a text of one window, it is the sum of the log softmax of each token's logits at the next token."""
+    """If a text fits in one window, its log probability is the sum of its tokens' log probabilities."""
     model = writers.model(max_length=128)
     ids = np.array(model.tokenizer.encode(TEXT[:80]).ids)
     logits = model(ids).logits[0, :-1].astype(np.float64)

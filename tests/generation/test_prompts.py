@@ -31,7 +31,7 @@ pytestmark = pytest.mark.numbers
 START, END = 1, 0
 DTYPES = ("float32", "float64")
 CAPPED = (Rotary(100.0), SoftCap(0.5))
-#: Generating families other than GPT-2: with BERT's layers, narrow tables, positions from padding's on, or a decoder.
+#: Families other than GPT-2: with BERT's layers, narrow tables, positions after the padding id, or a decoder.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "bert": {"n_token_types": 2},
     "electra": {"d_embedding": 48, "n_token_types": 2},
@@ -83,7 +83,7 @@ def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
         for each in hypotheses[:3]:
             whole = Text(np.concatenate([prompt.ids, each.ids[:-1]]))
             logits = reads.run([whole])[0]["logits"][len(prompt) - 1 :]
-            if not search:  # greedy search scores the tokens that the settings leave
+            if not search:  # greedy search scores only the tokens that the settings allow
                 logits[:, END] = -np.inf
             assert each.token_scores is not None
             assert np.array_equal(log_softmax(logits)[np.arange(len(each.ids)), each.ids], each.token_scores)

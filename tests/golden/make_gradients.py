@@ -6,8 +6,9 @@ It needs the `oracle` group; the tests that read the values do not. Under `gradi
 
     functions.safetensors    gradients of the single functions of `gradient_calls`, in full, in float32 and float64; and
                              the errors of float32 in each order of `orders.py`
-    models.safetensors       of every parameter of the models under `data/`, by the loss of its head: the largest error of
-                             those orders, and the largest, the sum, and two checksums of the float64 gradient
+    models.safetensors       for every parameter of the models under `data/`, the gradient of the loss of its head: the
+                             largest error in those orders, and the largest entry, the sum and two checksums of the
+                             float64 gradient
     training.safetensors     the losses of fifty steps of AdamW with warm-up: a classifier's and a translator's
 """
 

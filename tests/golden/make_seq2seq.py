@@ -5,11 +5,11 @@
 It needs the `oracle` group. It writes these files to `seq2seq/`, with each float as computed by torch in float32 and in
 float64, and with the errors of stages and logits in each order of `orders.py` (`error/...`):
 
-    <case>/           a state dict of one of torch's modules with its config.json, and what a run of it gives; of the
-                      encoder-decoders every stage
-    marian.safetensors    three Marian models of three sizes: logits of three pairs, and what `generate` gives for sixty
-                      sources and thirteen settings; `ties` marks sources with another answer in float64
-    bart.safetensors  the same of a BART and twenty sources
+    <case>/           a state dict of one of torch's modules with its config.json, and the results of a run: for an
+                      encoder-decoder, every stage
+    marian.safetensors    three Marian models of three sizes: logits of three pairs, and the results of `generate` for
+                      sixty sources and thirteen settings; `ties` marks sources with another answer in float64
+    bart.safetensors  the same for a BART and twenty sources
     marian-files/     a tiny Marian model as Transformers saves it, with its tokenizer: files to load, text to translate
 """
 

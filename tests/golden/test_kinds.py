@@ -31,7 +31,7 @@ UNSEEN = (
     "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
     "columns of a weight", "gelu cut below",
 )  # fmt: skip
-#: Mistakes with the name of another one that is tried with few stages, here or in `FIRST`.
+#: Mistakes that are diagnosed under the same name as another one, which is tried with few stages here or in `FIRST`.
 OF_ONE_NAME = (
     "1 / int(sqrt(K))", "last columns missing", "a later bias", "biases exchanged", "first text's mask",
     "positions again from 4", "scores in float16", "a residual in bfloat16", "rows in (K, H)", "a head copied",

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 (characters that look like others are what some of the texts are for)
+# ruff: noqa: RUF001 (some texts test characters that look like others)
 """The forty texts of the bundled checkpoint's golden values; a tuple is a pair of texts."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ask(app, *requests, started=None):
-    """The answers to (method, path, body), by an app, within the lifespan `started` if given."""
+    """Returns an app's answers to requests (method, path, body); `started`: the app whose lifespan surrounds them."""
 
     async def run():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

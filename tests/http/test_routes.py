@@ -19,7 +19,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def same(answer: object, expected: np.ndarray) -> None:
-    """JSON's floats are float32's exactly."""
+    """Checks that the floats in JSON have exactly the float32 values."""
     np.testing.assert_array_equal(np.array(answer), expected.astype(float))
 
 

@@ -29,7 +29,7 @@ def test_a_small_model_reads_twice_as_many() -> None:
 
 
 def test_a_decoder_counts() -> None:
-    """A stack of each with BERT-base's sizes: the decoder's layers have cross-attention too, a third more weights."""
+    """Encoder and decoder have BERT-base's sizes. The decoder's cross-attention adds a third to its weights."""
     model = random_model()
     assert model.config.decoder is not None
     sizes = replace(model.config, **BASE, decoder=replace(model.config.decoder, n_layers=3, d_ffn=3072, n_heads=12))

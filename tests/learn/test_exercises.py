@@ -120,7 +120,7 @@ def test_the_number_of_a_mistake_is_found(exercise: Exercise) -> None:
 
 
 def test_every_mistake_gives_numbers_in_some_case() -> None:
-    """A program that always raises an exception is named for any program that raises the same one."""
+    """A mistake that always raises an exception would be named for any program that raises the same one."""
     silent = [
         (exercise.name, slip.name)
         for exercise in EXERCISES.values()

@@ -42,8 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "albert-untied": ("albert", {**ALBERT, "tie_word_embeddings": False}),
 }
 LENGTHS = (9, 4, 4, 1)
-#: Every class of RoBERTa and ALBERT, and two classes with each other form of their encoders, which the head is not part
-#: of. `test_every_family` has every class of XLM-RoBERTa and CamemBERT.
+#: Every class of RoBERTa and ALBERT. Each other form of their encoders has two classes, because no head depends on it.
+#: `test_every_family` has every class of XLM-RoBERTa and CamemBERT.
 ALL: list[tuple[str, str]] = []
 for i, (name, (family, _)) in enumerate(MODELS.items()):
     classes = list(encoders()[family].architectures)

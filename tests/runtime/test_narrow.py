@@ -70,7 +70,7 @@ def test_int8_has_a_scale_for_each_output() -> None:
     assert weight.scale.shape == (1, 3)
     assert np.array_equal(np.asarray(weight), np.asarray(table).T)
     assert np.array_equal(np.asarray(weight.T), np.asarray(weight).T)
-    assert np.asarray(weight.T).flags.f_contiguous  # as a float32 weight's; AVX-512 products depend on the layout
+    assert np.asarray(weight.T).flags.f_contiguous  # the layout of a float32 weight: AVX-512 products depend on it
     assert (np.abs(np.asarray(weight) - array) <= weight.scale / 2 * 1.001).all()
     assert not np.asarray(weight)[:, 2].any()
 

@@ -108,7 +108,7 @@ def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
 
 
 def test_a_single_row_is_padded_even_if_no_method_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of a matrix and a vector adds in yet another order."""
+    """BLAS computes a single row with its matrix-vector routine, which adds in yet another order."""
     noise = np.random.default_rng(0)
     monkeypatch.setattr(Kernel, "product", lambda self, a, b, out=None: a @ b + noise.random((len(a), b.shape[1])))
     k = Kernel(np.dtype("float32"))

@@ -8,9 +8,9 @@ from npformer.runtime import products
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two results of one computation have the same bits.
+    """Whether two results of one computation are equal, bit by bit.
 
-    If no method for the same bits is known for this BLAS, whether the numbers are equal up to rounding.
+    If no method for the same bits is known for this BLAS, they only need to be equal up to rounding.
     `tests/runtime/test_same_bits.py` lists the kernels for which a method must be known.
     """
     if products.same_bits(a.dtype):

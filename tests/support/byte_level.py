@@ -9,11 +9,11 @@ WORDS = ("yes", "no")
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-N_TOKENS = 256 + 3 + 3  # bytes, special tokens, and the tokens of WORDS with the beginning of "yes"
+N_TOKENS = 256 + 3 + 3  # bytes; special tokens; "ye", "yes" and "no"
 
 
 def tokenizer(ends: bool = True) -> Any:
-    """NFC, Qwen's splits, bytes; with `ends` a text ends in END, as in Qwen3-Embedding. "yes" and "no" are tokens."""
+    """NFC, Qwen's splits, bytes, and tokens for "yes" and "no". ends: texts end in END, as in Qwen3-Embedding."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ye", *WORDS]

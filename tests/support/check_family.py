@@ -29,9 +29,9 @@ from tests.support.cli_runner import run
 CLASSIFIER = "sequence-classification"
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
-LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest; some have equal length
+LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest texts; two are equally long
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
-#: Fields that tiny models lack and a family's files have, or None where only tiny models have the field.
+#: Family -> fields in which its files differ from tiny models; None if the files lack a field of tiny models.
 NEEDED: dict[str, dict[str, Any]] = {
     "gpt2": {"pad_id": 0},
     **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3", "phi3")},

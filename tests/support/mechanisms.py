@@ -14,7 +14,7 @@ Added = Callable[[Config, int], tuple[Mechanism, ...]]
 
 
 def with_mechanisms(model_type: str, name: str, added: Added) -> Family:
-    """The family under another name, with the mechanisms `added` in the attention of each layer, too."""
+    """Returns the family under another name, with the mechanisms `added` to each layer's attention."""
     family = FAMILIES[model_type]
 
     class WithMechanisms(type(family)):  # type: ignore[misc]

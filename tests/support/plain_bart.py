@@ -2,7 +2,7 @@
 
     port = PlainBart(model, texts); stages = port.run()              PlainBart(model, targets, sources)
 
-Without sources the model has a head on a decoder that reads the texts again.
+Without sources, encoder and decoder read the same texts, and a head reads the decoder.
 """
 
 from __future__ import annotations

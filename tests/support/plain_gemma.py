@@ -131,7 +131,7 @@ class PlainGemma:
         return self.keep(f"{self.at}attention.output", output)
 
     def other(self, is_local: bool) -> int:
-        """A layer of the other kind."""
+        """Returns the first layer of the other kind, local or not."""
         return next(i for i in range(self.c.n_layers) if (i in self.c.local.layers) is not is_local)
 
     def seen(self, length: int, is_local: bool) -> np.ndarray:

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 (characters that look like others are what some of the lines are for)
+# ruff: noqa: RUF001 (some lines test characters that look like others)
 """Two hundred lines in many scripts for tokenizers: words, marks, emoji, unusual spaces, controls, empty lines."""
 
 from __future__ import annotations

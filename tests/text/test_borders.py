@@ -30,7 +30,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), max
 
 
 def bytes_in_words() -> Tokenizer:
-    """A byte-level BPE as GPT-2's, with NFKC first."""
+    """A byte-level BPE like GPT-2's, with NFKC first."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
