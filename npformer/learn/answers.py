@@ -187,7 +187,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Returns the answer with arrays split where the right answer has a list, such as a cache in one array."""
+    """Splits an array of the answer into a list if the right answer has a list there, such as the pair of a cache."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)

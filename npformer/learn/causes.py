@@ -1,8 +1,8 @@
 """Names the cause of a wrong answer: a program with known mistakes that gives the learner's numbers in every case.
 
-The table of each exercise lists single mistakes. Learners also make a mistake in only one branch of a function, copy
-the steps of a function that they should call, with one of its mistakes, or make two mistakes at once. `CANDIDATES`
-makes a program of each. `constants.py` makes programs with an unlisted number, and `changed.py` changes the right
+The table of each exercise lists single mistakes. Learners also make a mistake in only one branch of a function, make
+two mistakes at once, or copy the steps of a function that they should call and make one of its mistakes. `CANDIDATES`
+makes a program for each. `constants.py` makes programs with an unlisted number, and `changed.py` changes the right
 answer.
 """
 
@@ -45,10 +45,10 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
-    """Returns whether a program gives the learner's answers wherever its own are determined, and at least one is wrong.
+    """Returns whether a program gives the learner's answers in every case, at least one of them wrong.
 
-    by_message: an exception counts as a wrong answer. It is weaker evidence than numbers, because many mistakes confuse
-    the same sizes.
+    Cases in which the program's answer is undetermined do not count. by_message: an exception with the same message
+    counts as the same wrong answer. It is weaker evidence than numbers, because many mistakes confuse the same sizes.
     """
     shown = False
     for case in cases:

@@ -61,7 +61,7 @@ def _fits(exercise: Exercise, label: str, power: float, known: Sequence[tuple[Ca
 
 
 def _sizes(exercise: Exercise, args: Sequence[Any]) -> dict[str, float]:
-    """Returns the sizes of array arguments and the positive numbers among the arguments, by how Python writes them."""
+    """Returns the sizes of the arrays and the positive numbers among the arguments, by name, such as `q.shape[2]`."""
     sizes: dict[str, float] = {}
     for name, value in zip(inspect.signature(exercise.right).parameters, args, strict=False):
         if isinstance(value, np.ndarray):

@@ -74,7 +74,7 @@ class _Check:
         self.printed = ""
 
     def report(self) -> Report:
-        """Starts processes until one completes. Each continues after the verdicts of the previous ones."""
+        """Starts processes until one completes. Each judges only the functions that do not have a verdict yet."""
         over = False
         while not over:
             known = {name: each.state for name, each in self.verdicts.items()} | dict.fromkeys(self.runs, "")

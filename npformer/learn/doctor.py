@@ -129,7 +129,7 @@ class Doctor:
         self.left = seconds
 
     def answers(self, name: str, function: Function) -> list[np.ndarray] | None:
-        """Returns the function's array for each text, or None if it is no stage or does not return an array."""
+        """Returns the function's array for each text, or None if it has no stage or returns no float array."""
         if name not in QUESTIONS:
             return None
         asked, found = QUESTIONS[name], []

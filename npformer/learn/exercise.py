@@ -25,7 +25,7 @@ class Slip(NamedTuple):
     ----------
     name : str
     sentence : str, the mistake and its correction
-    wrong : function with the mistake, which takes the arguments of the exercise, or raises `Undetermined`
+    wrong : function with the mistake; it takes the arguments of the exercise, and may raise `Undetermined`
     """
 
     name: str

@@ -203,7 +203,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns the number of further calls that show randomness. Draws from a few words are often equal."""
+    """Returns how often to repeat a call to detect randomness: a drawn word is often the same by chance."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the last line of a file that an exception passed through, and the start of a sentence; else 0 and ""."""
+    """Returns the last line of a file in a traceback, and the start of a sentence; 0 and "" without one."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""

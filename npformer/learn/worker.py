@@ -52,7 +52,8 @@ class Request(NamedTuple):
     known : the states of functions that need no verdict, by name
     chapters : numbers of the chapters to judge
     limit, run_limit : float, seconds for a function and for a run of the whole model
-    stages, text : str, a file to write, and a text: the stages of the learner's classifier for it; "" judges functions
+    stages : str, a file for the stages of the learner's classifier; if it is "", functions are judged instead
+    text : str, the text that the classifier reads
     """
 
     file: str
@@ -134,7 +135,7 @@ def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
-    """Returns the state of every function. Those that are not right are replaced in the functions that call them."""
+    """Returns each function's state. A function that is not right is replaced by npformer's where others call it."""
     expected, states, doctor = signatures(), dict(request.known), Doctor()
     for number, chapter in enumerate(CHAPTERS, 1):
         for exercise in chapter.exercises:

@@ -220,14 +220,14 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "encoder_layer",
             unbiased_layer,
-            "At the step layer_norm: The variance divides by D - 1. In a layer norm it divides by D.",
+            "At the step layer_norm: The divisor of the variance is D - 1. It should be D.",
             id="part",
         ),
         pytest.param(
             "decoder_layer",
             unmasked_with_another_eps,
             "Two mistakes. First: The tokens also attend to later ones. Use causal_mask. Second: eps is 1e-12 by "
-            "default. The default is 1e-5, as in GPT-2.",
+            "default. The default should be 1e-5, as in GPT-2.",
             id="pair",
             marks=pytest.mark.slow,
         ),

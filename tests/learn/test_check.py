@@ -156,7 +156,7 @@ Chapter 1: From words to rows         0 of 4 passed
                [-1.      1.      2.5   ]]
       right   [[-0.9258  0.5371  3.2775]
                [-1.2247  1.      2.9495]]
-      Cause: The variance divides by D - 1. In a layer norm it divides by D.
+      Cause: The divisor of the variance is D - 1. It should be D.
 """
     )
 

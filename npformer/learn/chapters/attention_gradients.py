@@ -53,7 +53,7 @@ ATTENTION_BACKWARD = Exercise(
     _attention_cases,
     (
         "Compute the scores and the weights W again, as in scaled_dot_product_attention.",
-        "Every product has two gradients: of C = A B they are dA = dC B^T and dB = A^T dC. Start with context = W v.",
+        "Every product has two gradients: for C = A B they are dA = dC B^T and dB = A^T dC. Start with context = W v.",
         "dv = W^T grad and dW = grad v^T, then dS = softmax_backward(dW, W), then dq = dS k and dk = dS^T q, "
         "both divided by sqrt(K).",
     ),
@@ -121,7 +121,7 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "softmax left out",
-            "The scores are used as the weights everywhere. W is softmax(S).",
+            "The scores are used as the weights everywhere. The weights should be W = softmax(S).",
             lambda g, q, k, v: _of_weights(g, q, k, v, lambda s, w: (s, s)),
         ),
         Slip(
@@ -136,12 +136,12 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "dq and dk exchanged",
-            "dk is returned before dq. The order is dq, dk, dv.",
+            "dk is returned before dq. The order should be dq, dk, dv.",
             lambda g, q, k, v: ordered(_backward(g, q, k, v), 1, 0, 2),
         ),
         Slip(
             "dv first",
-            "dv is returned first. The order is dq, dk, dv.",
+            "dv is returned first. The order should be dq, dk, dv.",
             lambda g, q, k, v: ordered(_backward(g, q, k, v), 2, 0, 1),
         ),
         Slip(
@@ -166,7 +166,7 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "q and k exchanged",
-            "dq is dS q and dk is dS^T k. dq is dS k, and dk is dS^T q.",
+            "dq is dS q and dk is dS^T k. They should be dS k and dS^T q.",
             lambda g, q, k, v: _of_scores(g, q, k, v, lambda ds: (ds @ q, ds.mT @ k)),
         ),
         Slip(

@@ -53,7 +53,7 @@ POOL = Exercise(
         Slip("relu left out", "relu is not applied.", lambda x, w, b: linear(x[0], w, b)),
         Slip(
             "tanh for relu",
-            "The activation is tanh, as in BERT. In this model it is relu.",
+            "The activation is tanh, as in BERT. In this model it should be relu.",
             lambda x, w, b: np.tanh(linear(x[0], w, b)),
         ),
         Slip("gelu for relu", "The activation is gelu. It should be relu.", lambda x, w, b: gelu(linear(x[0], w, b))),
@@ -195,7 +195,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "positions from 1",
-            "The first token has position 1. Positions are counted from 0.",
+            "The first token has position 1 here. It should have position 0.",
             partial(_classify, start=1),
         ),
         Slip(

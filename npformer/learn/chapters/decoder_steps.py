@@ -107,7 +107,7 @@ DECODER_STEP = Exercise(
         ),
         Slip(
             "positions from 1",
-            "The first token of a text has position 1. Positions are counted from 0.",
+            "The first token of a text has position 1 here. It should have position 0.",
             partial(_step, start=lambda earlier, n: earlier + 1),
         ),
         Slip(
@@ -147,7 +147,7 @@ DECODER_STEP = Exercise(
         ),
         Slip(
             "first layer's cache for all",
-            "Every layer gets the cache of the first. Each has its own.",
+            "Every layer gets the cache of the first layer. Each should get its own.",
             lambda *a: _step(*a, of_layer=lambda caches, i: caches[0]),
         ),
         Slip(

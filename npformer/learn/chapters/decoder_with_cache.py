@@ -181,17 +181,17 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cached keys for cached values",
-            "The values are those of cache[0], the keys. The values are cache[1].",
+            "cache[0], the keys, is used as the values. The values should be cache[1].",
             partial(_layer, append=partial(_appended, values=0)),
         ),
         Slip(
             "cached values for cached keys",
-            "The keys are those of cache[1], the values. The keys are cache[0].",
+            "cache[1], the values, is used as the keys. The keys should be cache[0].",
             partial(_layer, append=partial(_appended, keys=1)),
         ),
         Slip(
             "keys and values exchanged when read",
-            "cache[0] is used as the values and cache[1] as the keys. The pair is (keys, values).",
+            "cache[0] is used as the values and cache[1] as the keys. The cache is the pair (keys, values).",
             partial(_layer, append=partial(_appended, keys=1, values=0)),
         ),
         Slip(
@@ -222,7 +222,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "mask hides the own token",
-            "A token does not attend to itself. The mask shows it its own key and all earlier ones.",
+            "A token does not attend to itself. The mask should show its own key and all earlier ones.",
             partial(_layer, mask=_strict),
         ),
         Slip(
@@ -307,7 +307,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "another default of eps",
-            "eps is 1e-12 by default. The default is 1e-5, as in GPT-2.",
+            "eps is 1e-12 by default. The default should be 1e-5, as in GPT-2.",
             partial(_layer, default=1e-12),
         ),
         Slip("exact GELU", "The activation is the exact GELU. It should be gelu_tanh.", partial(_layer, act=gelu)),
@@ -325,7 +325,7 @@ DECODER_LAYER = Exercise(
         ),
         Constant(
             "another default of eps",
-            "eps is {number} by default. The default is 1e-5, as in GPT-2.",
+            "eps is {number} by default. The default should be 1e-5, as in GPT-2.",
             lambda number: partial(_layer, default=number),
             (1e-6, 1e-3),
         ),

@@ -143,7 +143,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "one layer for queries, keys and values",
-            "Queries, keys and values are all made by the layer query. Each has a layer of its own.",
+            "Queries, keys and values are all made by the layer query. Each should be made by its own layer.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, q)),
         ),
         Slip(

@@ -251,7 +251,7 @@ ENCODER = Exercise(
         ),
         Slip(
             "every layer reads x",
-            "Every layer reads the first input, so only the last one counts. Each reads the output of the one before.",
+            "Every layer reads x, so only the last one counts. Each should read the output of the layer before it.",
             lambda x, h, layers: _stacked(x, h, layers[-1:]),
         ),
         Slip("layers applied twice", "The stack is applied twice.", lambda x, h, layers: _stacked(x, h, layers * 2)),

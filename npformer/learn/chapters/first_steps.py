@@ -87,7 +87,7 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "one position for all tokens",
-            "Every token gets the position start. Each token has its own: start, start + 1, ...",
+            "Every token gets the position start. Each should have its own: start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[start],
         ),
         Slip(
@@ -157,7 +157,7 @@ LAYER_NORM = Exercise(
     (
         Slip(
             "unbiased variance",
-            "The variance divides by D - 1. In a layer norm it divides by D.",
+            "The divisor of the variance is D - 1. It should be D.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, ddof=1) * weight + bias,
         ),
         Slip(
@@ -186,7 +186,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "another default of eps",
-            "eps is 1e-5 by default. The default is 1e-12, as in BERT.",
+            "eps is 1e-5 by default. The default should be 1e-12, as in BERT.",
             lambda x, weight, bias, eps=1e-5: _over_deviation(x, eps) * weight + bias,
         ),
         Slip(
@@ -213,7 +213,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "mean square for the variance",
-            "The mean of x^2 takes the place of the variance. The variance is the mean of (x - E[x])^2.",
+            "The mean of x^2 is used for the variance, which should be the mean of (x - E[x])^2.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias
             ),
@@ -236,17 +236,17 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "over the whole array",
-            "Mean and variance are those of all numbers together. Each row has its own: over the last axis.",
+            "Mean and variance are those of all numbers together. Compute them for each row, over the last axis.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, axis=None) * weight + bias,
         ),
         Slip(
             "variance over the whole array",
-            "The variance is that of all numbers together. Each row has its own, like the mean: over the last axis.",
+            "The variance is that of all numbers together. Each row should have its own, like the mean.",
             lambda x, weight, bias, eps=1e-12: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var() + eps) * weight + bias,
         ),
         Slip(
             "mean over the whole array",
-            "The mean is that of all numbers together. Each row has its own, like the variance: over the last axis.",
+            "The mean is that of all numbers together. Each row should have its own, like the variance.",
             lambda x, weight, bias, eps=1e-12: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias,
         ),
         Slip(
@@ -263,12 +263,12 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "variance without keepdims",
-            "The variance lacks keepdims=True, so it broadcasts along the columns. Each row has its own.",
+            "The variance lacks keepdims=True, so it broadcasts along the columns. Each row should have its own.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1, keepdims=True), x.var(-1), eps) * weight + bias,
         ),
         Slip(
             "mean and variance without keepdims",
-            "Mean and variance lack keepdims=True, so they broadcast along the columns. Each row has its own.",
+            "Mean and variance lack keepdims=True, so they broadcast along the columns. Each row should have its own.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1), x.var(-1), eps) * weight + bias,
         ),
         Slip(
@@ -328,7 +328,7 @@ LAYER_NORM = Exercise(
         ),
         Constant(
             "another default of eps",
-            "eps is {number} by default. The default is 1e-12, as in BERT.",
+            "eps is {number} by default. The default should be 1e-12, as in BERT.",
             lambda number: lambda x, weight, bias, eps=number: _over_deviation(x, eps) * weight + bias,
             (1e-6, 1e-2),
         ),

@@ -184,7 +184,7 @@ LINEAR = Exercise(
         ),
         Slip(
             "bias multiplied",
-            "The product is multiplied by bias. bias is added to it.",
+            "The product is multiplied by bias. bias should be added to it.",
             lambda x, weight, bias: x @ weight * bias,
         ),
     ),

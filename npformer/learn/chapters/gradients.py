@@ -94,12 +94,12 @@ CROSS_ENTROPY = Exercise(
         ),
         Slip(
             "divided by the number of labels",
-            "The loss is divided by the number of labels. It is -log p alone.",
+            "The loss is divided by the number of labels. It should be -log p alone.",
             lambda x, target: -log_softmax(x)[target] / len(x),
         ),
         Slip(
             "sum over all labels",
-            "The losses of all labels are added. Only that of the target counts.",
+            "The losses of all labels are added. Only the loss of the target should count.",
             lambda x, target: -log_softmax(x).sum(),
         ),
         Slip(
@@ -109,7 +109,7 @@ CROSS_ENTROPY = Exercise(
         ),
         Slip(
             "loss of every label",
-            "The loss of every label is returned. Return that of the target.",
+            "The loss of every label is returned. Return only the loss of the target.",
             lambda x, target: -log_softmax(x),
         ),
         Slip(
@@ -206,12 +206,12 @@ LINEAR_BACKWARD = Exercise(
         ),
         Slip(
             "order of the gradients",
-            "dweight is returned before dx. The order is dx, dweight, dbias.",
+            "dweight is returned before dx. The order should be dx, dweight, dbias.",
             lambda g, x, w: (x.T @ g, g @ w.T, g.sum(0)),
         ),
         Slip(
             "dweight and dbias exchanged",
-            "dbias is returned before dweight. The order is dx, dweight, dbias.",
+            "dbias is returned before dweight. The order should be dx, dweight, dbias.",
             lambda g, x, w: (g @ w.T, g.sum(0), x.T @ g),
         ),
         Slip("sign", "The gradients have the opposite sign.", lambda g, x, w: (-g @ w.T, -x.T @ g, -g.sum(0))),
@@ -242,7 +242,7 @@ SOFTMAX_BACKWARD = Exercise(
     _softmax_cases,
     (
         "All numbers of a row depend on each x, because they share the sum. So dx_i has a sum over the row.",
-        "The sum is that of grad * y over the last axis, with keepdims=True.",
+        "Sum grad * y over the last axis, with keepdims=True.",
         "Subtract the sum of grad * y from grad, and multiply by y.",
     ),
     ("npformer.functions:softmax_backward",),

@@ -99,7 +99,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "means without keepdims",
-            "The means of g and g n lack keepdims=True, so they broadcast along the columns. Each row has its own.",
+            "The means of g and g n lack keepdims=True, so they broadcast along the columns. Each row needs its own.",
             partial(_norm, dx=lambda g, n, s: (g - g.mean(-1) - n * (g * n).mean(-1)) / s),
         ),
         Slip(
@@ -148,7 +148,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "unbiased variance",
-            "The variance divides by D - 1. It should divide by D.",
+            "The divisor of the variance is D - 1. It should be D.",
             partial(_norm, variance=lambda c: (c * c).sum(-1, keepdims=True) / (c.shape[-1] - 1)),
         ),
         Slip("eps ignored", "The argument eps is not used.", lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 0.0)),
@@ -159,7 +159,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "another default of eps",
-            "eps is 1e-5 by default. The default is 1e-12.",
+            "eps is 1e-5 by default. The default should be 1e-12.",
             lambda grad, x, w, eps=1e-5: _norm(grad, x, w, eps),
         ),
         Slip(
@@ -210,7 +210,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "dweight and dbias exchanged",
-            "dbias is returned before dweight. The order is dx, dweight, dbias.",
+            "dbias is returned before dweight. The order should be dx, dweight, dbias.",
             lambda *a: ordered(_norm(*a), 0, 2, 1),
         ),
     ),

@@ -64,12 +64,12 @@ GELU_TANH = Exercise(
         ),
         Slip(
             "sqrt(2) / pi for sqrt(2 / pi)",
-            "The argument of tanh is multiplied by sqrt(2) / pi. The factor is sqrt(2 / pi).",
+            "The argument of tanh is multiplied by sqrt(2) / pi. The factor should be sqrt(2 / pi).",
             lambda x: _tanh_form(x, root=math.sqrt(2) / math.pi),
         ),
         Slip(
             "sqrt(pi / 2) for sqrt(2 / pi)",
-            "The argument of tanh is multiplied by sqrt(pi / 2). The factor is sqrt(2 / pi).",
+            "The argument of tanh is multiplied by sqrt(pi / 2). The factor should be sqrt(2 / pi).",
             lambda x: _tanh_form(x, root=math.sqrt(math.pi / 2)),
         ),
         Slip(
@@ -112,7 +112,7 @@ GELU_TANH = Exercise(
         ),
         Constant(
             "another factor in tanh",
-            "The argument of tanh is multiplied by {number}. The factor is sqrt(2 / pi).",
+            "The argument of tanh is multiplied by {number}. The factor should be sqrt(2 / pi).",
             lambda number: partial(_tanh_form, root=number),
         ),
     ),
@@ -133,7 +133,7 @@ def _sample_cases() -> list[tuple[Any, ...]]:
 
 
 def _near_sums(logits: Array, temperature: float) -> list[float]:
-    """Returns numbers slightly above and below the sums of the first probabilities."""
+    """Returns numbers slightly below and above some of the cumulative probabilities."""
     sums = softmax(logits.astype(np.float64) / temperature).cumsum()[1:6:2]
     return [float(each + step) for each in sums for step in (-1e-4, 1e-4)]
 

@@ -98,7 +98,7 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "maximum and sum without keepdims",
-            "The maximum and the sum lack keepdims=True, so they broadcast along the columns. Each row has its own.",
+            "The maximum and the sum lack keepdims=True, so they broadcast along the columns. Each row needs its own.",
             lambda x: _over(x, lambda y: y.sum(-1), x.max(-1)),
         ),
         Slip(
@@ -123,7 +123,11 @@ SOFTMAX = Exercise(
         ),
         Slip("log softmax", "This is the logarithm of softmax.", log_softmax),
         Slip("sign", "exp is taken of -x. It should be taken of x.", lambda x: softmax(-x)),
-        Slip("base 2", "This is 2^x over its sum. Softmax has e^x.", lambda x: softmax(x * math.log(2))),
+        Slip(
+            "base 2",
+            "This is 2^x divided by its sum. It should be e^x divided by its sum.",
+            lambda x: softmax(x * math.log(2)),
+        ),
         Slip(
             "x divided by its sum",
             "x is divided by its sum. It should be exp(x), divided by the sum of exp(x).",

@@ -206,7 +206,7 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "mean loss of all tokens",
-            "The loss is the mean over the logits of all tokens. It should be that of the first token.",
+            "The loss is the mean over all tokens. It should be the loss for the first token only.",
             partial(_gradients, loss=lambda logits, target: np.mean([right.cross_entropy(z, target) for z in logits])),
         ),
         Slip(
