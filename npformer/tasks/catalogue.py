@@ -295,7 +295,7 @@ conversation there.""",
       --greedy --stop "." --stop "!" --file prompts.txt --json
   npformer generate -m Qwen/Qwen2.5-0.5B-Instruct --chat
 
-By default at most 256 tokens, 1024 of a chat, are sampled at temperature 0.7,
+By default at most 256 tokens (1024 in a chat) are sampled at temperature 0.7,
 unless the model's generation_config.json has other settings.""",
             (
                 option("--chat", "answer each text as a user's message, by the chat template", "chat"),

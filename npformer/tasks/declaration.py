@@ -71,8 +71,8 @@ def long_or_error(what: str) -> Option:
 class Command(NamedTuple):
     """A command that runs a task on each text.
 
-    `reads` determines the command's arguments and the columns of a dataset. The model reads texts, texts or pairs,
-    questions with a context, a query and the texts to rank, or prompts.
+    `reads` is the kind of input: texts, texts or pairs, questions with a context, a query and the texts to rank, or
+    prompts. It determines the command's arguments and the columns of a dataset.
     """
 
     name: str

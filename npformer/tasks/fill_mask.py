@@ -103,7 +103,7 @@ class FillMask(Task):
         return found
 
     def runner(self) -> Model:
-        """Returns the whole model for a listener, otherwise the encoder: `answer` runs the head at masks only."""
+        """Returns the encoder, because `answer` runs the head at masks only. A listener needs the whole model."""
         return self.model if listening() else self.encoder_model
 
     def inputs(self, item: Any, options: FillOptions) -> list[str | Pair]:

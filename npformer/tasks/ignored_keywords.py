@@ -92,7 +92,7 @@ SENTENCE_TRANSFORMERS = {
 #: Keywords of both libraries.
 IGNORED = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
-#: The text of a pair that is truncated (`Task.cut`) -> Transformers' name for it.
+#: `Task.cut`, the text of a pair to truncate -> Transformers' name of this truncation.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 

@@ -193,7 +193,7 @@ def _inferred(folder: Path, limits: Limits) -> str:
 
 
 def _names_head(folder: Path, limits: Limits) -> bool:
-    """Returns whether config.json names the model's head, or the family has no base models, such as Marian."""
+    """Returns whether config.json names the model's head, or the family (such as Marian) has no base models."""
     described = _described(folder, limits)
     return bool(described.get("architectures")) or not has_base(str(described.get("model_type")))
 

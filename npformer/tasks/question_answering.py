@@ -154,7 +154,7 @@ def _question_and_context(item: Any) -> tuple[Any, Any]:
 
 
 def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Returns the softmax over the context's tokens and [CLS], which means no answer, (L,). It is 0 elsewhere."""
+    """Returns the softmax (L,) over [CLS], which means no answer, and the context's tokens; 0 for other tokens."""
     admitted = inside.copy()
     admitted[0] = True
     probabilities = np.zeros_like(logits)

@@ -100,12 +100,13 @@ class Encoding(PromptedTask):
 
         Parameters
         ----------
-        a, b : arrays of vectors, or one vector (D,) as an array of one
+        a, b : arrays of vectors, or one vector (D,), which counts as an array of one
 
         Returns
         -------
-        (N, M) array: the cosine, or of sparse vectors the dot product, unless config_sentence_transformers.json names
-        "cosine", "dot", "euclidean" or "manhattan" in similarity_fn_name; the last two are negative distances
+        (N, M) array. The function is similarity_fn_name in config_sentence_transformers.json: "cosine", "dot",
+        "euclidean" or "manhattan" (both as negative distances). Without one, it is the cosine for dense vectors, and
+        the dot product for sparse vectors.
 
         Raises
         ------
@@ -161,7 +162,7 @@ class Ranking(PromptedTask):
 
         Parameters
         ----------
-        inputs : tuple or list of two str, or an iterable of such
+        inputs : tuple or list of two str, or an iterable of these
         prompt_name, prompt : str, optional
             As in `Encoding.encode`; a prompt precedes the query.
         **options : the task's options, and keywords of sentence-transformers

@@ -306,7 +306,10 @@ def probabilities(logits: np.ndarray, function: str = "softmax") -> np.ndarray:
 
 
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
-    """Returns the logits of each text, (texts, C): for a text in windows, their mean weighted by numbers of tokens."""
+    """Returns the logits of each text, (texts, C).
+
+    The logits of a text in windows are the mean over its windows, weighted by their numbers of tokens.
+    """
     logits = []
     for request in requests:
         for encoded, outputs in zip(request.encoded, request.outputs, strict=True):

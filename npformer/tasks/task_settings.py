@@ -27,7 +27,7 @@ def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSet
     As in Transformers 4, task_specific_params[task] overrides generation_config.json and the config's prefix. T5 has
     entries such as translation_en_to_de. `to` is the last part of such a name.
     """
-    from npformer.generation.settings import NAMES, UNSUPPORTED  # here, as classifiers start without generation
+    from npformer.generation.settings import NAMES, UNSUPPORTED  # not needed by classifiers
 
     data = _described(model)
     specific = data.get("task_specific_params") or {}

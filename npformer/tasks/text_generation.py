@@ -63,12 +63,12 @@ class TextGeneration(Writing):
     """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
 
     A prompt may be a conversation, a list of messages {"role": ..., "content": ...}, which the folder's chat template
-    turns into text: needs the extra `chat`. Its "generated_text" is the messages with the assistant's answer; a
-    conversation that ends with the assistant's message is continued within it.
+    turns into text: needs the extra `chat`. Its "generated_text" is the messages with the assistant's answer. If the
+    conversation ends with a message of the assistant, that message is continued.
 
     The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
-    as fit. The model's generation_config.json overrides them. do_sample=False is greedy, num_beams=4 a beam search; a
-    call that sets one of them resets the pipeline's value of the other.
+    as fit. The model's generation_config.json overrides them. do_sample=False is greedy, and num_beams=4 is a beam
+    search. In a call, num_beams above 1 turns off the pipeline's sampling, and do_sample=True its beam search.
 
     A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. For a prompt
     without tokens, the model reads the start token.
@@ -128,7 +128,7 @@ class TextGeneration(Writing):
         return self.resolved(self.options).num_return_sequences > 1
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, generation settings included. None: not given."""
+        """Returns the options with the given ones changed, generation settings included. None means not given."""
         given = {name: value for name, value in given.items() if value is not None}
         for alias, name in ALIASES.items():
             if alias in given:
@@ -153,7 +153,7 @@ class TextGeneration(Writing):
     def _settings(self, options: TextGenerationOptions, n_tokens: int) -> dict[str, Any]:
         """Returns the unchecked settings for a prompt of `n_tokens` tokens."""
         settings = dict(options.settings)
-        if "stop_strings" in self.stored:  # `defaults` has read them
+        if "stop_strings" in self.stored:  # already read by `defaults`
             settings["stop_strings"] = ""
         usual = self.stored.get("max_new_tokens", CHAT_TOKENS if options.chat else NEW_TOKENS)
         if not {"max_new_tokens", "max_length"} & settings.keys() and "max_length" not in self.stored:
@@ -322,7 +322,7 @@ class Writer:
 
     @property
     def likely(self) -> Best | None:
-        """With the setting logprobs, the tokens so far, each with the most likely ones in its place."""
+        """With the setting logprobs, the tokens so far, each with the most likely tokens at its position."""
         return None if self.stream is None else joined(self.stream.likely)
 
     @property

@@ -50,18 +50,18 @@ class Token(NamedTuple):
 
 
 class TokenClassification(Task):
-    """Returns a list for each text, with a dict for each token, or with a strategy for each entity.
+    """Returns a list for each text: a dict for each token, or, with a strategy, a dict for each entity.
 
     A token has "entity", "score", "index", "word", "start" and "end". An entity has "entity_group", "score", "word",
-    "start" and "end". "start" and "end" are character positions. If entities of neighbouring windows overlap, the
-    longest is kept, and of equally long ones the one with the best score.
+    "start" and "end". "start" and "end" are character positions. If entities of neighbouring windows overlap, only the
+    longest is kept; if they are equally long, the one with the best score.
 
     Parameters
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbouring tokens of one kind. The last three do so after they give all tokens of a word
-        one label: the label of its first token, of its tokens' mean scores, or of the token with the largest score.
+        "simple" joins neighbouring tokens of one kind. The last three first give all tokens of a word one
+        label: that of its first token, the best one by its tokens' mean scores, or that of its best-scored token.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : the options of every task, see `Options`
@@ -205,7 +205,7 @@ def _ignored(entity: dict[str, Any], options: TokenOptions) -> bool:
 
 
 def _without_overlaps(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keeps one of overlapping entities from neighbouring windows: the longest, then the best score."""
+    """Keeps one of several overlapping entities: the longest, or the best-scored of equally long ones."""
     kept: list[dict[str, Any]] = []
     for entity in sorted(entities, key=lambda each: each["start"]):
         if kept and entity["start"] < kept[-1]["end"]:

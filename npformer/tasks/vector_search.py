@@ -150,7 +150,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """Returns the k best of `best` and of pairs (query row, corpus index), (P,) each. Ties keep this order."""
+    """Returns the k best of `best` and of pairs (query row, corpus index), (P,) each. Equal scores keep this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)

@@ -36,7 +36,7 @@ class WordWeights(Protocol):
 
 
 class OfTokens:
-    """relu(x w + b) for each token x of a text. Equal tokens have their maximum, and special tokens have no weight.
+    """relu(x w + b) for each token x of a text. Equal tokens share their largest weight; special tokens have no weight.
 
     Chen et al., 2024, "M3-Embedding", section 3.2, lexical retrieval.
     """
