@@ -135,7 +135,8 @@ def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
 def _open_streams() -> None:
     """Opens /dev/null for each closed standard stream (as by cron or `>&-`), so that no file gets its number.
 
-    /dev/null is opened so that reading texts or writing answers still fails. Messages to stderr are lost.
+    /dev/null is opened for writing as stdin and for reading as stdout, so that reading texts and writing answers still
+    fail. Messages to stderr are lost.
     """
     streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
     for number, (name, mode, access) in enumerate(streams):

@@ -101,7 +101,7 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """Returns the stored vectors (N, D) of a file. Returns None for those of other texts; reports a damaged file."""
+    """Returns the stored vectors (N, D) of a file, or None if they are of other texts or damaged. Reports damage."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():

@@ -19,7 +19,7 @@ from npformer.loading import load
 from npformer.view.attribution_view import METHODS
 
 KINDS = ("page", "heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation")
-EPILOG = """Without -o a view is printed as text; of a page, only the heads.
+EPILOG = """Without -o a view is printed as text. Of a page, only the heads are printed.
 
 examples:
   npformer view "time flies like an arrow" --layer 0 --head 8 \\
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         choices=METHODS,
-        help=f"of attribution, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
+        help=f"measure of the attribution, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
     parser.add_argument("--svg", action="store_true", help="write (or print) an SVG picture instead")
