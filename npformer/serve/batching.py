@@ -124,7 +124,7 @@ class Batcher:
         """Waits for the answers to requests, in order: a value or an error for each.
 
         If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and queues no request, if
-        there is no room for all of them. With `admitted`, a full queue takes them too.
+        there is no room for all of them. With `admitted`, they are queued even if it is full.
         """
         if not requests:
             return []

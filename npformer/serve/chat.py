@@ -62,7 +62,7 @@ CHAT = {
     "stream": Field(f.BOOLEAN, False, "Send server-sent events."),
     "stream_options": COMPLETIONS["stream_options"],
     "logprobs": Field(f.BOOLEAN, False, "Return the log probabilities of the answer's tokens."),
-    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: also of this many most likely tokens."),
+    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: also return those of this many most likely tokens."),
     "chat_template_kwargs": Field(f.JSON_OBJECT, None, "Further variables of the chat template."),
     "response_format": Field(f.an_object({"type": Field(f.nothing_else("answers are texts", "text"))}), None),
     "tools": Field(f.nothing_else(NO_TOOLS, []), None),

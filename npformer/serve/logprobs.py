@@ -13,7 +13,7 @@ LEAST = -9999.0  # OpenAI's log probability of an impossible token
 
 
 class Scored(NamedTuple):
-    """A token's text and log probability, with those of the most likely tokens in its place."""
+    """A token's text and log probability, with those of the most likely tokens at its position."""
 
     text: str
     score: float

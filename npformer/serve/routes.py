@@ -305,7 +305,7 @@ ROUTES = (
         {
             "inputs": Field(
                 f.PAIRS,
-                what="A text; a pair [text, second text]; or a list of [text] and pairs: two texts alone are a pair.",
+                what="A text, a pair [text, second text], or a list of [text] and pairs. Two texts are one pair.",
             ),
             "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
             "parameters": Field(f.an_object(CLASSIFY), None),
