@@ -83,7 +83,7 @@ def map(
     Raises
     ------
     NpformerError
-        The input is unreadable, lacks the column, or has a column with the name of an answer's; the output belongs to
+        The input is unreadable, lacks the column, or has a column with an answer column's name; the output belongs to
         another run or is being written; the input, the settings or the model have changed since the run began.
 
     Examples

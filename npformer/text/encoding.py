@@ -338,7 +338,7 @@ def _texts(given: str | Pair) -> list[str]:
 
 
 def read_texts(model: BaseModel, given: Sequence[Any]) -> list[Encoded]:
-    """Encodes texts, Pairs or token ids, each as one piece. Long texts are truncated with a warning, but not ids."""
+    """Encodes texts, Pairs or token ids, each as one piece. Long texts, but not ids, are truncated with a warning."""
     written = {i: as_text_or_pair(each) for i, each in enumerate(given) if not isinstance(each, IDS)}
     if not written:  # ids need no tokenizer
         return [_of_ids(each) for each in given]

@@ -127,8 +127,8 @@ def moving_text(lengths: Sequence[int], cut: str) -> int:
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     """The number of tokens to keep of each text, computed as in tokenizers.
 
-    One text is truncated. With "longest", both are truncated if the shorter one takes more than half of the room. If
-    the room is odd, the longer one then keeps one token more.
+    One text is truncated. With "longest", both are truncated if the shorter one takes more than half of the room; if
+    the room is odd, the longer one keeps one more token.
     """
     kept = list(lengths)
     moving = moving_text(lengths, cut)
