@@ -58,7 +58,7 @@ def attribution(
     label : str or int, optional
         The label, or the next word, to explain; by default the prediction.
     token : int, optional
-        The token whose output is explained by the roll-out, and by the logit attribution for a head on tokens. By
+        The token whose output the roll-out explains, and for a head on tokens also the logit attribution. By
         default the first, or the last for causal models such as GPT-2.
     steps : int, optional
         Number of points at which integrated gradients take the gradient: by default 50, or fewer for a long text.

@@ -24,9 +24,9 @@ DIVERGING: dict[str, Ramp] = {
     "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),
 }
 
-# Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). Heads
-# with similar hues are a Fibonacci number apart (8, 13, 21, 34, ...): a cycle of three lightnesses distinguishes heads
-# 8 and 13 apart, a cycle of four those 21 or more apart.
+# Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). The
+# numbers of heads with similar hues differ by a Fibonacci number (8, 13, 21, 34, ...). A cycle of three lightnesses
+# distinguishes heads at distances 8 and 13, and a cycle of four also those at larger distances.
 _FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
 _MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
 _CHROMA = 0.15

@@ -84,7 +84,7 @@ class HeadView(StackView):
         lines = [f"Weights below {FAINT} are not drawn, or below {FAINTER} for selected tokens."]
         if max(len(side.tokens) for stack in self.stacks for side in (stack.queries, stack.keys)) > LONG:
             lines = [
-                f"Lines begin at a quarter of the largest weight, at most {FAINT}; of selected tokens at {FAINTER}.",
+                f"The smallest weight drawn is a quarter of the largest, up to {FAINT}; for selected tokens {FAINTER}.",
                 f"The strongest {LINES} are drawn.",
                 "In a long text, only the tokens with the largest weights have rows; a click opens a folded row.",
             ]
