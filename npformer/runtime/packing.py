@@ -17,9 +17,7 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-PIECE = (
-    16  # tokens per core of a single text, from which a trial decides whether threads share its rows or its products
-)
+PIECE = 16  # tokens per core of a single text from which a trial decides whether threads share its rows
 LONG = 96  # tokens per core of a single text from which the first guess is that threads share its rows
 SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
 

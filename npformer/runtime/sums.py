@@ -17,7 +17,7 @@ from npformer.runtime.products import Scratch, in_columns, matmul
 TERMS = 16  # terms in a group; small, because the keys of each beam are read in groups of this size
 MANY = 1 << 12  # number of terms from which it is faster to loop over the terms of a group than over groups
 TOGETHER = 1 << 14  # numbers in the products of groups that are computed together, so that they fit in the cache
-IN_SCRATCH = 1 << 17  # the same for products in memory that is used again, for which fewer calls count more
+IN_SCRATCH = 1 << 17  # the same limit for products in reused memory, where the number of calls matters more
 
 
 def groups(count: int, terms: int = TERMS, front: int = 0) -> Iterator[tuple[slice, tuple[int, int]]]:
