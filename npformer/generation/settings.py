@@ -253,7 +253,7 @@ def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
 
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Updates values with the given ones. A length has two names (`LENGTHS`); a given one replaces both."""
+    """Updates values with the given ones. A length has two names (`LENGTHS`). If one is given, it replaces both."""
     replaced = {each for names in LENGTHS.items() if given.keys() & set(names) for each in names}
     return {**{name: value for name, value in values.items() if name not in replaced}, **given}
 
