@@ -65,8 +65,8 @@ class At:
     def __call__(self, name: str) -> np.ndarray:
         """Returns an earlier stage, from the same layer if it has one of this name, else from the same stack.
 
-        In a decoder's layer, "attention" and "input" mean the stages on the way to this one: those of cross-attention
-        for a stage of cross-attention, or of the FFN after it.
+        In a decoder's layer, cross-attention and the FFN read "attention..." as the stages of cross-attention, and
+        cross-attention reads "input" as the rows after self-attention.
         """
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):
@@ -226,7 +226,7 @@ class At:
         return np.where(seen, scores, -1e9)
 
     def is_token(self, scores: np.ndarray, left: bool = False, text: int | None = None) -> np.ndarray:
-        """True for keys that are tokens, False for padding, (T,). text: an index, by default that of this text."""
+        """True for keys that are tokens, False for padding, (T,). text: index of a text, by default of this one."""
         place, length = np.arange(scores.shape[-1]), self._length(self.stack == "encoder." or self.crosses, text)
         return place >= scores.shape[-1] - length if left else place < length
 

@@ -174,7 +174,7 @@ def _dtype(golden: Golden, theirs: Theirs) -> str:
 def assert_close(
     golden: Golden, arrays: Mapping[str, Any] | Any, names: Mapping[str, str] | None = None, dtype: str | None = None
 ) -> None:
-    """Raises an AssertionError with the table of `compare` if a stage diverges or no stage was compared; for tests.
+    """For tests: raises an AssertionError with the table of `compare` if a stage diverges or no stage was compared.
 
     Parameters
     ----------

@@ -217,7 +217,7 @@ class _Case:
         return False
 
     def everywhere(self, base: Port, seed: int | None = None) -> dict[str, list[np.ndarray]]:
-        """Computes all stages in one run, each from the other program's inputs; empty if the port is impossible."""
+        """Computes all stages in one run, each from the other program's inputs. Returns {} for an impossible port."""
         key = id(base), seed
         if key not in self.runs:
             made: dict[str, list[np.ndarray]] = {}
@@ -343,7 +343,7 @@ class _Case:
         return [i for i in self.texts if port.hides or not port.is_padded(i)]
 
     def fits(self, mistakes: Iterable[Mistake], port: Port, texts: list[int]) -> list[tuple[Fit, Port]]:
-        """Returns the mistakes that give the other program's values on these texts, or nearly, best first.
+        """Returns the mistakes that give the other program's values on these texts, exactly or nearly, best first.
 
         Retries take most of the time. A mistake is therefore tried again, in a padded batch or on some texts, only if
         it could explain the texts without padding.

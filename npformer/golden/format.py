@@ -49,7 +49,7 @@ class Golden:
         return f"<npformer Golden of {self.model}: {len(self.stages)} stages of {len(self.texts)} texts>"
 
     def save(self, path: str | Path) -> None:
-        """Writes the file; the same content gives the same bytes."""
+        """Writes the file. Equal content gives equal bytes."""
         arrays = self.input_arrays()
         for i in range(len(self.texts)):
             for name in self.stages:

@@ -112,7 +112,7 @@ class Run(Arrays):
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
 
     def _layers(self, stack: str, count: int) -> tuple[int, int]:
-        """Returns the range of a stack's layers that must run; the others are given or not needed."""
+        """Returns the range of a stack's layers that must run. The results of the others are given or not needed."""
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
@@ -178,7 +178,7 @@ class Run(Arrays):
         return array if unchanged else join(pieces)
 
     def _unchanged(self, name: str) -> bool:
-        """Whether a stage has no rules and is not the other program's."""
+        """Whether no rule changes a stage, and no array of the other program replaces it."""
         return self.noise is None and name not in self.given and not self._has_rules(name)
 
     def _untouched(self, name: str) -> bool:

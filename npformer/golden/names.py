@@ -121,7 +121,7 @@ def _outputs(config: Config, stack: str, count: int) -> dict[str, str]:
 
 
 def weight_names(config: Config) -> dict[str, str]:
-    """Returns the known names of weights -> npformer's flat names; the encoder's prefix is optional."""
+    """Returns the known names of weights, with and without the encoder's prefix -> npformer's flat names."""
     prefix, names = family_of(config).prefix, dict[str, str]()
     for ours, source in layout.sources(config).items():
         names[ours] = ours

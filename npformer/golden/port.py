@@ -55,7 +55,7 @@ class Port:
     truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
     budgets: Mapping[str, float] = field(default_factory=dict)  # stage -> its budget in the port's precision
     at_end: bool = False  # the texts are padded on the left, and the other program's stages are without the padding
-    reads: tuple[tuple[str, Rule], ...] = ()  # rules for what later stages read; the stage itself stays correct
+    reads: tuple[tuple[str, Rule], ...] = ()  # rules that change a stage only where later stages read it
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)  # the weights without any mistake
 
     def ruling(self, rules: Rules) -> Port:
@@ -114,7 +114,7 @@ class Port:
 
     @property
     def stack(self) -> str:
-        """The stage's stack; the head belongs to the last stack."""
+        """The stage's stack. For a stage of the head, it is the last stack."""
         return parted(self.stage)[0] or list(stacks(self.config))[-1]
 
     @property

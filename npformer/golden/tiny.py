@@ -134,7 +134,7 @@ def _uniform(bits: np.random.PCG64, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> list[Any]:
-    """Draws token ids; the last third of each text is its second segment, if the model has token_type_ids.
+    """Draws token ids. If the model has token_type_ids, the last third of each text is its second segment.
 
     A translation model has sources of these lengths, and targets of other lengths, which begin with the start token.
     """

@@ -102,9 +102,9 @@ def _reads_last(golden: Golden) -> bool:
 
 
 def _takes_no_batch(golden: Golden) -> bool:
-    """Returns whether texts must run one by one, because the head cannot find padding, or is that of a BART classifier.
+    """Returns whether texts must run one by one.
 
-    BART's classifier does not accept a batch of texts with different numbers of end tokens.
+    They must if the head cannot find padding, or is BART's, whose texts in a batch need equal numbers of end tokens.
     """
     config = golden.config
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
@@ -113,7 +113,7 @@ def _takes_no_batch(golden: Golden) -> bool:
 def _run(
     model: Any, golden: Golden, texts: list[Text], heard: dict[str, np.ndarray], sources: Sequence[Text] = ()
 ) -> None:
-    """Fills `heard` with the stages of one batch of texts; with sources, the texts are the decoder's input."""
+    """Fills `heard` with the stages of one batch of texts. If sources are given, the texts are the decoder's input."""
     import torch
 
     ids, mask, token_type_ids = padded_ids(texts, golden.config.pad_id or 0)

@@ -65,7 +65,7 @@ def other_pooling(port: Port) -> Ways:
 
 
 def _first_end(port: Port, at: At) -> int:
-    """The index of the text's first end token; the last one is correct."""
+    """The index of the text's first end token. The correct head reads the last end token."""
     return int(np.flatnonzero(port.texts[at.text].ids == port.config.decoder.end_ids[0])[0])
 
 

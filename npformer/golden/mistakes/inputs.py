@@ -174,7 +174,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def _nearest(port: Port) -> Rule:
-    """Replaces each token by the one for which the stage, the embeddings' sum or norm, is nearest to the port's."""
+    """Replaces each token by the token that brings the stage (sum of embeddings or its norm) nearest to the port's."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)

@@ -203,7 +203,7 @@ def _heads(port: Port) -> np.ndarray | None:
 
 
 def _subsets(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields all subsets of up to four heads; with more heads, single heads and runs from either end."""
+    """Yields all subsets of at most four heads. For more heads, yields single heads and runs from either end."""
     if count <= 4:
         yield from (some for size in range(1, count) for some in combinations(range(count), size))
         return

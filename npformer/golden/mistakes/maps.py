@@ -1,4 +1,4 @@
-"""Maps of columns: for each column, the index of the one that it is taken from. Rows and heads have them, too."""
+"""Maps of columns: for each column, the index of the column from which it is taken. Rows and heads have maps too."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def nearest_normalized(z: np.ndarray, rest: np.ndarray, table: np.ndarray, eps: 
 
 
 def put_first(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns y with its first rows replaced by `rows`; the remaining rows are padding."""
+    """Returns y with its first rows replaced by `rows`. Its other rows are padding."""
     made = y.copy()
     made[: len(rows)] = rows
     return made

@@ -58,7 +58,7 @@ def rows_said(wrong: list[np.ndarray]) -> str:
 
 
 def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
-    """Returns the rule that changes only these rows; padding stays as it is."""
+    """Returns the rule that changes only these rows, and no padding."""
 
     def changed(y: np.ndarray, at: At) -> np.ndarray:
         own, made = np.flatnonzero(rows[at.text]), np.asarray(rule(y, at))
