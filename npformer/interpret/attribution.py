@@ -82,7 +82,7 @@ class Target:
         return values.reshape(-1, len(self.labels)).mean(axis=1)
 
     def gradient(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the derivative of `of` with respect to the logits: 1 for the label, -softmax over the others."""
+        """Returns the derivative of `of` with respect to the logits: 1 for the label, -softmax of the other logits."""
         at = self._labels(logits)
         grad = np.zeros(logits.shape) if self.alone else -softmax(_without(logits.astype(np.float64), at))
         grad[at] = 1

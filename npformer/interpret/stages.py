@@ -262,7 +262,7 @@ _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 @lru_cache(maxsize=1024)  # called for each stage of a model's trace
 def resolve(name: str) -> tuple[str, ...]:
-    """Returns npformer's stages (or patterns) of a TransformerLens hook or a Hugging Face module's path; else ().
+    """Returns npformer's stages (or patterns) for a TransformerLens hook or a Hugging Face path, and () for others.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
     decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model.
@@ -290,7 +290,7 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def ours_in(known: Container[str], name: str) -> str:
-    """Returns the known stage with another library's name; the name itself if there is none."""
+    """Returns the known stage with another library's name, or the name itself if there is no such stage."""
     meant = resolve(name)
     return next((each for each in meant if each in known), next(iter(meant), name))
 

@@ -35,7 +35,7 @@ FORMAT = "npformer-trace"
 
 
 class Trace(Mapping[str, Any]):
-    """A mapping from the names of stages, in firing order, to their arrays; a list of arrays for several texts.
+    """A mapping from the names of stages, in firing order, to their arrays, or to lists of arrays for several texts.
 
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the whole
     text. `tokens`, `token_type_ids` and `ids` describe the text. They are lists for several texts, and None if unknown.
