@@ -104,7 +104,7 @@ NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
 
 
 def _normed(x: np.ndarray, at: Any) -> np.ndarray:
-    """Rows x with normalized heads. The weight is that of queries or of keys."""
+    """Rows x with normalized heads. The norm has the weight for queries or for keys, depending on the stage."""
     norms = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, HeadNorm)).for_model(at.config)
     name = at.name.rpartition(".")[2].partition("_")[0]
     return norms.norm(norms._heads(x), weight=at.weight(f"attention.{name}_norm")).reshape(x.shape)

@@ -164,7 +164,7 @@ SCORES = "*.attention.scores"
 
 
 def bias_of(at: Any, scores: np.ndarray, name: str = "relative_bias", **choices: Any) -> np.ndarray | float:
-    """The biases of scores (H, L, S), or 0 in a stack without them. choices: fields that replace those of the stack."""
+    """The biases of scores (H, L, S), or 0 in a stack without biases. choices: fields of `RelativeBias` to replace."""
     own = next((each for each in at.mechanisms if isinstance(each, RelativeBias)), None)
     if own is None:
         return 0.0
@@ -189,7 +189,7 @@ def _changed(change: Callable[[Any, Any], Any]) -> Rules:
 
 
 def _other_buckets(port: Any) -> Ways:
-    """Buckets for the other number of directions, or with another max_distance."""
+    """Buckets for one direction instead of two, or the reverse, or buckets with another max_distance."""
 
     def with_other(**choices: Any) -> Rules:
         return _changed(lambda bias, at: bias_of(at, bias, **choices))

@@ -348,7 +348,7 @@ def _permuted(to_pairs: bool) -> Rules:
 
 
 def _other_thetas(port: Any) -> Ways:
-    """Ways to use another base: that of another kind of layer, or a common value."""
+    """Ways to use another base: the base of another kind of layer, or a common value."""
 
     def based(wide: float, near: float) -> Any:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
