@@ -115,7 +115,7 @@ def encoder(
 
 
 def _layer(n_heads: int, activation: Activation, weights: Mapping[str, Any], eps: float, norm_first: bool) -> Layer:
-    """The layer with these weights: gated if they have a gate, without the norm after attention if they lack it."""
+    """The layer with these weights. They decide whether it has a gate, and whether attention has a norm."""
     unnormed = ("attention",) if weights.get("attention_norm") is None else ()
     return layer_of(n_heads, activation, "gate" in weights["ffn"], LayerNorm(eps), norm_first, unnormed=unnormed)
 

@@ -179,7 +179,7 @@ def kv_heads(q: np.ndarray, k: np.ndarray, n_heads: int) -> int:
 
 
 def queries_of(heads: slice, size: int) -> slice:
-    """The query heads that share these heads of keys: `size` query heads per head."""
+    """The query heads that share these key heads. Each key head has `size` query heads."""
     return heads if heads.start is None else slice(heads.start * size, heads.stop * size)
 
 
