@@ -207,7 +207,7 @@ def _of_scores(grad: Array, q: Array, k: Array, v: Array, gradients: Any) -> tup
 
 
 def _of_weights(grad: Array, q: Array, k: Array, v: Array, read: Any) -> tuple[Array, Array, Array]:
-    """The gradients with other arrays, functions of scores and weights, for W in softmax_backward and in dv."""
+    """The gradients with other arrays for W in softmax_backward and in dv, as functions of scores and weights."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     of_softmax, of_v = read(scores, softmax(scores))
     ds = softmax_backward(grad @ v.mT, of_softmax) / math.sqrt(q.shape[-1])

@@ -297,12 +297,12 @@ CAUSAL_MASK = Exercise(
         Slip("everything visible", "Every key is visible to every query.", lambda n, m: np.ones((n, m), bool)),
         Slip(
             "transposed",
-            "Rows and columns are exchanged. Rows are queries, columns are keys.",
+            "Rows and columns are exchanged. Rows should be queries, columns keys.",
             lambda n, m: np.tri(n, m, m - n, dtype=bool).T,
         ),
         Slip(
             "reversed",
-            "The rows are in reverse order. The last query sees every key.",
+            "The rows are in reverse order. The last query should see every key.",
             lambda n, m: np.tri(n, m, m - n, dtype=bool)[::-1],
         ),
     ),

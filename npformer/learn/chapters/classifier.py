@@ -175,7 +175,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "norm of the embeddings after the layers",
-            'weights["embeddings"]["norm"] is applied to the output of the encoder. It comes before the first layer.',
+            'weights["embeddings"]["norm"] follows the encoder. It should come before the first layer.',
             lambda *a: _classify(*a, normalize=False, after=lambda z, norm: layer_norm(z, **norm)),
         ),
         Slip(
@@ -200,7 +200,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "pooler left out",
-            "The last layer reads the first row itself. The pooler comes between them.",
+            "The last layer reads the first row itself. It should read the output of the pooler.",
             partial(_classify, read=lambda x, weight, bias: x[0]),
         ),
         Slip(

@@ -141,12 +141,12 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "attention_norm used twice",
-            "attention_norm is used after both steps. ffn_norm belongs to the second.",
+            "attention_norm is used after both steps. ffn_norm should be used after the second.",
             partial(_layer, which=lambda an, fn: (an, an)),
         ),
         Slip(
             "ffn_norm used twice",
-            "ffn_norm is used after both steps. attention_norm belongs to the first.",
+            "ffn_norm is used after both steps. attention_norm should be used after the first.",
             partial(_layer, which=lambda an, fn: (fn, fn)),
         ),
         Slip("first norm left out", "The first sum is not normalised.", partial(_layer, first=_plain)),
@@ -163,7 +163,7 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "feed-forward network left out",
-            "The layer ends after attention and its norm. The feed-forward network and its norm follow.",
+            "The layer ends after attention and its norm. The feed-forward network and its norm should follow.",
             lambda x, h, a, an, f, fn: _first(x, h, a, an),
         ),
         Slip(

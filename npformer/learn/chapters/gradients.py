@@ -303,7 +303,7 @@ SOFTMAX_BACKWARD = Exercise(
         Slip("sign", "The gradient has the opposite sign.", lambda g, y: -softmax_backward(g, y)),
         Slip(
             "softmax taken of y",
-            "y is taken for the input: softmax is applied to it again. y is the output of softmax.",
+            "softmax is applied to y. It should not be, because y is the output of softmax.",
             lambda g, y: softmax_backward(g, softmax(y)),
         ),
         Slip(
