@@ -76,7 +76,7 @@ def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Reci
     columns = (args.label_column, recipes.text_columns(args))
     train, dev = read_labelled(train_file, *columns), read_labelled(dev_file, *columns)
     if {row.text_pair is None for row in train} != {row.text_pair is None for row in dev}:
-        raise NpformerError(f"{train_file} and {dev_file}: one has one text per row, the other has two")
+        raise NpformerError(f"{train_file} and {dev_file}: expected one text per row in both, or two in both")
     given = [each.strip() for each in args.labels.split(",")] if args.labels else None
     allowed = limits(args)
     labels = given or _labels(source, label_names([*train, *dev]), allowed)

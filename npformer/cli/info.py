@@ -30,7 +30,7 @@ CARD = 2**16  # bytes read of a model card
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     add_options(parser, LOADING)
-    what = "dtype for MODEL's memory or for the test of same bits (default: float32, as every command computes)"
+    what = "dtype of MODEL's memory estimate and of the test of same bits (default: float32, as in every command)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
     what = "check the files of MODEL, or of all bundled models, against their checksums"
     parser.add_argument("--verify", action="store_true", help=what)

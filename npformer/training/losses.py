@@ -51,10 +51,10 @@ class Example:
 
     Parameters
     ----------
-    text : Text; for multiple choice a list of choices
+    text : Text, or a list of choices for multiple choice
     target : int or array of int
-        The number of a label; for a head on tokens, one number for each token (1: replaced), with -100 for ignored
-        tokens; for question answering, the first and last token of the answer; for translation, the target's token ids.
+        For a label, its number. For a head on tokens, one number for each token (1: replaced), -100 for ignored
+        tokens. For question answering, the first and last token of the answer. For translation, the target's token ids.
 
     Examples
     --------

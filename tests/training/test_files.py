@@ -160,7 +160,7 @@ def test_finetune_that_makes_no_sense(
     (tmp_path / "two.tsv").write_text("label\ttext\ttext_pair\nyes\ta\tb\nno\tb\ta\n", encoding="utf-8")
     model, one, two = (str(tmp_path / name) for name in ("model", "one.tsv", "two.tsv"))
     for source, dev, more, message in (
-        (model, two, (), "one has one text per row, the other has two"),
+        (model, two, (), "expected one text per row in both, or two in both"),
         (model, one, ("--average-every", "3"), "--average-every: needs --average"),
         (model, one, ("--labels", "no, maybe"), "label: expected one of no (0), maybe (1), got 'yes'"),
         (
