@@ -42,7 +42,7 @@ Place = tuple[int, int]  # index of a part's file, and index of the part in it
 def identity(task: Task) -> dict[str, Any]:
     """Returns everything that a task's answers depend on: options, config, weights and tokenizer.
 
-    The sha256 of the weights is that of the file that `npformer convert` writes in the model's dtype.
+    The sha256 of the weights is the checksum of the file that `npformer convert` writes in the model's dtype.
     """
     model = task.model
     options = {name: value for name, value in asdict(task.options).items() if name != "progress"}

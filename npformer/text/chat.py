@@ -83,7 +83,7 @@ class Chat:
     ) -> list[np.ndarray | NpformerError]:
         """The tokens (L,) of each conversation up to the answer of the assistant, or its error.
 
-        If the last message is one of the assistant, the tokens end within it, so that generation continues it.
+        If the last message is from the assistant, the tokens end within it, so that generation continues it.
         variables: further variables for the template, such as enable_thinking.
         """
         try:

@@ -1,6 +1,6 @@
 """Converts the tokenizer files of older checkpoints to an equivalent tokenizer.json.
 
-So `safe_tokenizer.py` reads and checks all tokenizers in the same way. Two kinds are converted: byte-level BPE in
+`safe_tokenizer.py` can then read and check all tokenizers in the same way. Two kinds are converted: byte-level BPE in
 vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model in a SentencePiece file (Kudo, 2018,
 "Subword regularization").
 """

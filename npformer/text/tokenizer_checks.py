@@ -95,7 +95,7 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
 def check_charsmap(where: str, blob: bytes) -> int:
     """Checks the character map of SentencePiece. Returns the length of the longest replacement of a character.
 
-    The map has the size of a trie in bytes (4 bytes), the trie (a double array of 32-bit units), and texts that end
+    The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end
     with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside. Yata, 2007, "A
     compact static double-array keeping character codes". The format of units is that of darts-clone.
     """

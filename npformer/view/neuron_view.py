@@ -170,7 +170,7 @@ class NeuronView(View):
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # Packing takes seconds. float32 never packs below half its size, which is 2/3 in base64: if 2/3 exceed the
+            # Packing takes seconds. float32 packs to at least half its size, or 2/3 in base64. If 2/3 exceed the
             # budget, there is no need to try.
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:

@@ -51,10 +51,10 @@ def page(
     """Draws all views of a text in one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
 
     The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
-    A causal model's next tokens have a slider of temperature. The views are linked, and the page's address records the
-    selections. A view without data is omitted: logit attribution, lens and ablation for a model without a head, or for
-    a head on tokens if the text has no masked word. In a long text, only the heads with the largest estimated effects
-    are ablated.
+    For a causal model, a slider sets the temperature of the next tokens. The views are linked, and the page's address
+    records the selections. A view without data is omitted: logit attribution, lens and ablation for a model without a
+    head, or for a head on tokens if the text has no masked word. In a long text, only the heads with the largest
+    estimated effects are ablated.
 
     Parameters
     ----------

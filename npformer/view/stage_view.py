@@ -232,7 +232,7 @@ class StageView(View):
 
     @cached_property
     def _edges(self) -> tuple[int, int]:
-        """Returns the maximum sizes of axes of tokens and of other axes with which the page has at most `numbers`."""
+        """Returns maximum sizes, of token axes and of other axes, for a page of at most `numbers` numbers."""
         stored = [step.array for i, step in enumerate(self.steps) if i not in self._merged]
         choices = [*((max(KEPT, size), size) for size in SIZES), *((size, size) for size in SIZES if size < KEPT)]
         for edges in choices:
