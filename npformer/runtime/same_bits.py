@@ -158,7 +158,7 @@ class Kernel:
         """a @ b for several rows and a multiple of VECTOR columns. Small products are summed in the same blocks as
         large ones."""
         size = a.shape[-2] * a.shape[-1] * b.shape[-1]
-        # Twice the limit, to be safe: below, products between the two are summed in blocks too, with the same bits.
+        # Twice the limit, to be safe. Products up to this size are summed in blocks below, with the same bits.
         if size > 2 * self.small:
             return np.matmul(a, b, out=out)
         if b.strides[-1] != b.itemsize:  # small kernels add the columns of a transposed array in another order
