@@ -122,7 +122,7 @@ class Source(NamedTuple):
 class PieceOrder(NamedTuple):
     """How the token ids of a family differ from the order of pieces in its SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # pieces before those of the file: role or name, and score
+    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before the pieces of the file
     dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
     last: tuple[str, ...] = ()  # pieces after those of the file
     sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>, or as many as in tokenizer_config.json

@@ -19,7 +19,7 @@ from npformer.families.rope import check_even_heads
 from npformer.layers import Stack
 from npformer.mechanisms import Rotary
 
-#: Field in Transformers -> field on the hub, which has the name of GPT-2's field.
+#: Field in Transformers -> field on the hub, named as in GPT-2.
 HUB = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -28,7 +28,7 @@ HUB = {
     "max_position_embeddings": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-#: Required values in the hub's format, whose code has other defaults.
+#: Required values in the hub's format. The code on the hub has other defaults.
 EXPECTED = {
     "activation_function": "swiglu",
     "qkv_proj_bias": False,
