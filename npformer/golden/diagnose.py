@@ -300,7 +300,7 @@ class _Case:
         return [name for name in near if name in self.given and name in self.everywhere(wrong)]
 
     def takes_back(self, wrong: Port, base: Port) -> bool:
-        """Returns whether rules fit only by undoing those of an earlier cause: on their own, they change nothing."""
+        """Returns whether rules only undo the rules of an earlier cause, and change nothing on their own."""
         added, count = wrong.rules[len(base.rules) :], len(self.right.rules)
         if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
             return False

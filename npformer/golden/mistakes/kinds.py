@@ -49,7 +49,7 @@ def changing(port: Port, stage: str, rule: Rule) -> Port:
 
 
 def places(port: Port) -> list[str]:
-    """Returns the computed stages, from the last to the first, then the other program's stages they start from."""
+    """Returns the computed stages, from last to first, then the other program's stages from which they start."""
     return [name for name in reversed(port.known) if name in port.span] + parents_of(port)
 
 
