@@ -312,8 +312,8 @@ class _Walk:
     def tokens(self) -> tuple[str, ...]:
         """The tokens of the stack.
 
-        A decoder that reads the text again has its start token and the text's tokens. A translation has the decoder's
-        tokens and the source's.
+        For a decoder that reads the text again, these are its start token and the tokens of the text. For a
+        translation, they are the tokens of the decoder and of the source.
         """
         own = self.stages.tokens or list(map(str, range(len(self.stages.ids))))
         again = 1 if self.model.config.head != "translation" else None

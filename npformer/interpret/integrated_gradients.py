@@ -168,7 +168,7 @@ def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.
 
 
 def _stages(model: Any) -> list[str]:
-    """Returns the names of the embeddings' outputs: the encoder's, and that of a decoder that reads the same text."""
+    """Returns the stages with the embeddings' output: the encoder's, and the decoder's if it reads the same text."""
     output = parts_of(model.config).embeddings.output
     if not model.config.decoder:
         return [output]

@@ -27,7 +27,7 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-MOST = 65_536  # limit of tokens to read by position, a minute for BERT-base, because half of them skip some layers
+MOST = 65_536  # tokens that patching by position may read: a minute for BERT-base, because copies skip lower layers
 BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of the names of a layer's stages, in order
 
 
