@@ -96,7 +96,7 @@ def _check_packed(function: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Unwraps a function, because the table of backward functions has unwrapped ones. Other values are unchanged."""
+    """Unwraps a function, because the table of backward functions lists unwrapped functions. Else returns `value`."""
     ours = isinstance(value, FunctionType) and value.__module__ == "npformer"
     return inspect.unwrap(value) if ours else value
 
