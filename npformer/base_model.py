@@ -94,7 +94,7 @@ class BaseModel(Runner, Answering):
             file.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for pickle and copy: the weights as arrays, without their files, which must be unchanged."""
+        """The state for pickle and copy, with the weights as arrays. First checks that their files are unchanged."""
         self._check_files()
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 

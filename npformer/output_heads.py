@@ -333,7 +333,7 @@ class Head(ABC):
         return logits
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
-        """The ratio of a logit to the output of the head's linear layer, treated as a constant. place: its index."""
+        """The ratio of a logit to the linear layer's output, treated as a constant. place: the index of the logit."""
         return 1.0
 
     @abstractmethod
