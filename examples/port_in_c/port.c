@@ -1,4 +1,4 @@
-/* DistilBERT in plain C, every stage of it: ./port MODEL IDS OUTPUT
+/* DistilBERT in plain C, with every stage: ./port MODEL IDS OUTPUT
  *
  * MODEL is a folder with config.json and model.safetensors, IDS a safetensors file with the token ids of text i as
  * `i/ids`, OUTPUT the safetensors file of stages to write, text i's as `i/STAGE`. It takes any head of the family,
@@ -17,7 +17,7 @@
 
 static void fail(const char *what, const char *which) { fprintf(stderr, "port: %s: %s\n", which, what), exit(1); }
 
-static void *need(size_t size) { /* memory of zeros */
+static void *need(size_t size) { /* zeroed memory */
     void *memory = calloc(size ? size : 1, 1);
     if (!memory) fail("out of memory", "calloc");
     return memory;
@@ -50,7 +50,7 @@ static Tensors open_tensors(const char *folder, const char *name) {
     return (Tensors){header, bytes + 8 + length, size - 8 - length};
 }
 
-/* The numbers of a tensor as they are stored; NULL without one of this name. */
+/* The numbers of a tensor as they are stored; NULL if no tensor has this name. */
 static char *raw(Tensors file, const char *name, char *dtype, size_t *bytes) {
     char key[512];
     unsigned long long begin, end;
@@ -70,7 +70,7 @@ static float from_half(uint16_t bits) {
     return bits >> 15 ? -size : size;
 }
 
-/* A tensor in float32; NULL without one of this name. */
+/* A tensor in float32; NULL if no tensor has this name. */
 static float *tensor(Tensors file, const char *name) {
     char dtype[8], *from;
     size_t bytes;
@@ -91,7 +91,7 @@ static float *tensor(Tensors file, const char *name) {
 
 static char *config; /* config.json */
 
-static char *setting(const char *name) { /* what follows "name": */
+static char *setting(const char *name) { /* returns the text after "name": */
     char key[64];
     snprintf(key, sizeof key, "\"%s\":", name);
     char *found = strstr(config, key);
@@ -308,7 +308,7 @@ static float *encode(const int64_t *ids, int T, int D) {
 /* Logits of n rows by C labels, and their probabilities */
 static void classify(const float *x, int n, int D, int C, int of_text) {
     float *logits = note("logits", linear("classifier", x, n, D, C), of_text ? 1 : 2, of_text ? C : n, C);
-    if (strstr(config, "ForMultipleChoice")) return; /* whose probabilities are of all texts together */
+    if (strstr(config, "ForMultipleChoice")) return; /* its softmax is over all texts */
     int sigmoid = setting("problem_type") && strstr(setting("problem_type"), "multi_label");
     for (int row = 0; row < n && !sigmoid; row++) softmax(logits + row * C, C, 1);
     for (int i = 0; i < C && sigmoid; i++) logits[i] = 1 / (1 + expf(-logits[i]));
@@ -337,7 +337,7 @@ static void answer(float *x, int T, int D) {
         activate(hidden, T * D, strchr(setting("activation"), '"') + 1);
         note("head.activation", hidden, 2, T, D);
         hidden = note("head.norm", layer_norm("vocab_layer_norm", hidden, T, D), 2, T, D);
-        float *own = tensor(weights, "vocab_projector.weight"); /* without one it is the table of words */
+        float *own = tensor(weights, "vocab_projector.weight"); /* NULL: tied to the token table */
         float *w = own ? own : weight(module("word_embeddings"), "weight"), *b = weight("vocab_projector", "bias");
         float *logits = note("logits", product(hidden, T, D, V, w, b), 2, T, V);
         for (int t = 0; t < T; t++) softmax(logits + t * V, V, 1);
