@@ -1,4 +1,4 @@
-"""The encoder's parts against their formulas; a row is the same alone, among others, and if only it is requested."""
+"""The encoder's parts compared with their formulas. A row is the same alone, among others, or requested alone."""
 
 from __future__ import annotations
 

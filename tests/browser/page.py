@@ -29,7 +29,7 @@ class Page:
         self.resize(width, height)
         self.media(dark=dark)
         self.rest()
-        # With the same query, another address of the page that is open would not load it anew.
+        # The query is new each time: the browser does not reload an open page if only the part after # changes.
         self.driver.get(f"{path.as_uri()}?{next(_loads)}#{at}" if at else path.as_uri())
         if wait:
             self.until_ready()

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz import pool
 
-LEAST = 0.05  # minimum share of a kind's cases that load, and that are refused; otherwise its mutators are ineffective
+LEAST = 0.05  # share of a kind's cases that must load, and that must be refused, or its mutators are ineffective
 SOME = 200  # minimum number of cases for this rule
 
 

@@ -66,7 +66,7 @@ def processors(model: Any, prompt: int, **settings: Any) -> Any:
 
 
 def gpt2(width: int) -> Any:
-    """A tiny model, of which `processors` uses only the config."""
+    """A tiny model; `processors` uses only its config."""
     import transformers
 
     sizes = {"n_positions": 96, "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": width}

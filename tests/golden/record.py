@@ -122,7 +122,7 @@ def stages(
 
 @contextmanager
 def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[None]:
-    """Calls hear(stage, array) for each stage of the runs inside."""
+    """Calls hear(stage, array) for each stage of the runs inside the block."""
     table, module_of_family = TABLES[model.config.model_type]
     handles, scope_of = [], {}
     for path, module in model.named_modules():

@@ -264,7 +264,7 @@ REPEATED = ("from 2", "heads", "no types", "norm's bias", "wide", "twice")
 
 
 def by_turns(made: Iterable[str]) -> list[tuple[str, str]]:
-    """Each mistake with one of the families, in turn; mistakes in token types with BERT, which has them."""
+    """Pairs each mistake with one family in turn, and mistakes in token types with BERT, which has token types."""
     families = [FAMILIES[i % len(FAMILIES)] for i in range(len(MADE))]
     return [("bert" if "types" in each else family, each) for family, each in zip(families, made, strict=False)]
 

@@ -1,4 +1,4 @@
-"""The route of a task that is declared, without one written for it: its parameters are the options of its command."""
+"""A declared task has a route without further code: the route's parameters are the options of the task's command."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_predict(server, alone):
 
 
 def test_rerank(server, alone):
-    """Probabilities as text-embeddings-inference gives them, also of a checkpoint whose own scores are logits."""
+    """Scores are probabilities, as in text-embeddings-inference, even if the checkpoint's own scores are logits."""
     rank = alone("text-ranking", "ranker")
     pairs = [Pair("what is good", text) for text in TEXTS]
     scores = [rank(pair, function_to_apply="sigmoid")["score"] for pair in pairs]

@@ -77,7 +77,7 @@ def test_a_model_that_writes_is_described_by_its_task(server: Server) -> None:
 
 
 def test_generate(server: Server, task: TextGeneration) -> None:
-    """Greedy unless a sampling parameter is given."""
+    """Generation is greedy unless a sampling parameter is given."""
     body: dict[str, Any] = {"inputs": "The other", "parameters": {"max_new_tokens": 12}}
     expected = written(task, "The other")
     assert server.post("/generate", body)[:2] == (200, {"generated_text": expected})
@@ -279,7 +279,7 @@ def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGene
 
 
 async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
-    """The answer of a route in this process, a stream read to its end; `batches` gets the sizes of each."""
+    """Returns a route's answer in this process, after reading its stream; `batches` gets the sizes of each batch."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)

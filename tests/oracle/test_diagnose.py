@@ -98,7 +98,7 @@ NOT_IN_ALBERT = {
 FOR_ALL = [(family, plant) for family, plant in FOR_ALL if family != "albert" or plant.__name__ not in NOT_IN_ALBERT]
 for each in ("distilbert", "bert", "albert"):  # their positions have no offset
     FOR_ALL.remove((each, no_offset))
-#: The diagnosis does not depend on the family, so each mistake is tried in only one of those that can have it.
+#: The diagnosis does not depend on the family, so each mistake is tried in one family that can have it.
 TAKEN = []
 for i, plant in enumerate(PLANTED):
     able = [family for family, each in FOR_ALL if each is plant]

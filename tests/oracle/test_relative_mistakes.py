@@ -149,7 +149,7 @@ IDS = [f"{family}-{i}" for i, (family, _, _) in enumerate(PLANTED)]
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Model, golden.Golden]]:
-    """Returns a function of family: its model and golden values, within whose budgets transformers' model is."""
+    """Returns a function of a family that gives its model and golden values, and checks transformers' model by them."""
 
     @cache
     def made(family: str) -> tuple[Model, golden.Golden]:

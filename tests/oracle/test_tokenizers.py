@@ -137,7 +137,7 @@ CASES["t5 alone"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {})
 CASES["t5 few sentinels"] = ("t5", {"spiece.model": "t5-nmt_nfkc.model"}, {"tokenizer_config.json": {"extra_ids": 3}})
 CASES["albert identity"] = ("albert", {"spiece.model": "albert-identity.model"}, {})
 
-#: Name -> a case above, of which Transformers makes a tokenizer.json, fields that are removed from it, and settings.
+#: Name -> a case above, fields to remove from the tokenizer.json that Transformers makes of it, and settings.
 WRITTEN: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "roberta's own": ("roberta alone", [], {}),
     "roberta's with a space first": ("roberta alone", [], {"add_prefix_space": True}),

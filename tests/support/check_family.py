@@ -50,7 +50,7 @@ def usual_head(name: str) -> str:
 
 
 def two_heads(name: str) -> list[str]:
-    """Returns the usual head and one other, in turn over the families, because all families share the heads' code."""
+    """Returns the usual head and another one, which alternates between families: they share the heads' code."""
     others = [head for head in heads(name) if head != usual_head(name)]
     turn = list(FAMILIES).index(name)
     return [usual_head(name), *others[turn % max(len(others), 1) :][:1]]
@@ -78,7 +78,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 
 def check_bits(of_threads: Sequence[Model | Seq2Seq], given: Sequence[Any], seed: int = 0) -> None:
-    """Each text alone on one thread has the same bits as in any order, on any number of threads, and when traced."""
+    """A text has the same bits alone on one thread, in any order of texts, on more threads, and when traced."""
     alone = [of_threads[0].run([each])[0] for each in given]
     random = np.random.default_rng(seed)
     for model in of_threads:

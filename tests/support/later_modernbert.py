@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support import tiny
 
-#: Fields of both: those that transformers reads, and several that it ignores.
+#: Fields of both folders; transformers reads some of them and ignores the others.
 _BOTH = {
     "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
     "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0, "classifier_pooling": "mean",

@@ -125,7 +125,7 @@ def old_tokenizer(path: Path) -> None:
 
 
 def older(case: str, model_type: str) -> Callable[[Path], None]:
-    """A folder with a tokenizer's files of this case of golden ids."""
+    """Returns a function that writes a tiny model with the tokenizer files of a case of `make_tokenizer.py`."""
 
     def make(path: Path) -> None:
         model = tiny.folder(path / "model", model_type, vocab_size=300)

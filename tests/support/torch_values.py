@@ -32,7 +32,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
 
 
 def below(found: dict[str, np.ndarray], path: str) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with path/, by the rest of their names."""
+    """Returns the arrays whose names begin with path/, and removes this prefix."""
     return {name.removeprefix(f"{path}/"): array for name, array in found.items() if name.startswith(f"{path}/")}
 
 

@@ -166,7 +166,7 @@ def test_a_harmful_file_is_refused(case: str, tmp_path: Path, capfd: pytest.Capt
 
 
 def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
-    """Readers differ in which of two entries they use, so a check of one does not protect a reader of the other."""
+    """Readers differ in which of two values they use, so a check of the first does not protect a reader of the last."""
     text = (write(tmp_path) / "tokenizer.json").read_text()
     for before in ('"decoder"', '"max_input_chars_per_word"'):
         twice = text.replace(before, f"{before}: 100, {before.replace('d', chr(92) + 'u0064', 1)}", 1)
