@@ -187,7 +187,9 @@ def shape(line: str) -> str:
 
 
 #: A page takes seconds, so the quick tests run the README alone.
-@pytest.mark.parametrize("page", slow_after(1, sorted({*PAGES} - {COURSE}, key=lambda page: (page != "README.md", page))))
+@pytest.mark.parametrize(
+    "page", slow_after(1, sorted({*PAGES} - {COURSE}, key=lambda page: (page != "README.md", page)))
+)
 def test_the_blocks_of_a_page_run(page, environment, tmp_path):
     needed = NEEDS.get(page)
     if needed and importlib.util.find_spec(needed) is None:
