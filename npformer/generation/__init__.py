@@ -38,8 +38,9 @@ def generate(
     stopping: Stopping | None = None,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
-    """Generates num_return_sequences targets for each source, or texts after each prompt, with the best first.
+    """Generates num_return_sequences targets for each source, or texts after each prompt.
 
+    Beam search returns the best first, and sampling returns the texts in the order of their draws.
     The bits of a text do not depend on the other sources. A sampled text depends on the seed and on its index in the
     list. RoBERTa has the same positions as in a forward pass; `generate` of Transformers 5 begins at row 0 unless
     positions are given.

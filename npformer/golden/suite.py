@@ -158,7 +158,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
 
 
 def _wanted(names: list[str], patterns: list[str] | None) -> list[str]:
-    """Selects the names that match a pattern, in their order; all names without a pattern."""
+    """Selects the names that match any of the patterns, in their order, or all names if there are no patterns."""
     for pattern in patterns or []:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, names, 3) or names[:3]

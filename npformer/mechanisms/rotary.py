@@ -245,7 +245,7 @@ def _half_of(columns: slice) -> Formula:
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]
-        if half == 1:  # two columns have no half to rotate
+        if half == 1:  # half of two columns is one column, which is no pair
             return x
         heads = x.reshape(len(x), -1, 2 * half).copy()
         cos, sin = (each[:, columns][:, : half // 2] for each in (cos, sin))

@@ -146,7 +146,7 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
-    """Concatenates texts to a batch.
+    """Concatenates texts into a batch.
 
     uncounted: a token that gets position -1 and is skipped in counting. last: heads on texts read the last token that
     is not `padding`, instead of the first token.

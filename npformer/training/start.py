@@ -34,8 +34,8 @@ def start(
 ) -> tuple[Config, layout.Tree, bool]:
     """Creates a classifier with these labels from the encoder in a folder. Also returns whether the head was kept.
 
-    The head in the folder is kept if it has exactly these labels. Otherwise a new head is drawn from N(0, 0.02^2). With
-    `distilbert`, a BERT model is rewritten as a DistilBERT model.
+    The head in the folder is kept if it has exactly these labels and `distilbert` is false. Otherwise a new head is
+    drawn from N(0, 0.02^2). With `distilbert`, a BERT model is rewritten as a DistilBERT model.
     """
     stored = read_folder(folder, limits)
     described = read_config(stored.config, limits=limits)

@@ -267,7 +267,7 @@ class Trainer(Generic[E]):
 
         References
         ----------
-        Vaswani et al., 2017, section 6.1, averages checkpoints.
+        Vaswani et al., 2017, section 6.1: averages of checkpoints.
         """
         if self.folder is None or not all(score in row for row in self.state.history):
             raise NpformerError(f"choose: expected a run with a folder and an evaluation that returns {score!r:.80}")

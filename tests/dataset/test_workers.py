@@ -166,7 +166,7 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """If a trial finds other bits on the CPU's oldest kernels, the run warns, and the manifest names such parts."""
+    """If the oldest kernels give other bits in a trial, the run warns, and the manifest names the parts they computed."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]

@@ -202,7 +202,7 @@ def limit_memory(size: int) -> None:
 
 
 def main() -> None:
-    """The arguments: a folder, the seconds of a case, and kinds. Checks the valid corpus of these kinds, then runs the requested cases."""
+    """The arguments: a folder, the limit of seconds per case, and kinds. Checks the valid corpus of these kinds, then runs the requested cases."""
     root = Path(sys.argv[1])
     out = os.fdopen(os.dup(1), "w", buffering=1)
     noise = os.open(root / "noise", os.O_RDWR | os.O_CREAT | os.O_TRUNC)

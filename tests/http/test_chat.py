@@ -1,4 +1,4 @@
-"""/v1/chat/completions: by the openai package and curl, and in this process the limits and clients that disconnect."""
+"""/v1/chat/completions with the openai package and curl; limits and disconnecting clients in this process."""
 
 from __future__ import annotations
 

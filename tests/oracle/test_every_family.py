@@ -75,7 +75,7 @@ OF_DECODERS = {
         "bias": True,
     },
 }
-#: Caps and windows that scores, logits and texts of the random models exceed.
+#: Caps and windows so small that scores, logits and texts of the random models exceed them.
 CAPPED = (Rotary(30.0), SoftCap(1.5))
 OF_DECODERS |= {
     "caps, windows and a scale": {

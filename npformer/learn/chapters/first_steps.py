@@ -162,7 +162,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "eps outside the root",
-            "eps is added to the root of the variance. It should be added to the variance, below the root.",
+            "eps is added to the root of the variance. It should be added to the variance, inside the root.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps) * weight + bias
             ),
@@ -176,7 +176,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "eps ignored",
-            "The argument eps is not used. It should be added to the variance, below the root.",
+            "The argument eps is not used. It should be added to the variance, inside the root.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, 1e-12) * weight + bias,
         ),
         Slip(
