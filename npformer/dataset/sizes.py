@@ -21,7 +21,7 @@ BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.ty
 
 
 class Cuts:
-    """Divides a file into parts by the sizes of its rows. A part has at most `rows` rows; all together have `limit`."""
+    """Divides a file into parts by the sizes of its rows. A part has at most `rows` rows, all parts at most `limit`."""
 
     def __init__(self, rows: int, limit: int | None) -> None:
         self.rows, self.limit = rows, limit

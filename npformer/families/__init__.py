@@ -5,7 +5,8 @@ A new family is a file here and an entry in `FAMILIES`. Families similar to BERT
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 from importlib import import_module
 from itertools import chain
@@ -39,37 +40,19 @@ __all__ = [
 ]
 
 
-class _Families(MutableMapping[str, Family]):
+class _Families(UserDict[str, Any]):
     """Imports the file of a family at its first use, so that a model starts without the code of all others."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._families: dict[str, str | Family] = dict(places)
-
     def __getitem__(self, model_type: str) -> Family:
-        found = self._families[model_type]
+        found = self.data[model_type]
         if isinstance(found, str):
             file, name = found.split(".")
-            found = self._families[model_type] = getattr(import_module(f"{__name__}.{file}"), name)
+            found = self.data[model_type] = getattr(import_module(f"{__name__}.{file}"), name)
         return cast(Family, found)
-
-    def __setitem__(self, model_type: str, family: Family) -> None:
-        self._families[model_type] = family
-
-    def __delitem__(self, model_type: str) -> None:
-        del self._families[model_type]
-
-    def __contains__(self, model_type: object) -> bool:
-        return model_type in self._families
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._families)
-
-    def __len__(self) -> int:
-        return len(self._families)
 
 
 #: model_type -> family, given as its file and its name there.
-FAMILIES = _Families(
+FAMILIES: MutableMapping[str, Family] = _Families(
     {
         "distilbert": "distilbert.DISTILBERT",
         "bert": "bert.BERT",

@@ -201,11 +201,11 @@ class SelfAttentionCache:
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the first keys and values of a single text with one beam, (count, G K) each; zeros if skipped."""
         own = count - self.skipped
-        keys, values = self.keys[0, :, :, :own].transpose(2, 0, 1), self.values[0, :, :own].swapaxes(0, 1)
-        found = [np.zeros((count, keys[0].size), keys.dtype) for _ in range(2)]
-        for rows, each in zip(found, (keys, values), strict=True):
-            rows[self.skipped :] = each.reshape(own, -1)
-        return found[0], found[1]
+        found = np.zeros((2, count, *self.keys.shape[1:3]), self.keys.dtype)
+        found[0, self.skipped :] = self.keys[0, :, :, :own].transpose(2, 0, 1)
+        found[1, self.skipped :] = self.values[0, :, :own].swapaxes(0, 1)
+        keys, values = found.reshape(2, count, -1)
+        return keys, values
 
     def has_rows(self, count: int) -> bool:
         """Whether the cache has every row that the rows after the first `count` read."""

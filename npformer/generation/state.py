@@ -243,14 +243,16 @@ def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
 def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
     """Reads prompts, with the same bits as in `Model.run`."""
 
+    size = _block_size(model)
+
     def work(indices: list[int]) -> list[Read]:
-        together = [i for i in indices if len(prompts[i]) <= _block(model, prompts[i])]
+        together = [i for i in indices if len(prompts[i]) <= size]
         found = dict(zip(together, _together(model, [prompts[i] for i in together]), strict=True))
-        return [found[i] if i in found else _in_blocks(model, prompts[i]) for i in indices]
+        return [found[i] if i in found else _in_blocks(model, prompts[i], size) for i in indices]
 
     if len(prompts) == 1 and isinstance(prompts[0], Continued) and prompts[0].kept and not listening():
         with model.cores():
-            return [_in_blocks(model, prompts[0], prompts[0].kept)]
+            return [_in_blocks(model, prompts[0], size, prompts[0].kept)]
     return model.in_shards([len(prompt) for prompt in prompts], work)
 
 
@@ -265,8 +267,8 @@ def _together(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
     return [Read(row, list(pairs)) for row, *pairs in zip(x, *kept, strict=True)]
 
 
-def _in_blocks(model: BaseModel, prompt: Text, kept: KeptRows = ()) -> Read:
-    """Reads a prompt after the rows that are kept, in blocks of rows.
+def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -> Read:
+    """Reads a prompt after the rows that are kept, in blocks of `size` rows.
 
     The memory for a long prompt is thus constant, except for its keys and values. Bits are those of a single pass.
     """
@@ -274,13 +276,13 @@ def _in_blocks(model: BaseModel, prompt: Text, kept: KeptRows = ()) -> Read:
     layers = [PromptRows(len(prompt)) for _ in range(model.config.n_layers)]
     for layer, rows in zip(layers, kept, strict=False):
         layer.store(*rows)
-    for first, end in pairwise([*range(before, len(prompt), _block(model, prompt)), len(prompt)]):
+    for first, end in pairwise([*range(before, len(prompt), size), len(prompt)]):
         block = batch.between(first, end)
         [row] = encode(model.weights, model.config, block, block.read, [Caches(each) for each in layers])
     return Read(row, [(each.keys, each.values) for each in layers])
 
 
-def _block(model: BaseModel, prompt: Text) -> int:
+def _block_size(model: BaseModel) -> int:
     """The number of rows of a prompt to read in one pass: all if keys depend on the length or a listener is open."""
     by_length = any(each.same_until(1) is not None for each in parts_of(model.config).stack.mechanisms)
-    return len(prompt) if by_length or listening() else BLOCK
+    return model.config.max_length if by_length or listening() else BLOCK

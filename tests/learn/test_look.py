@@ -27,7 +27,7 @@ from tests.learn.test_check import PLAIN, written
 def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path) -> None:
     """The stages agree within the float32 rounding of six layers. Weights and text are the same, but not the code.
 
-    npformer's functions call those that the learner has written, so their stages are recorded too.
+    npformer's functions call the learner's functions, and the stages of both are recorded.
     """
     folder = written(tmp_path, {}, PLAIN)
     stages = learners_stages(folder / "my_transformer.py", unwritten, TEXT)

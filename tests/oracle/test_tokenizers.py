@@ -28,7 +28,7 @@ WORD_PIECES = {
 }
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 MASK = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-#: Special pieces for SentencePiece's trainer, as the authors of each checkpoint chose them.
+#: The special pieces that each checkpoint's authors gave to SentencePiece's trainer.
 TRAINED: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
     "camembert": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
