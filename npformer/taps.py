@@ -1,6 +1,6 @@
 """Named stages: `tap` names an array, `scope` prefixes names, `listen` observes and may replace arrays.
 
-Without a listener a tap costs one lookup of a context variable and keeps nothing alive. Traces
+Without a listener, a tap costs one lookup of a context variable and keeps no array alive. Traces
 (`interpret/traces.py`), edits (`interpret/edits.py`) and golden files (`golden/`) are listeners.
 """
 
@@ -20,7 +20,7 @@ _UNNAMED = nullcontext()
 
 
 def tap(name: str, array: np.ndarray) -> np.ndarray:
-    """Marks an array as a named stage. Returns the array, or its replacement by a listener.
+    """Marks an array as a named stage. Returns the array, or the array with which a listener replaced it.
 
     The full name joins the enclosing scopes and this name with dots: `layers.0.attention.scores`.
 
@@ -50,7 +50,7 @@ def tap(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def scope(name: str) -> AbstractContextManager[None]:
-    """Adds a prefix to the names of the stages inside.
+    """Adds a prefix to the names of all stages in the `with` block.
 
     Parameters
     ----------
@@ -80,10 +80,10 @@ def _scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def listen(listener: Listener, first: bool = False) -> Iterator[None]:
-    """Calls `listener(name, array)` at every stage inside; the returned array replaces the stage.
+    """Calls `listener(name, array)` at every stage in the `with` block; the array that it returns replaces the stage.
 
-    Listeners are called in the order in which they were opened, except that `first` puts one before all others. Edits
-    use `first`, so that a trace records the edited stage whichever of the two was opened first.
+    Listeners are called in the order in which they were opened, except that a listener opened with `first` comes before
+    all others. Edits use `first`, so that a trace records the edited stage even if the trace was opened earlier.
     """
     others = _listeners.get()
     token = _listeners.set((listener, *others) if first else (*others, listener))
@@ -94,12 +94,12 @@ def listen(listener: Listener, first: bool = False) -> Iterator[None]:
 
 
 def listeners() -> tuple[Listener, ...]:
-    """The open listeners, in calling order."""
+    """Returns the open listeners, in calling order."""
     return _listeners.get()
 
 
 def listening() -> bool:
-    """Whether a listener is open. If so, every stage must be computed whole, in order, on the calling thread."""
+    """Returns whether a listener is open. Stages must then be computed whole, in order, on the calling thread."""
     return bool(_listeners.get())
 
 

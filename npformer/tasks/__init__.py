@@ -1,4 +1,4 @@
-"""Tasks, which turn texts into answers. `pipeline` makes a task by its name, and `catalogue.py` lists all tasks.
+"""Tasks, which turn texts into answers. `pipeline` makes a task from its name, and `catalogue.py` lists all tasks.
 
 Names, arguments and results follow transformers.pipeline. The class of each task states the differences.
 """
@@ -17,7 +17,7 @@ __all__ = ["Pair", "pipeline"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `pipeline` or `Pair` on first use, so that declarations of tasks can be read without models."""
+    """Imports `pipeline` or `Pair` on first use, so that task declarations can be read without importing model code."""
     import npformer
 
     if name in __all__:

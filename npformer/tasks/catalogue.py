@@ -1,6 +1,7 @@
 """The declarations of all tasks, read by the pipeline, the command line, datasets and the service.
 
-The first task of a head is the default of a pipeline. A task's class declares the form of its answers.
+Without a task name, a pipeline uses the first task declared for the model's head. A task's class declares the form of
+its answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PROMPT_NAME = option("--prompt-name NAME", "name of the model's prompt to put be
 
 
 def _text_to_text(name: str, summary: str, description: str, epilog: str, *more: Option) -> Command:
-    """The command of a text-to-text task."""
+    """Returns the command of a text-to-text task."""
     return Command(
         name,
         summary,
@@ -29,10 +30,14 @@ Blank lines stay blank: line N of the output belongs to line N of the input.""",
         epilog,
         options=(
             *more,
-            option("-b --beams N", "search with N beams (the model's setting)", "num_beams", type=whole),
+            option("-b --beams N", "search with N beams (default: the model's)", "num_beams", type=whole),
             option("--best N", "show the N best answers for each text", "num_return_sequences", type=whole),
-            option("--max-tokens N", "maximum tokens in an answer (the model's setting)", "max_new_tokens", type=whole),
-            option("--min-tokens N", "minimum tokens in an answer (the model's setting)", "min_new_tokens", type=whole),
+            option(
+                "--max-tokens N", "maximum tokens in an answer (default: the model's)", "max_new_tokens", type=whole
+            ),
+            option(
+                "--min-tokens N", "minimum tokens in an answer (default: the model's)", "min_new_tokens", type=whole
+            ),
             option("--length-penalty P", "values above 1 favour long answers", "length_penalty", type=float),
             option("--sample", "sample words by their probability", "do_sample"),
             option("--seed N", "seed for --sample", "seed", type=int),
@@ -301,7 +306,7 @@ unless the model's generation_config.json has other settings.""",
                 option("--chat", "answer each text as a user's message, by the chat template", "chat"),
                 option("--system TEXT", "with --chat: the system message", "system"),
                 option("--max-new-tokens N", "maximum new tokens", "max_new_tokens", type=whole),
-                option("--temperature T", "above 1: more varied, below 1: less (0.7)", "temperature", type=float),
+                option("--temperature T", "above 1: more variety; below 1: less (0.7)", "temperature", type=float),
                 option("--top-k K", "sample from the K most likely tokens (50); 0: from all", "top_k", type=int),
                 option("--top-p P", "sample from the most likely tokens with total probability P", "top_p", type=float),
                 option("--min-p P", "sample from tokens at least P times as likely as the best", "min_p", type=float),

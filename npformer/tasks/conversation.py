@@ -15,13 +15,13 @@ from npformer.tasks.text_generation import TextGeneration, Writer
 
 
 class Conversation:
-    """A chat with a model. It keeps the keys and values of earlier turns, which does not change the bits of answers.
+    """A chat with a model. It reuses the keys and values of earlier turns, without changing any bit of the answers.
 
     Parameters
     ----------
     task : TextGeneration for a model with a chat template
     system : str, the system message
-    **options : of `TextGeneration`
+    **options : options of `TextGeneration`
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Conversation:
         self._state: PromptState | None = None
 
     def say(self, text: str) -> Iterator[str]:
-        """Yields the answer to a message piece by piece. If the caller stops early, the pieces so far are kept.
+        """Yields the answer to a message piece by piece. If the caller stops early, the pieces yielded so far are kept.
 
         Raises NpformerError, and leaves the conversation as it was, if the message does not fit.
         """

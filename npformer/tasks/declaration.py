@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """An option of a command: the arguments of `add_argument`, and the task setting that it changes, if any."""
+    """An option of a command: the arguments of `add_argument`, and the task setting that the option changes, if any."""
 
     flags: tuple[str, ...]
     how: dict[str, Any]
@@ -27,7 +27,7 @@ class Option(NamedTuple):
 def option(usage: str, what: str, sets: str = "", **how: Any) -> Option:
     """Makes an option from its usage, such as "-k --top-k K". Without a value, the option is a switch.
 
-    `what` is its help, and `sets` is the task setting that it changes. `how` is passed to `add_argument`.
+    `what` is its help text, and `sets` is the task setting that it changes. `how` is passed to `add_argument`.
     """
     flags = tuple(word for word in usage.split() if word.startswith("-"))
     value = usage.split()[len(flags) :]
@@ -59,7 +59,9 @@ def comma_separated(text: str) -> list[str]:
 
 
 STRIDE = option("--stride N", "tokens shared by neighbouring windows of a long text", "stride", type=whole)
-LONG_TEXTS = option("--long", "how to handle long texts (truncate; window with --stride)", "long", choices=LONG)
+LONG_TEXTS = option(
+    "--long", "how to handle long texts (default: truncate; with --stride: window)", "long", choices=LONG
+)
 
 
 def long_or_error(what: str) -> Option:
@@ -89,8 +91,8 @@ class Form(NamedTuple):
     """The form of a task's answers, for datasets and the command line.
 
     A type is str, int, float, np.floating for numbers in the model's dtype, (np.floating, D) for vectors, a dict of
-    types, or a list with the type of its elements. A layout shows the lines of an answer below the text, next to it, or
-    without the text ("alone" and "whole"). Only "whole" keeps an answer's line breaks.
+    types, or a list that contains the type of its elements. A layout shows the lines of an answer below the text, next
+    to it, or without the text ("alone" and "whole"). Only "whole" keeps an answer's line breaks.
     """
 
     fields: Mapping[str, Any] = MappingProxyType({})  # name of a value of an answer -> its type
@@ -121,7 +123,7 @@ class Declaration(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """A line about the task, for the page of routes."""
+        """Returns a line about the task, for the page that lists the routes."""
         return self.command.summary.capitalize() if self.command else ""
 
     def fits(self, config: Config) -> bool:

@@ -23,14 +23,14 @@ class FeatureOptions(Options):
 class FeatureExtraction(Task):
     """Returns the last layer's vectors of each text: nested lists of shape (1, L, D), special tokens included.
 
-    For a text read in windows, each token's vector comes from the window with more context around it.
+    For a text read in windows, each token's vector comes from the window that has more context around the token.
 
     Parameters
     ----------
     model : Model with any head; the head is left out
     return_tensors : bool
         Return an array instead of nested lists.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     Examples
     --------

@@ -20,7 +20,7 @@ from npformer.tasks.task import Request, Task, probabilities, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
 
-MASKS = 64  # masks scored over the whole vocabulary at once
+MASKS = 64  # number of masks scored at once over the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FillMask(Task):
         Number of words.
     targets : str or list of str, optional
         Score only these words. A word outside the vocabulary counts as its first token.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------
@@ -158,7 +158,7 @@ class FillMask(Task):
         }
 
     def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
-        """Returns the ids of the target words. Warns of words outside the vocabulary (see `targets`)."""
+        """Returns the ids of the target words. Warns about words outside the vocabulary (see `targets`)."""
         if targets not in self._targets:
             self._targets[targets] = None if targets is None else np.unique([self._target_id(each) for each in targets])
         return self._targets[targets]

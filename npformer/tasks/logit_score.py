@@ -92,11 +92,11 @@ def ranker(model: Model, score: LogitScore) -> Model:
 
 
 class RankingTemplate:
-    """The chat template of a reranker's folder. It also restores its end in truncated texts."""
+    """The chat template of a reranker's folder. It also restores the end of the template in truncated texts."""
 
     def __init__(self, model: Model, score: LogitScore) -> None:
         if model.folder is None:
-            raise NpformerError(f"{KIND}: expected a model loaded from a folder, which has the chat template")
+            raise NpformerError(f"{KIND}: expected a model loaded from a folder with a chat template")
         self.tokenizer = model.tokenizer
         self._read = lru_cache(2)(
             lambda with_system: pair_template(Path(model.folder or ""), with_system, score.variables, score.structured)

@@ -23,14 +23,14 @@ from npformer.text.encoding import Encoder
 class MultiVectorEmbedding(Encoding):
     """Returns the vectors (L - 1, E) of a text's tokens after the first, from a linear layer, normalized to length 1.
 
-    For a text read in windows, each token's vector comes from the window with more context around it.
+    For a text read in windows, each token's vector comes from the window that has more context around the token.
 
     Parameters
     ----------
     model : Model with colbert_linear.pt in its folder, as in BGE-M3's
     prompt, prompt_name : str, optional
-        The text to put before each input, or the name of a prompt of the folder.
-    **options : the options of every task, see `Options`
+        The text to put before each input, or the name of one of the folder's prompts.
+    **options : options common to all tasks; see `Options`
 
     References
     ----------
@@ -80,7 +80,7 @@ class MultiVectorEmbedding(Encoding):
         return "meanmaxsim"
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each text of a to each of b: the mean over tokens of a of the maximum over tokens of b.
+        """The similarity of each text in a to each text in b: for each token of a the best match in b, averaged over a.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class MultiVectorEmbedding(Encoding):
 
 
 def _texts(given: Any, width: int) -> list[np.ndarray]:
-    """Returns the vectors of each text, given those of one text or a list."""
+    """Returns a list with the vectors of each text, given the vectors of one text or of several."""
     several: Sequence[Any] = [given] if isinstance(given, np.ndarray) and given.ndim == 2 else given
     found = list(map(np.asarray, several))
     for each in found:

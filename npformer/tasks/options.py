@@ -1,4 +1,4 @@
-"""`Options`: the options of every task. Each task adds its own, in its file.
+"""`Options`: the options common to all tasks. Each task adds its own options in its own file.
 
 Values are checked when the options are made, before any text is read. `typed_pipeline.pyi`, for type checkers and
 editors, declares them as keywords of `pipeline`.
@@ -17,7 +17,7 @@ from npformer.text.inputs import LONG
 
 @dataclass(frozen=True)
 class Options:
-    """The options of every task, given when the task is made or when it is called.
+    """The options common to all tasks, given when a task is made or when it is called.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        """Checks `long`, switches and whole numbers. A number is at least 1, a stride at least 0."""
+        """Checks `long`, switches and whole numbers. A number must be at least 1, and a stride at least 0."""
         if isinstance(self.long, str) and not self.long:
             object.__setattr__(self, "long", "truncate" if self.stride is None else "window")
         one_of("long", self.long, LONG)

@@ -1,4 +1,4 @@
-"""`pipeline` makes a task by its name, to be called with texts. Its types are in `typed_pipeline.pyi`."""
+"""`pipeline` makes a task from its name; the task is called with texts. The types are in `typed_pipeline.pyi`."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def pipeline(
     keep: str = "float32",
     **options: Any,
 ) -> Task:
-    """Makes a task by name, to be called with one text, a list of texts or a generator.
+    """Makes a task from its name. Call the task with one text, a list of texts or a generator.
 
     Parameters
     ----------
     task : str, optional
         A name in TASKS or an alias ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
-        Without a task, the head in the model's config decides.
+        Without a name, the head in the model's config determines the task.
     model : str, Path or Model, optional
-        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default. A folder
-        whose config.json names no architecture is read with the task's head.
+        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. A
+        folder whose config.json names no architecture is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own
@@ -142,7 +142,7 @@ def _default(task: str | None, name: str | None) -> str:
 
 
 def tasks_of(config: Config, described: Mapping[str, Any] | None = None) -> list[str]:
-    """Returns the tasks of a model, beginning with that of its head. Every encoder gives vectors, whatever its head.
+    """Returns the tasks of a model, beginning with that of its head. Every encoder can make vectors, whatever its head.
 
     `described` is the content of its config.json, which may have settings for summarization.
     """

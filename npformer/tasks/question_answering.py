@@ -58,7 +58,7 @@ class QuestionAnswering(Task):
         Allow the answer "", for a question without an answer in the context.
     align_to_words : bool
         Extend answers to whole words.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------

@@ -15,7 +15,7 @@ from npformer.common.other_libraries import ARRAY, Answering
 
 
 class Answer(dict[str, Any]):
-    """A result of named values."""
+    """A result that consists of named values."""
 
     n_tokens: int = 0
     truncated: bool = False
@@ -55,8 +55,8 @@ class Written(dict[str, Any]):
     """A generated text, or a conversation's messages with the generated one.
 
     `n_tokens` is the number of generated tokens. `ended` is the reason for the end: an "end" token, a "stop" string, or
-    the maximum "length". `likely`, with the setting logprobs, has tokens and their log probabilities, (L, 1 + logprobs)
-    each. The first column is the text itself, and the others are the most likely tokens.
+    the maximum "length". With the setting logprobs, `likely` has tokens and their log probabilities, each (L, 1 +
+    logprobs). The first column is the text itself, and the others are the most likely tokens.
     """
 
     def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:

@@ -35,7 +35,7 @@ class EmbeddingOptions(PromptOptions):
 
 
 class SentenceEmbedding(Encoding):
-    """Returns a vector (D,) for a text, an array (N, D) for a list of N texts; `encode` is the same.
+    """Returns a vector (D,) for a text, an array (N, D) for a list of N texts; `encode` does the same.
 
     For a text read in windows, the vector is the mean of the windows' pooled vectors, weighted by their lengths.
 
@@ -49,7 +49,7 @@ class SentenceEmbedding(Encoding):
         Scale each vector to length 1.
     truncate_dim : int, optional
         Keep only this many numbers of each vector, for a model trained for it (Matryoshka).
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------

@@ -75,7 +75,7 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     a malformed file.
     """
     if is_cross_encoder(folder):
-        return EmbeddingRecipe()  # its modules do not make vectors; sentence-transformers uses the defaults too
+        return EmbeddingRecipe()  # a `CrossEncoder` makes no vectors; sentence-transformers uses the defaults too
     modules = read_modules(folder)
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():

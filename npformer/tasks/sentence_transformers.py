@@ -1,7 +1,7 @@
 """Adds the methods of sentence-transformers' classes to the corresponding tasks.
 
-`Encoding` has those of SentenceTransformer, `SparseEncoding` of SparseEncoder, `Ranking` of CrossEncoder. Each method
-calls the task itself; `ignored_keywords.py` lists the ignored arguments.
+`Encoding` has the methods of SentenceTransformer, `SparseEncoding` those of SparseEncoder, and `Ranking` those of
+CrossEncoder. Each method calls the task itself; `ignored_keywords.py` lists the ignored arguments.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Encoding(PromptedTask):
         ----------
         inputs : str, or an iterable of str
         prompt_name, prompt : str, optional
-            The name of a prompt of the folder, or the prompt itself; by default the task's.
-        **options : the task's options, and keywords of sentence-transformers
-            normalize_embeddings, truncate_dim, show_progress_bar. Others (batch_size, device, convert_to_numpy, ...)
-            are ignored; tensors, other precisions and token embeddings are refused.
+            The name of one of the folder's prompts, or the prompt itself; by default the task's prompt.
+        **options : the task's options, and the sentence-transformers keywords normalize_embeddings, truncate_dim and
+            show_progress_bar. Other keywords (batch_size, device, convert_to_numpy, ...) are ignored; tensors, other
+            precisions and token embeddings are refused.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class Encoding(PromptedTask):
         return self.recipe.similarity or self.default_similarity
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), by the model's function.
+        """The similarity of each vector in a to each vector in b, (N, D) and (M, D) -> (N, M), by the model's function.
 
         Parameters
         ----------
@@ -105,8 +105,8 @@ class Encoding(PromptedTask):
         Returns
         -------
         (N, M) array. The function is similarity_fn_name in config_sentence_transformers.json: "cosine", "dot",
-        "euclidean" or "manhattan" (both as negative distances). Without one, it is the cosine for dense vectors, and
-        the dot product for sparse vectors.
+        "euclidean" or "manhattan" (both as negative distances). The default is the cosine for dense vectors, and the
+        dot product for sparse vectors.
 
         Raises
         ------
@@ -117,14 +117,14 @@ class Encoding(PromptedTask):
 
 
 class SparseEncoding(Encoding):
-    """A task that makes sparse vectors of texts, with the methods of SparseEncoder. V: words of the vocabulary."""
+    """A task that makes sparse vectors of texts, with the methods of SparseEncoder. V is the size of the vocabulary."""
 
     default_similarity = "dot"
 
     def encode(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
         """Same as `Encoding.encode`, with dense vectors (V,) and (N, V).
 
-        For many texts call the task itself: its answers contain only the nonzero weights.
+        For many texts, call the task itself: its answers contain only the nonzero weights.
         """
         answers = super().encode(inputs, prompt_name, prompt, **options)
         several = [answers] if isinstance(answers, dict) else answers
@@ -165,9 +165,8 @@ class Ranking(PromptedTask):
         inputs : tuple or list of two str, or an iterable of these
         prompt_name, prompt : str, optional
             As in `Encoding.encode`; a prompt precedes the query.
-        **options : the task's options, and keywords of sentence-transformers
-            activation_fn (torch's Sigmoid or Identity), show_progress_bar. Others (batch_size, device,
-            convert_to_numpy, ...) are ignored.
+        **options : the task's options, and the sentence-transformers keywords activation_fn (torch's Sigmoid or
+            Identity) and show_progress_bar. Other keywords (batch_size, device, convert_to_numpy, ...) are ignored.
 
         Returns
         -------

@@ -1,7 +1,7 @@
 """sparse-embedding: a weight for each word of the vocabulary. Most weights are 0, as an inverted index requires.
 
-`word_weights.py` computes the weights. A masked-language model also weighs words related to the text (SPLADE). A head
-on tokens weighs only the words of the text (BGE-M3).
+`word_weights.py` computes the weights. A masked-language model also gives weights to words related to the text
+(SPLADE). A head on tokens gives weights only to the words of the text (BGE-M3).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class SparseEmbedding(SparseEncoding):
     model : Model with a masked-lm head, or with sparse_linear.pt in its folder, as in BGE-M3's
         SpladePooling of a sentence-transformers folder sets the pooling of logits. The default is the maximum.
     prompt, prompt_name : str, optional
-        The text to put before each input, or the name of a prompt of the folder.
+        The text to put before each input, or the name of one of the folder's prompts.
     max_active_dims : int, optional
         The maximum number of words. Only those with the largest weights are kept. The default is the folder's setting.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------

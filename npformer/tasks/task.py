@@ -1,4 +1,4 @@
-"""`Task`, the base class of all tasks: from texts (one, a list or a generator) to answers.
+"""`Task`, the base class of all tasks, which turn texts (one, a list or a generator) into answers.
 
 A task defines `inputs`, the texts that the model reads for one item, and `answer`, which turns the model's outputs into
 answers. This file batches texts; `text/encoding.py` encodes and truncates them.
@@ -66,14 +66,14 @@ class Task(Answering):
     Parameters
     ----------
     model : Model with the task's head
-    **options : the options of the task, and of every task, see `Options`
+    **options : the task's own options, and those common to all tasks; see `Options`
     """
 
     lines = TASK
     name: ClassVar[str]  # key in `catalogue.TASKS`
     options_type: ClassVar[type[Options]] = Options
     other_names: ClassVar[Mapping[str, str]] = {}  # keywords that `settle` translates to options -> their types
-    cut: ClassVar[str] = "longest"  # the text of a long pair that is truncated
+    cut: ClassVar[str] = "longest"  # which text of a long pair is truncated
     has_windows: ClassVar[bool] = True  # whether long texts can be read in windows
     form: ClassVar[Form] = Form()  # form of the answers
 
@@ -191,7 +191,7 @@ class Task(Answering):
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
-        """Returns the columns of a dataset of answers, name -> type as in `Form`, or {} if answers do not fit."""
+        """Returns columns for a dataset of answers, name -> type as in `Form`, or {} if the answers fit no columns."""
         return {self.form.several: [self.form.fields]} if self.gives_lists() else self.form.fields
 
     def values(self, answer: Any) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class Task(Answering):
         return requests
 
     def run(self, requests: list[Request]) -> None:
-        """Runs the model on all pieces and gives each request its outputs."""
+        """Runs the model on all pieces and assigns the outputs to their requests."""
         outputs = iter(
             self.runner().run([text for request in requests for each in request.encoded for text in each.texts])
         )
@@ -258,7 +258,7 @@ class Task(Answering):
                 yield answer if isinstance(answer, InputError) else InputError(index, answer)
             else:
                 longest = max(request.encoded, key=lambda each: each.n_tokens)
-                request.outputs = []  # may be large, and requests stay in memory until the window ends
+                request.outputs = []  # outputs may be large, and requests stay in memory until the group ends
                 yield carrying(answer, longest.n_tokens, longest.truncated)
 
 
@@ -277,7 +277,7 @@ def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | Inp
 
 
 def without_head(model: Model) -> Model:
-    """Returns the encoder without pooler and head. It shares the weights, and its output is last_hidden_state."""
+    """Returns the encoder without pooler and head, with the model's weights. Its output is last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     config = replace(model.config, head="base", labels=(), problem_type=None)

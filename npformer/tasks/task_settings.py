@@ -15,7 +15,7 @@ TRANSLATION = re.compile(r"translation_(\w+)_to_(\w+)")  # names such as transla
 
 
 class TaskSettings(NamedTuple):
-    """The text to put before each source, and the settings of generation."""
+    """The text to put before each source, and the generation settings."""
 
     prefix: str = ""
     settings: Mapping[str, Any] = {}

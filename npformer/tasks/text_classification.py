@@ -33,7 +33,7 @@ class ClassificationOptions(Options):
 class TextClassification(Task):
     """Returns a dict with "label" and "score" for each text; with top_k a list of such dicts, best first.
 
-    transformers.pipeline returns the dict of a single text in a list: here `answer[0]` is the dict itself.
+    transformers.pipeline returns the dict of a single text in a list; here `answer[0]` is the dict itself.
 
     The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. For a
     pair, the longer text is read in windows, each with the whole other text.
@@ -44,8 +44,8 @@ class TextClassification(Task):
     top_k : int or None
         Number of labels; None for all. By default the best label alone, not in a list.
     function_to_apply : "softmax", "sigmoid" or "none", optional
-        Turns logits into scores; by default chosen by the model's problem_type.
-    **options : the options of every task, see `Options`
+        Turns logits into scores; the default depends on the model's problem_type.
+    **options : options common to all tasks; see `Options`
 
     Examples
     --------

@@ -63,8 +63,8 @@ class TextGeneration(Writing):
     """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
 
     A prompt may be a conversation, a list of messages {"role": ..., "content": ...}, which the folder's chat template
-    turns into text: needs the extra `chat`. Its "generated_text" is the messages with the assistant's answer. If the
-    conversation ends with a message of the assistant, that message is continued.
+    turns into text; this needs the extra `chat`. Its "generated_text" is the list of messages with the assistant's
+    answer added. If the conversation ends with a message of the assistant, that message is continued.
 
     The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
     as fit. The model's generation_config.json overrides them. do_sample=False is greedy, and num_beams=4 is a beam
@@ -92,7 +92,7 @@ class TextGeneration(Writing):
         (handle_long_generation="hole" in Transformers).
     progress : bool
         Show a progress bar on stderr.
-    **options : the settings of generation: max_new_tokens, do_sample, temperature, top_k, top_p, seed, num_beams, ...
+    **options : generation settings: max_new_tokens, do_sample, temperature, top_k, top_p, seed, num_beams, ...
 
     Examples
     --------
@@ -144,7 +144,7 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int | None = None) -> Settings:
-        """Returns generation settings for a prompt of `n_tokens`, if its length is known.
+        """Returns the generation settings for a prompt of `n_tokens` tokens; None if its length is unknown.
 
         Raises NpformerError for impossible settings.
         """
@@ -172,7 +172,7 @@ class TextGeneration(Writing):
         yield from self.writing(text, **options)
 
     def writing(self, text: Any, **options: Any) -> Writer:
-        """Returns an iterator of the same pieces, which also has the tokens so far and the reason for the end."""
+        """Returns an iterator over the pieces of `tokens`, which also has the tokens and the reason for the end."""
         settled: TextGenerationOptions = self.settle(self.options, {"num_beams": 1, **options})
         [request] = self.prepare([text], 0, settled)
         if isinstance(request, InputError):
@@ -216,7 +216,7 @@ class TextGeneration(Writing):
         return self.encoder.ids(text)
 
     def _fitted(self, ids: np.ndarray, options: TextGenerationOptions, is_chat: bool) -> Encoded:
-        """Returns a prompt of these tokens, or with long="truncate" of the last ones that fit.
+        """Returns a prompt of these tokens, or with long="truncate" a prompt of the last tokens that fit.
 
         Raises NpformerError for a prompt that does not fit. A conversation is never truncated.
         """
@@ -228,8 +228,8 @@ class TextGeneration(Writing):
         kept = limit - new
         if is_chat:
             raise NpformerError(
-                f"the conversation has {count} tokens, and with {new} new tokens more than the model's {limit}; "
-                "start a new one, or leave out earlier messages"
+                f"the conversation has {count} tokens, which with {new} new tokens exceed the model's {limit}; "
+                "start a new conversation, or leave out earlier messages"
             )
         if refuses or kept < 1:
             raise NpformerError(

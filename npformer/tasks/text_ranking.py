@@ -53,9 +53,9 @@ class TextRanking(Ranking):
         Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
         sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, is accepted too.
     prompt, prompt_name : str, optional
-        The text to put before each query, or the name of a prompt of the folder. For a chat template it is the
+        The text to put before each query, or the name of one of the folder's prompts. For a chat template it is the
         instruction, the system message.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------
@@ -152,7 +152,7 @@ def stored_function(model: Model, activation: Any) -> str:
 
 
 def _function(where: str, activation: Any) -> str:
-    """Returns the function_to_apply of a torch module, given as an instance, a class or a full name."""
+    """Returns the function_to_apply for a torch module, given as an instance, a class or a full name."""
     kind = activation if isinstance(activation, type) else type(activation)
     name = activation if isinstance(activation, str) else f"{kind.__module__}.{kind.__name__}"
     known = re.fullmatch(rf"torch\.nn\.(?:modules\.\w+\.)?({'|'.join(FUNCTIONS)})", name)

@@ -43,7 +43,7 @@ class TextToText(Writing):
         How to handle a text that is too long.
     progress : bool
         Show a progress bar on stderr.
-    **options : the settings of generation: num_beams, max_new_tokens, min_length, length_penalty, do_sample, ...
+    **options : generation settings: num_beams, max_new_tokens, min_length, length_penalty, do_sample, ...
     """
 
     options_type = TextToTextOptions
@@ -101,7 +101,7 @@ class TextToText(Writing):
         return self.encoder.read(text, options.long, to, self.prefix(options.to))
 
     def prefix(self, to: str | None) -> str:
-        """Returns the text before every source, by the target language."""
+        """Returns the text to put before every source, which depends on the target language."""
         if to not in self.prefixes:
             self.prefixes[to] = task_settings(self.model, self.name, to).prefix
         return self.prefixes[to]

@@ -64,7 +64,7 @@ class TokenClassification(Task):
         label: that of its first token, the best one by its tokens' mean scores, or that of its best-scored token.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------
@@ -143,7 +143,7 @@ class TokenClassification(Task):
         return [self._entity(group, labels) for group in _groups(tokens, labels)]
 
     def _word(self, tokens: list[Token], strategy: str) -> Token:
-        """Joins the tokens of a word, with scores by the strategy."""
+        """Joins the tokens of a word, and computes its scores according to the strategy."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":

@@ -446,16 +446,16 @@ def pipeline(
     threads: int | None = None,
     **options: Unpack[AnyKeywords],
 ) -> Task:
-    """Makes a task by name, to be called with one text, a list of texts or a generator.
+    """Makes a task from its name. Call the task with one text, a list of texts or a generator.
 
     Parameters
     ----------
     task : str, optional
         A name in TASKS or an alias ("sentiment-analysis", "ner", "rerank", "translation_en_to_de").
-        Without a task, the head in the model's config decides.
+        Without a name, the head in the model's config determines the task.
     model : str, Path or Model, optional
-        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default. A folder
-        whose config.json names no architecture is read with the task's head.
+        A bundled model, a folder, a Hugging Face id or a loaded model; text-classification has a default model. A
+        folder whose config.json names no architecture is read with the task's head.
     threads : int, optional
         Cores to use; by default all.
     dtype : optional, float32 (the default) or float64, as in `load`; a loaded model keeps its own

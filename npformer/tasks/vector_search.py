@@ -36,7 +36,7 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
-    """Returns the similarity of each vector of a to each of b, (N, D) and (M, D) -> (N, M), by one of SIMILARITIES."""
+    """Returns the similarity of each vector in a to each in b, (N, D) and (M, D) -> (N, M), by one of SIMILARITIES."""
     one_of("function", function, SIMILARITIES)
     arrays = [np.atleast_2d(np.asarray(each)) for each in (a, b)]
     shapes = [each.shape for each in arrays]
@@ -115,8 +115,8 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
 def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: int, similarity: str) -> Hits:
     """Returns the k nearest of rows start to stop for each query, (Q, k). For the cosine, queries have length 1.
 
-    A product's last bits depend on the position of a row. So the product only selects candidates, within its error
-    bound, and each candidate's score is computed separately.
+    The last bits of a matrix product depend on the row's position, so the product only selects candidates, within its
+    error bound, and each candidate's score is computed separately.
     """
     best = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
     limits = np.full(len(queries), -np.inf)  # vectors with scores below these are not among the nearest

@@ -1,4 +1,4 @@
-"""`Writing`, the base of generative tasks, with answers generated token by token.
+"""`Writing`, the base class of the generative tasks, whose answers are generated token by token.
 
 The settings of `generation.Settings` control the search; the defaults come from the model's generation_config.json.
 """
@@ -62,7 +62,7 @@ class Writing(Task):
         return self.options_type(settings={**usual, **self.own_settings})
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, the settings of generation among them."""
+        """Returns the options with the given ones changed, generation settings included."""
         given = one_search(translated(given, self.cut))
         without = ("settings", "stride", "max_length")  # max_length is a generation setting, of the new text
         own = [each.name for each in fields(options) if each.name not in without]
@@ -120,7 +120,7 @@ def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)
-        if text.startswith(shown) and not text.endswith("\ufffd"):  # part of a character waits for its other bytes
+        if text.startswith(shown) and not text.endswith("\ufffd"):  # an incomplete character waits for the rest
             yield text[len(shown) :]
             shown = text
     if text != shown and text.startswith(shown):

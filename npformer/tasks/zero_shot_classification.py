@@ -53,7 +53,7 @@ class ZeroShotClassification(Task):
         A sentence with {} for the label.
     multi_label : bool
         Score each label on its own; otherwise the scores of all labels sum to 1.
-    **options : the options of every task, see `Options`
+    **options : options common to all tasks; see `Options`
 
     References
     ----------

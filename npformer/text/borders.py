@@ -32,7 +32,7 @@ class Borders:
                 for part in (tokenizer.normalizer, tokenizer.pre_tokenizer)
             )
             added = tokenizer.get_added_tokens_decoder().values()
-        except Exception:  # parts written in Python, or a tokenizer of the user
+        except Exception:  # parts written in Python, or a tokenizer made by the user
             normalizer, splits, added = {"type": "unknown"}, {}, ()
         parts = normalizer.get("normalizers", [normalizer]) if normalizer else []
         self.at_spaces = (
@@ -59,7 +59,7 @@ class Borders:
             first = end
 
     def before(self, text: str, end: int, first: int = 0) -> int:
-        """The last border between `first` and `end`, or 0 without one. The end of a text is a border."""
+        """Returns the last border between `first` and `end`, or 0 without one. The end of a text is a border."""
         if end >= len(text):
             return len(text)
         return next((i for i in range(end, first, -1) if self._is_border(text, i)), 0)
@@ -68,7 +68,7 @@ class Borders:
         return next((i for i in range(start, len(text)) if self._is_border(text, i)), len(text))
 
     def _is_border(self, text: str, i: int) -> bool:
-        """Whether the text can be split before character i."""
+        """Returns whether the text can be split before character i."""
         if text[i] == " ":
             return self.at_spaces and i + 1 < len(text) and text[i - 1].isalnum() and text[i + 1].isalnum()
         if text[i] in MARKS:
@@ -77,12 +77,12 @@ class Borders:
 
 
 def _has_marks(token: Any) -> bool:
-    """Whether an added token has two adjacent punctuation marks."""
+    """Returns whether an added token has two adjacent punctuation marks."""
     return any(a in MARKS and b in MARKS for a, b in pairwise(token.content))
 
 
 def _stays_inside(token: Any) -> bool:
-    """Whether an added token cannot contain a border, and cannot absorb the space at a border."""
+    """Returns whether an added token can neither contain a border nor absorb the space at a border."""
     content = token.content
     if not content.isascii() or any(map(str.isspace, content)) or not content:
         return False

@@ -157,7 +157,10 @@ def test_openai_errors(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unsupported: there are no tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type: unsupported: answers are texts"),
         ({"max_tokens": 600}, "body: max_completion_tokens: expected a whole number from 1 to 512, got 600"),
-        ({"messages": [{"role": "user", "content": "a" * 500}]}, "messages: the conversation has 5.* start a new one"),
+        (
+            {"messages": [{"role": "user", "content": "a" * 500}]},
+            "messages: the conversation has 5.* start a new conversation",
+        ),
         ({"model": "plain"}, "model: it has no chat template; use /v1/completions"),
     ]
     for more, message in refused:

@@ -76,7 +76,7 @@ def test_messages_that_are_refused(task: TextGeneration, folder: Path) -> None:
     with pytest.raises(NpformerError, match="system: needs chat=True"):
         task("Hi", system="Be brief.")
     with pytest.raises(
-        NpformerError, match=r"the conversation has 5\d\d tokens, and with 9 new tokens more than the model.s 512"
+        NpformerError, match=r"the conversation has 5\d\d tokens, which with 9 new tokens exceed the model.s 512"
     ):
         task([{"role": "user", "content": "a" * 500}], long="truncate", **GREEDY)
     with pytest.raises(NpformerError, match=r"no chat template; looked for chat_template\.jinja"):
