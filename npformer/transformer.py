@@ -1,7 +1,7 @@
 """Whole models, from token ids to answers: `forward` for a stack with a head, `transformer` for an encoder-decoder.
 
-The family of a model builds its parts from the `Config`, and the functions here call them in sequence. The backward of
-each function is directly below.
+The family of a model builds its parts from the `Config`, and the functions here call them in sequence. The backward
+function of each function is directly below it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def forward(
     x = encode(weights, config, batch, row_indices=batch.read if pooled_only else None, resumed=resumed)
     rows = tap("read", batch.read) if head.of_texts else batch.read
     if head.means:
-        [whole] = all_gather(x)  # threads may share the rows of a text; the first one computes the answer
+        [whole] = all_gather(x)  # threads may share the rows of a text; the first thread computes the answer
         lengths = batch.lengths if len(whole) == len(x) else np.array([len(whole)])
         return head(x, mean_rows(whole, lengths)[: len(rows)], weights)
     return head(x, x if pooled_only else x[rows], weights)
@@ -61,7 +61,7 @@ def backward(
     """Backward of `forward`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
     grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is also
-    the projection to the vocabulary, "head" has the gradient of the projection, "embeddings" that of the lookup.
+    the projection to the vocabulary, "head" has the gradient of the projection, and "embeddings" that of the lookup.
     """
     if config.decoder:
         return reread_backward(grads, stages, weights, config, batch)
@@ -257,7 +257,7 @@ def decode_target_backward(
 
 
 def stages(weights: Mapping[str, Any], config: Config) -> list[Stage]:
-    """The stages of a model with these weights, in firing order."""
+    """The stages of a model with these weights, in the order in which they are computed."""
     parts = parts_of(config)
     if parts.decoder is None:
         found = _stages_of(parts.embeddings, parts.stack)

@@ -27,7 +27,7 @@ Message = Mapping[str, Any]
 
 
 def is_chat(value: Any) -> bool:
-    """Whether a value is a conversation, which is a list that begins with a message."""
+    """Returns whether a value is a conversation, which is a list that begins with a message."""
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
 
 

@@ -1,8 +1,8 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory.
-For pairs it is rendered once, with placeholders, and `PairTemplate` inserts each pair of texts. `chat.py` renders
-conversations.
+For pairs, the template is rendered once, with placeholders, and `PairTemplate` inserts each pair of texts. `chat.py`
+renders conversations.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PairTemplate:
 def pair_template(
     folder: Path, with_system: bool, variables: Mapping[str, Any], structured: bool = False
 ) -> PairTemplate:
-    """Renders the chat template in a folder for a query and a document. with_system: with a system message too.
+    """Renders the chat template in a folder for a query and a document. with_system: include a system message.
 
     variables: further variables for the template, such as add_generation_prompt. structured: the content of a message
     is a list of parts. Raises NpformerError for a folder without a template, and for a template that fails, or changes
@@ -94,7 +94,7 @@ def pair_template(
     if changed:
         raise NpformerError(
             f"{where}: expected a template that inserts the texts of {', '.join(roles)} unchanged and exactly once; "
-            f"it does not for {', '.join(changed)}"
+            f"got other text for {', '.join(changed)}"
         )
     parts, rest = [], rendered
     for role in sorted(roles, key=lambda role: rendered.index(placed[role])):
@@ -137,7 +137,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_template(folder: Path) -> tuple[str, str]:
-    """The path of the chat template in a folder, and its text. `tokenizer_config.json` may have one named "default"."""
+    """The path and text of a folder's chat template. `tokenizer_config.json` may have several, one named "default"."""
     path = folder / FILE
     if path.exists():
         template: Any = read_text(path)

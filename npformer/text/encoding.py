@@ -34,12 +34,12 @@ LEAST_STEP = 8  # each window of a pair advances by at least 1 / LEAST_STEP of i
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
-    """The beginning of every warning about a truncated text."""
+    """Returns the beginning of every warning about a truncated text."""
     return f"{where}: {n_tokens} tokens, cut to {limit}"
 
 
 def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
-    """Gives one warning for all truncated texts. cut: location of a text -> its tokens; count: number of all texts."""
+    """Issues one warning for all truncated texts. cut: location of a text -> its tokens; count: number of all texts."""
     if cut:
         total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
         warn(f"{was_cut(*next(iter(cut.items())), limit)}{total}")
@@ -98,7 +98,8 @@ class Encoder:
         long: how to treat a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
         or "longest". limit: maximum tokens of a piece; the model's own maximum applies too. stride: tokens that
         neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit,
-        or that exceeds the limit `characters`. If such a text is truncated, n_tokens counts only its beginning.
+        or that exceeds the limit `characters`. With long="truncate" such a text may be truncated instead; n_tokens then
+        counts only its beginning.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -109,7 +110,7 @@ class Encoder:
     def attempt(
         self, given: Sequence[str | Pair], long: str, cut: str, limit: int | None, stride: int | None
     ) -> list[Encoded | NpformerError]:
-        """As `read`, but returns an error for each text that does not fit instead of raising it."""
+        """Like `read`, but returns an error for each text that does not fit instead of raising it."""
         encoded: list[Encoded | NpformerError | None] = [
             self._try(self._in_blocks, each, long, cut, limit, stride) for each in given
         ]
@@ -124,7 +125,7 @@ class Encoder:
         return self.tokens(text).numbers
 
     def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
-        """All tokens of a text without truncation. special: with special tokens.
+        """All tokens of a text without truncation. special: include special tokens.
 
         A long text is tokenized in blocks if the tokenizer has borders. Raises NpformerError at the first block that
         exceeds `most` tokens by more than a few.
@@ -145,7 +146,7 @@ class Encoder:
         return [(i, piece, bool(mask), *((None, None) if mask else at)) for i, piece, mask, at in rows]
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function. Returns its result or its NpformerError."""
+        """Calls a function. Returns the result, or the NpformerError that the function raises."""
         try:
             return function(*args)
         except NpformerError as error:
@@ -162,7 +163,7 @@ class Encoder:
     def _in_blocks(
         self, given: str | Pair, long: str, cut: str, limit: int | None, stride: int | None
     ) -> Encoded | None:
-        """Encodes a text of more than BLOCK characters in blocks. Returns None if it is shorter or cannot be split."""
+        """Encodes a text of more than BLOCK characters in blocks. Returns None for a shorter or indivisible text."""
         if max(map(len, _texts(given))) <= BLOCK or not self.borders.at_spaces or long == "error":
             return None
         return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
@@ -287,7 +288,7 @@ class Encoder:
             yield start, first, self._whole(text[start:end], special=False)
 
     def _frame(self, texts: Sequence[str]) -> Tokens:
-        """One token of each text, with special tokens: a template that shows where they go.
+        """One token of each text, with special tokens: a template that shows where special tokens go.
 
         The tokenizers library cannot add special tokens to truncated tokens without shifting their offsets again.
         """
@@ -301,8 +302,9 @@ class Encoder:
     def _first_token(self, text: str) -> Encoding:
         """The first token of a text, or an empty Encoding for a text without tokens.
 
-        It comes from a truncated Encoding, because one without overflow has no sequence id. The overflow should be
-        short, because the library adds special tokens to all of it: here it is a repetition of the beginning.
+        The token comes from a truncated Encoding, because an Encoding without overflow has no sequence id. The overflow
+        should be short, because the library adds special tokens to all of it; here it repeats the beginning of the
+        text.
         """
         for start, _, block in self._read_blocks(text):
             if end := next((end for _, end in block.offsets if end), 0):

@@ -78,7 +78,7 @@ def describe_deberta(
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """The part that replaces spaces with a mark. With prefix_space it also adds one before each text."""
+    """The part that replaces spaces with a mark. With prefix_space, it also adds a mark before each text."""
     scheme = "always" if prefix_space else otherwise
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
 

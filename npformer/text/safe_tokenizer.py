@@ -1,4 +1,4 @@
-"""`SafeTokenizer`: a wrapper of a `tokenizers.Tokenizer` from an untrusted file.
+"""`SafeTokenizer`: a wrapper around a `tokenizers.Tokenizer` from an untrusted file.
 
 A file is checked before the library reads it (`tokenizer_checks.py`), and the tokenizer is tried on a few texts. Later
 failures of the library become NpformerErrors, even Rust panics, which are not Exceptions. Rust also prints a panic to
@@ -57,7 +57,7 @@ class Uncalled:
 
 
 class SafeTokenizer(Uncalled):
-    """A wrapper of a `tokenizers.Tokenizer`. Its methods raise NpformerErrors that begin with `where`.
+    """A wrapper around a `tokenizers.Tokenizer`. Its methods raise NpformerErrors that begin with `where`.
 
     growth: as in `check_growth`, which refuses texts that would become too long.
     """
@@ -66,7 +66,7 @@ class SafeTokenizer(Uncalled):
         self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _limits=limits)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # protocols of Python look up such names before __init__ has run
+        if name.startswith("_"):  # copy and pickle look up such names before __init__ has run
             raise AttributeError(name)
         if not hasattr(self._tokenizer, name):
             raise missing(self, name, TOKENIZER)
@@ -90,7 +90,7 @@ class SafeTokenizer(Uncalled):
         return self._call(function, *texts, **options)
 
     def _made_of(self, text: str) -> int:
-        """The number of characters of a text after normalizer and pre-tokenizer."""
+        """The number of characters of a text after normalization and pre-tokenization."""
         normalizer, splits = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         made = text if normalizer is None else normalizer.normalize_str(text)
         return len(made) if splits is None else sum(len(piece) for piece, _ in splits.pre_tokenize_str(made))

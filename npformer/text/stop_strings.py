@@ -9,7 +9,7 @@ import numpy as np
 
 
 class StopStrings:
-    """Whether a stop string ends in the last token of each row of ids, (R, L) -> (R,).
+    """Returns whether a stop string ends in the last token of each row of ids, (R, L) -> (R,).
 
     As in Transformers, a stop string may begin in the prompt, and may end inside the last token. Negative ids are
     padding.

@@ -146,7 +146,7 @@ def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> 
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
-    """Whether Transformers applies the normalization settings. It does so only for BERT's tokenizer classes."""
+    """Returns whether Transformers applies the normalization settings. It does so only for BERT's tokenizer classes."""
     return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
 
 
@@ -213,7 +213,8 @@ def _pieces(path: Path, limits: Limits) -> dict[str, int]:
 def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], family: Family) -> Any:
     """The post-processor that adds the family's special tokens to a text or a pair (Devlin et al., 2019, figure 2).
 
-    Byte-level pieces, and MPNet's mask token, include the space before them. Offsets are trimmed to begin after it.
+    Byte-level pieces, and MPNet's mask token, include the space before them. Offsets are trimmed to begin after the
+    space.
     """
     from tokenizers import pre_tokenizers, processors
 
@@ -278,7 +279,7 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[st
 
 
 def _stated(folder: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The special tokens that the files of a folder name."""
+    """The special tokens named in the files of a folder."""
     path = folder / SPECIAL_TOKENS_MAP
     files = [settings, read_json(path) if path.exists() else {}]
     return {token_text(each.get(role)) for each in files for role in ROLES}

@@ -1,6 +1,6 @@
 """Checks the parts of a tokenizer.json before the tokenizers library reads it.
 
-The library trusts a file: a few lines can request more memory than the machine has, which kills the process. So the
+The library trusts every file: a few lines can request more memory than the machine has, which kills the process. So the
 parts are checked here first. A file is refused if its parts can lengthen a text beyond the limit `growth`.
 """
 
@@ -96,8 +96,8 @@ def check_charsmap(where: str, blob: bytes) -> int:
     """Checks the character map of SentencePiece. Returns the length of the longest replacement of a character.
 
     The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end
-    with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside. Yata, 2007, "A
-    compact static double-array keeping character codes". The format of units is that of darts-clone.
+    with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside the trie. Yata, 2007,
+    "A compact static double-array keeping character codes". The format of units is that of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
     if not 0 < size <= len(blob) - 4 or size % 1024:
@@ -106,7 +106,7 @@ def check_charsmap(where: str, blob: bytes) -> int:
     offsets = (units >> 10) << ((units & 512) >> 6)
     is_inner = units < 2**31
     bases = (np.arange(len(units)) ^ offsets)[is_inner]  # a byte leads from an inner node to base ^ byte
-    ends = (np.arange(len(units)) ^ offsets)[is_inner & (units & 256 > 0)]  # bases with the value of a node
+    ends = (np.arange(len(units)) ^ offsets)[is_inner & (units & 256 > 0)]  # positions of the nodes' values
     inside = not (bases | 255 >= len(units)).any() and not (units[ends] & (2**31 - 1) >= len(texts)).any()
     if not inside or not texts.endswith(b"\0"):
         raise NpformerError(f"{where}: precompiled_charsmap: an index is out of bounds")
@@ -150,7 +150,7 @@ class _Reader:
         return text
 
     def pattern(self, where: str, part: Part) -> tuple[bool, str]:
-        """Whether the pattern of a part is a regular expression, and its text."""
+        """Returns whether the pattern of a part is a regular expression, and its text."""
         pattern = part.get("pattern")
         if not isinstance(pattern, Mapping) or len(pattern) != 1 or not pattern.keys() <= {"String", "Regex"}:
             raise NpformerError(f'{where}: pattern: expected {{"String": ...}} or {{"Regex": ...}}')
@@ -257,7 +257,7 @@ class _Reader:
         return sum(len(self.text(f"{self.where}: added_tokens", token, "content")) for token in tokens)
 
     def check_model(self, model: Any) -> None:
-        """Checks the settings of the model for words."""
+        """Checks the settings of the tokenizer's model, which splits words into pieces."""
         if not isinstance(model, Mapping):
             raise NpformerError(f"{self.where}: not a readable tokenizer: no model")
         for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):

@@ -64,7 +64,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Tra
 
 
 class Pieces(Uncalled):
-    """Two SentencePiece models, with a shared vocabulary or one each."""
+    """Two SentencePiece models, with a shared vocabulary or one vocabulary each."""
 
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
         (self.source, self._growth), (self.target, _) = (_sentencepiece(folder / name, limits) for name in PIECES[:2])

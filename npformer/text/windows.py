@@ -127,8 +127,8 @@ def moving_text(lengths: Sequence[int], cut: str) -> int:
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
     """The number of tokens to keep of each text, computed as in tokenizers.
 
-    One text is truncated. With "longest", both are truncated if the shorter one takes more than half of the room; if
-    the room is odd, the longer one keeps one more token.
+    Usually only one text is truncated. With "longest", both texts are truncated if the shorter text takes more than
+    half of the room; if the room is odd, the longer text keeps one more token.
     """
     kept = list(lengths)
     moving = moving_text(lengths, cut)
@@ -151,10 +151,10 @@ def windows(whole: Tokens, width: int, stride: int) -> Iterator[tuple[int, Token
 
 
 def with_special_tokens(frame: Tokens, texts: Sequence[Tokens]) -> Tokens:
-    """Adds special tokens to the tokens of a text or a pair, at the places that they have in `frame`.
+    """Adds special tokens to the tokens of a text or a pair, at the same places as in `frame`.
 
-    frame: another text or pair of the same tokenizer, with special tokens. Each text with tokens must also have some in
-    the frame.
+    frame: another text or pair encoded by the same tokenizer, with special tokens. A text that has tokens must also
+    have tokens in the frame.
     """
     parts: list[Tokens] = []
     end = 0

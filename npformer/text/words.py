@@ -76,7 +76,8 @@ def name_after_word(token: str, words: Sequence[str]) -> str:
 def _from_bytes(text: str, has_bytes: bool) -> str:
     """Decodes the characters with which byte-level BPE writes the UTF-8 bytes of a text. Other texts are unchanged.
 
-    has_bytes: the text certainly comes from byte-level BPE. Control characters and partial characters are then escaped.
+    has_bytes: the text is known to come from byte-level BPE. Control characters and partial characters are then
+    escaped.
     """
     if text.isascii():
         return text

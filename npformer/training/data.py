@@ -138,7 +138,7 @@ def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
 def label_keys(labels: Sequence[str]) -> dict[str, int]:
     """Maps each label's name in lower case, and its number as a string, to its number.
 
-    If any name is itself a number, only names are in the mapping.
+    If any name is itself a number, the mapping contains only names.
     """
     names = {each.lower(): i for i, each in enumerate(labels)}
     numbers = {str(i): i for i in range(len(labels))}
@@ -152,7 +152,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     ----------
     path : file of the rows, for error messages
     rows : list of LabelledText
-        A row gives its label by name, in upper or lower case, or by number.
+        A row specifies its label by name, in upper or lower case, or by number.
     labels : names of the labels
 
     Returns

@@ -76,7 +76,7 @@ class Dropout(Edit):
                 raise NpformerError(f"dropout: {name}: expected a rate of at least 0 and below 1, got {rate}")
         self._rates = dict(rates)
         self._random = np.random.Generator(np.random.SFC64(seed))
-        self._of: dict[str, int] = {}  # stage that has fired -> its rate times 2^16
+        self._of: dict[str, int] = {}  # stage computed so far -> its rate times 2^16
 
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
         if name not in self._of:
@@ -92,6 +92,6 @@ class Dropout(Edit):
 
 
 def _laid_out_like(flat: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Reshapes flat numbers to the shape and memory order of `array`, so that the product of both is fast."""
+    """Reshapes flat numbers to the shape and memory order of `array`, so that multiplying the two is fast."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     return flat.reshape([array.shape[axis] for axis in order]).transpose(np.argsort(order))

@@ -25,7 +25,7 @@ E = TypeVar("E", contravariant=True)
 
 
 class Part(NamedTuple):
-    """The contribution of a shard to its batch: a part of the mean loss, correct predictions, gradients."""
+    """The contribution of a shard to its batch: its share of the mean loss, correct predictions, and gradients."""
 
     loss: float
     right: int
@@ -119,7 +119,7 @@ class HeadLoss:
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
-        recording, whole = Recording(unread(tree, self.config)), listening()  # other listeners get whole stages
+        recording, whole = Recording(unread(tree, self.config)), listening()  # other listeners need whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)
         loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)

@@ -15,9 +15,9 @@ from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.training.losses import Example, teacher_forced
 
-TEXTS = 1024  # texts in a run of the model
-PAIRS = 256  # pairs in a run
-LOGITS = 2**26  # numbers in the logits of a run on blocks
+TEXTS = 1024  # texts per run of the model
+PAIRS = 256  # pairs per run of the model
+LOGITS = 2**26  # maximum number of logits per run on blocks
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def evaluate_blocks(model: Model, examples: Sequence[Example]) -> dict[str, floa
 def _predictions(model: BaseModel, inputs: Sequence[Any], targets: Sequence[np.ndarray], size: int) -> dict[str, float]:
     """The mean cross-entropy of the target tokens, and the fraction of targets that have the largest logit.
 
-    Parameter `size` is the number of inputs that are run at a time.
+    `size` is the number of inputs in one run of the model.
     """
     total, right, count = 0.0, 0, 0
     for start in range(0, len(inputs), size):

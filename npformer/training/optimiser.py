@@ -21,7 +21,7 @@ BLOCK = 1 << 16  # elements updated at a time, so that four arrays fit in the ca
 
 
 def is_decayed(name: str) -> bool:
-    """Returns whether weight decay applies to a parameter: to weights of linear layers and tables, not biases or norms.
+    """Returns whether weight decay applies to a parameter: to linear weights and tables, but not to biases or norms.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 
 
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
-    """The tokenizer files in a folder, by name. A `limit` below the maximum length in them replaces it.
+    """The tokenizer files in a folder, by name. If `limit` is below their maximum length, it replaces that length.
 
     For a model that generates, generation settings in the folder are included.
     """

@@ -67,7 +67,7 @@ class Trainable:
         return name.endswith("embeddings.position.weight") and self.config.positions.table != "learned"
 
     def collect(self, tree: Mapping[str, Any]) -> dict[str, Gradient]:
-        """Flattens a tree of gradients to the names of `flat`, and adds up the gradients of tied arrays."""
+        """Flattens a tree of gradients to a dict with the names of `flat`, and adds up the gradients of tied arrays."""
         flat: dict[str, Gradient] = {}
         for name, grad in layout.flatten(dict(tree)).items():
             table, transposed = self._tied.get(name, (name, False))
@@ -78,7 +78,7 @@ class Trainable:
 
 
 def add(a: Gradient, b: Gradient) -> Gradient:
-    """a + b for two gradients of the same array. It may write to `a`."""
+    """a + b for two gradients of the same array. May overwrite `a`."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows):
         return embedding_backward(np.concatenate([a.values, b.values]), np.concatenate([a.ids, b.ids]))
     if isinstance(a, SparseRows):

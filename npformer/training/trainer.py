@@ -118,7 +118,7 @@ class Recipe:
 
 
 class Trainer(Generic[E]):
-    """Trains weights on examples. If its folder has checkpoints, it resumes from them.
+    """Trains weights on examples. If the folder has checkpoints, training resumes from them.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ class Trainer(Generic[E]):
             self._checkpoints.keep(BEST, state.step)
 
     def choose(self, evaluate: Evaluate, score: str = "accuracy") -> dict[str, float]:
-        """Restores the weights of the best epoch, or sets the mean of the last checkpoints if it scores higher.
+        """Restores the weights of the best epoch, or the mean of the last checkpoints if the mean scores higher.
 
         Returns
         -------
@@ -263,7 +263,7 @@ class Trainer(Generic[E]):
         Raises
         ------
         NpformerError
-            If the run saved no weights, or `evaluate` returned no such score.
+            If the run saved no weights, or `evaluate` did not return this score.
 
         References
         ----------

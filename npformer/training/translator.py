@@ -41,7 +41,7 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
-    """The config of the encoder-decoder of 2017 as a Marian model, which Transformers can also read.
+    """The config of the original encoder-decoder, as a Marian model, which Transformers can also read.
 
     Source, target and projection share one table, which is scaled by sqrt(width). The activation is ReLU, and norms
     come after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.

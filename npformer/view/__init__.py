@@ -1,6 +1,6 @@
 """Views of a model's stages and attention: one offline HTML file, a notebook cell, SVG or plain text.
 
-`page` has all views of a text. Each view takes a model and a text, a trace, or plain arrays; `interpret/stacks.py`
+`page` shows all views of a text. Each view takes a model and a text, a trace, or plain arrays; `interpret/stacks.py`
 converts them to one form. `document.py` writes the files, and each `*_view.py` is one view.
 """
 

@@ -1,4 +1,4 @@
-"""The ablation view: the model's answer without each attention head. The page is `assets/ablation.js`."""
+"""The ablation view: the model's answer without each attention head. Script: `assets/ablation.js`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class AblationView(View):
         counts = [len(each) for each in self.found.outcomes]
         ran = int(np.isfinite(self.found.changes).sum())
         lines = [
-            "Numbers: the change of the answer's probability in percentage points when the head's output is zero.",
+            "Numbers: the change in the answer's probability in percentage points when the head's output is zero.",
             "Blue: the answer becomes less probable, so the head supports it; orange: more probable.",
         ]
         if ran < sum(counts):

@@ -1,4 +1,4 @@
-"""The attribution view: words marked by their scores, one measure at a time. The page is `assets/attribution.js`."""
+"""The attribution view: words marked by their scores, one measure at a time. Script: `assets/attribution.js`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def attribution(
 
     A text classifier or next-word model has four measures: leaving out one word at a time (not for token ids), gradient
     times input, integrated gradients, and attention roll-out. Gradients are not available inside an edit with an
-    unknown derivative. Any other model, a trace, or weights have only attention roll-out. A fifth, logit attribution,
-    is available on request for any model with a head.
+    unknown derivative. Other models, traces and plain weights have only attention roll-out. A fifth measure, logit
+    attribution, is available on request for any model with a head.
 
     A translation marks the words of its source, for the whole translation and for each of its words: leaving out one
-    word, gradient times input, and for the whole translation integrated gradients.
+    word, gradient times input, and, for the whole translation only, integrated gradients.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ def attribution(
     label : str or int, optional
         The label, or the next word, to explain; by default the prediction.
     token : int, optional
-        The token whose output the roll-out explains, and for a head on tokens also the logit attribution. By
-        default the first, or the last for causal models such as GPT-2.
+        The token whose output the roll-out explains, and for a head on tokens also the logit attribution. By default
+        the first token, or the last for causal models such as GPT-2.
     steps : int, optional
         Number of points at which integrated gradients take the gradient: by default 50, or fewer for a long text.
     group : int, optional
@@ -71,7 +71,7 @@ def attribution(
         The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leave-one-out runs the
         model once per word, integrated gradients once per step, and each other measure once.
     progress : bool, optional
-        Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
+        Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def attribution(
 def _translated(
     model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
-    """Computes how a translation's words depend on its source's words: all words together, and each word by name."""
+    """Computes how a translation's words depend on the source's words: all words together, and each word by name."""
     from npformer.interpret.source_attribution import by_source, each_word_by_source  # loads the backward passes
 
     names = piece_names(read_inputs(model, pair).tokens[0])[1:]
@@ -166,7 +166,7 @@ def _shortened(model: Any, text: Any) -> Any:
 
 
 def _classifies(model: Any) -> bool:
-    """Returns whether a model gives one row of logits per text, for labels or the next word."""
+    """Returns whether a model computes one row of logits per text, for labels or the next word."""
     return model.config.head in ("sequence-classification", "next-sentence", "causal-lm")
 
 

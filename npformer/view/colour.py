@@ -18,7 +18,7 @@ SEQUENTIAL: dict[str, Ramp] = {
 }
 
 # For signed numbers, negative to positive. Blue and orange are distinct in protanopia, deuteranopia and tritanopia, and
-# both increase in contrast to the background, so that the magnitude is readable without the hue.
+# larger magnitudes have more contrast to the background, so that they are readable without the hue.
 DIVERGING: dict[str, Ramp] = {
     "light": ("#08427f", "#2c7bbd", "#9fc8e8", "#f5f5f3", "#f5c08a", "#d2711b", "#7f3800"),
     "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),

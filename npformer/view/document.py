@@ -79,7 +79,7 @@ class View(ABC):
         """Returns the picture for a terminal, at most `width` columns wide."""
 
     def _texts(self) -> Sequence[tuple[str, Sequence[View]]]:
-        """Returns the texts of the page, each with its views: only this view."""
+        """Returns the texts of the page, each with its views; here one text with this view."""
         return [(self.subject, [self])]
 
     def _answers(self) -> Sequence[dict[str, Any] | None]:

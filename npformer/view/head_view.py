@@ -1,4 +1,4 @@
-"""The head view: which token attends to which, head by head, with exact weights. The page is `assets/heads.js`."""
+"""The head view: which token attends to which, head by head, with exact weights. Script: `assets/heads.js`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def heads(
     text : str or Pair, for a model
     layer, heads : the layer and the heads to show initially
     words : bool
-        Merge the pieces of a word: sums the weights to them, averages the weights from them.
+        Merge the pieces of each word: sum the weights to them, and average the weights from them.
     tokens, key_tokens : list of str, for weights
         The tokens of the queries, and of the keys if they differ, as in cross-attention.
     token_type_ids : list of 0 and 1, optional

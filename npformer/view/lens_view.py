@@ -1,4 +1,4 @@
-"""The lens view: the head's answers for the hidden states of each layer. The page is `assets/lens.js`."""
+"""The lens view: the head's answers for the hidden states of each layer. Script: `assets/lens.js`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = Non
     source : Model with labels or words, or LogitLens
     text : str, Pair or token ids, for a model
     positions : tokens whose rows are read, optional
-        As in `npformer.interpret.logit_lens.logit_lens`; by default for causal-lm and translations the last sixteen.
+        As in `npformer.interpret.logit_lens.logit_lens`; by default the last sixteen for causal-lm and translation
+        models.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The logit view: contributions of heads, feed-forward networks and words to a logit. The page is `assets/logit.js`."""
+"""The logit view: contributions of heads, feed-forward networks and words to a logit. Script: `assets/logit.js`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def logit(
     position: int | None = None,
     against: str | int | None = None,
 ) -> LogitView:
-    """Draws a logit as the sum of contributions by the embeddings, each head, each FFN and each word.
+    """Draws a logit as the sum of the contributions of the embeddings, each head, each FFN and each word.
 
     The page of a translation has a list of its words, each with its logit, unless a label or position is given.
 
@@ -105,12 +105,12 @@ class LogitView(View):
             "logits": [_logit_meta(each) for each in self._every],
             "shown": next(i for i, each in enumerate(self._every) if each.position == found.position),
             "heads": found.heads.shape[1],
-            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # after the encoder's
+            "attention": {"head": 1, "source": 2} if found.source_heads else {},  # kinds of attention; 0: the encoder's
             "tokens": piece_names(found.tokens),
             "notes": [
                 "Orange adds to the logit, blue subtracts; colours scale with the square root of the magnitude.",
                 "0: less than 0.0005. Layer norms are frozen at their values on this text.",
-                "Lens: the logit if the model ended there.",
+                "Lens: the logit if the model ended at that layer.",
             ],
         }
 

@@ -1,4 +1,4 @@
-"""The model view: every head of every layer as a thumbnail that can be enlarged. The page is `assets/model.js`."""
+"""The model view: every head of every layer as a thumbnail that can be enlarged. Script: `assets/model.js`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Queries, keys and values are stored as the model's own floats, so that a product on the page equals the product in
 NumPy. The page computes scores, weights and outputs from them, which keeps files small. Stages that a mask or an edit
-has changed are stored too. The page is `assets/neurons.js`.
+has changed are stored too. Script: `assets/neurons.js`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def neurons(
     text : str or Pair, for a model
     layer, head, token : shown initially and printed; `token` is the query
     tokens, key_tokens : list of str, for a mapping
-        The tokens of the queries; those of the keys if they differ, as in cross-attention.
+        The tokens of the queries, and of the keys if they differ, as in cross-attention.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NeuronView(View):
-    """See `neurons`. `layer` and `head` are indices in `parts[part]`, which is shown initially."""
+    """See `neurons`. `parts[part]` is shown initially; `layer` and `head` are indices in it."""
 
     parts: tuple[Part, ...]
     layer: int
@@ -170,7 +170,7 @@ class NeuronView(View):
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):
-            # Packing takes seconds. float32 packs to at least half its size, or 2/3 in base64. If 2/3 exceed the
+            # Packing takes seconds. float32 packs to at least half its size, or 2/3 in base64. If 2/3 exceeds the
             # budget, there is no need to try.
             raw = sum(layer[name].nbytes for part in some for layer in part.arrays for name in GIVEN)
             if raw * 2 / 3 <= BUDGET or some[0].heads != first.heads or len(layers) == 1:
@@ -287,7 +287,7 @@ def _pack(parts: Sequence[Part]) -> list[Packed]:
 
 
 def _unexpected(arrays: dict[str, np.ndarray]) -> list[str]:
-    """Names the stages that differ from S = Q K^T / sqrt(K), W = softmax(S), context = W V on the page."""
+    """Names the stages that differ from the page's formulas: S = Q K^T / sqrt(K), W = softmax(S), context = W V."""
     query, key, value, scores, weights = (arrays[name] for name in ("query", "key", "value", "scores", "weights"))
     followed = {
         "scores": query @ key.mT / query.shape[-1] ** 0.5,

@@ -43,7 +43,7 @@ def pack_decimals(name: str, weights: np.ndarray, decimals: int) -> Packed:
 
 
 def pack_floats(name: str, array: np.ndarray, decimals: int = 4) -> Packed:
-    """Packs floats bit for bit (half precision widens); the page prints `decimals` of them."""
+    """Packs floats exactly (half precision is widened to float32); the page prints each with `decimals` decimals."""
     kind = "f8" if array.dtype == np.float64 else "f4"
     return Packed(name, array.shape, kind, decimals, _encode(np.ascontiguousarray(array, "<" + kind)))
 
@@ -62,8 +62,8 @@ def _encode(array: np.ndarray) -> str:
 def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Packed]:
     """Packs attention weights, one block for each layer; the page inflates a layer when it is first shown.
 
-    Weights get four decimals if these fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, from longer
-    texts, always get three, even beyond the budget, because two would show too little.
+    Weights get four decimals if they then fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, from
+    longer texts, always get three, even beyond the budget, because two would show too little.
     """
     choices = (4, 3, 2) if sum(layer.size for layer in layers) <= ALWAYS_FITS else (3,)
     for decimals in choices:
