@@ -1,4 +1,4 @@
-"""Gemma's RMSNorm, which multiplies by 1 + weight, and mistakes that ports make in it.
+"""Gemma's RMSNorm, which multiplies by 1 + weight, and mistakes that are common in ports of it.
 
 Gemma Team, 2024, Gemma. The 1 is in the published code, not in config.json.
 """

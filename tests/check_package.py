@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Builds the source distribution and from it the wheel; returns both, with metadata that an index accepts."""
+    """Builds the source distribution, and the wheel from it; checks their metadata as an index does; returns both."""
     say("wheel and source distribution")
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT)
     (wheel,), (source,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
@@ -50,7 +50,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check_wheel(folder: Path, wheel: Path) -> None:
-    """Checks that a user's program runs and type-checks with the wheel, and that the wheel has the course's file."""
+    """Checks that a user's program runs and type-checks with the wheel, which contains the course's file."""
     say("a user's program, run and type-checked")
     python = environment(folder / "user", wheel, "mypy")
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)
@@ -64,12 +64,12 @@ def check_wheel(folder: Path, wheel: Path) -> None:
 
 
 def check_install_without_the_model(folder: Path) -> None:
-    """Checks that NPFORMER_DEMO=0 leaves the model out; its name is then an error outside the checkout."""
+    """Checks that NPFORMER_DEMO=0 leaves the model out; outside the checkout, its name is then an error."""
     say("pip install . without the bundled model")
     python = environment(folder / "small", ROOT, NPFORMER_DEMO="0")
     size = sum(path.stat().st_size for path in (folder / "small").rglob("npformer/**/*") if path.is_file())
     print(f"npformer alone: {size / 1e6:.1f} MB with its compiled Python")
-    assert size < 8e6, size  # 7.2 MB with four families and the tables of the course; with the model it is 46 MB more
+    assert size < 8e6, size  # 7.2 MB with four families and the tables of the course; the model adds 46 MB
     for name in ("distilbert-sst2", *IN_THE_CHECKOUT):
         model = ROOT / "weights" / name
         expect(load(python, name, folder), f"use its path: {model}")
@@ -96,7 +96,7 @@ def environment(folder: Path, *packages: str | Path, cwd: Path = ROOT, **variabl
 
 
 def load(python: Path, name: str, cwd: Path) -> str:
-    """Returns the output of a program that loads a model by this name in this folder."""
+    """Returns the output of a program that runs in this folder and loads the model of this name."""
     command = [python, "-c", PROGRAM, name]
     return subprocess.run(command, cwd=cwd, env=CLEAN, check=True, capture_output=True, text=True).stdout
 

@@ -36,7 +36,7 @@ Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text with the number 
 class Method:
     """One measure on one text: a score for each word, a description, and the text to mark.
 
-    `unit` is the meaning of a score in a few words, such as "fall of the log-odds of POSITIVE without the word".
+    `unit` is the meaning of a score in a few words, such as "fall in the log-odds of POSITIVE without the word".
     """
 
     name: str
@@ -224,7 +224,7 @@ def left_out(
         about += f" Probability on the whole text: {probabilities[0]:.4f}."
         beside = (f"probability without {'it' if size == 1 else 'them'}", probabilities[1:])
     name = "Leave one word out" if size == 1 else f"Leave {size} words out"
-    unit = f"fall of {explained.what} without the {part}"
+    unit = f"fall in {explained.what} without the {part}"
     return Method(name, about, texts, odds[0] - odds[1:], True, places, beside, unit)
 
 

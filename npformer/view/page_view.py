@@ -1,4 +1,4 @@
-"""The page: all views of a text, or of several, in one file and linked. Its frame is `assets/shell.js`."""
+"""The page: all views of one or more texts, linked, in one file. Its frame is `assets/shell.js`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from npformer.view.pack import Packed
 from npformer.view.stack_view import sentence
 from npformer.view.stage_view import NUMBERS, StageView, shown_texts, stages
 
-LOOKS = 3  # maximum number of words, and of heads, that are listed for the answer or against it
+LOOKS = 3  # maximum number of words, and of heads, listed for or against the answer
 NEXT, TRANSLATION = "next token", "translation"
 PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
 LEAST = -1e9  # replaces log 0, because JSON has no infinity
-READ = 8_192  # maximum tokens to read for ablations, for a model like BERT-base: 10 s on two cores
+READ = 8_192  # maximum number of tokens that ablations run: 10 s on two cores for a model like BERT-base
 
 
 def page(
@@ -51,10 +51,10 @@ def page(
     """Draws all views of a text in one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
 
     The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
-    For a causal model, a slider sets the temperature of the next tokens. The views are linked, and the page's address
-    records the selections. A view without data is omitted: logit attribution, lens and ablation for a model without a
-    head, or for a head on tokens if the text has no masked word. In a long text, only the heads with the largest
-    estimated effects are ablated.
+    For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the page's
+    address records the selections. A view without data is omitted: logit attribution, lens and ablation for a model
+    without a head, and for a masked language model if the text has no masked word; ablation also for a model without a
+    single answer per text. In a long text, only the heads with the largest estimated effects are ablated.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def page(
         The layer and the head shown initially; by default the head that changes the answer most.
     methods, progress : as in `attribution`
     numbers : int
-        Maximum numbers in the stage view of each text; fewer make a smaller file.
+        Maximum count of numbers in the stage view of each text; a smaller maximum makes a smaller file.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def page(
 
 
 def _read(source: Any, text: Any) -> Any:
-    """Translates the text of a translation model once for all views. Other texts are returned unchanged."""
+    """Returns the text with its translation, made once for all views; for other models, returns the text unchanged."""
     translates = not is_arrays(source) and source.config.head == "translation" and text is not None
     return read_inputs(source, text).inputs[0] if translates else text
 
@@ -111,7 +111,7 @@ def _views(
     numbers: int,
     progress: bool | None,
 ) -> tuple[tuple[View, ...], Answer | None]:
-    """Returns the views of a text, and its answer with the measured effects of the heads."""
+    """Returns the views of a text, and the model's answer with the measured effects of the heads."""
     recorded = traced(source, text)
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
     without = None
@@ -140,7 +140,7 @@ def _views(
 
 
 def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
-    """Returns the heads to ablate. None means all; a long text has only those with the largest estimated effects."""
+    """Returns the heads to ablate. None means all; for a long text, only those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
     if answer is None or most >= sum(count for _, count in contexts(source).values()):
@@ -149,10 +149,10 @@ def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[s
 
 
 def _measured(answer: Answer, found: HeadEffects) -> Answer:
-    """Replaces the estimated effects of an answer's heads by the measured change of its log-odds, the largest first.
+    """Replaces the heads' estimated effects with the measured changes in the answer's log-odds, largest first.
 
-    Estimates have the wrong sign for some heads. For a translation, the change is that of its words' mean probability,
-    in points, without each head of cross-attention.
+    Estimates have the wrong sign for some heads. For a translation, an effect is the change in the words' mean
+    probability, in percentage points, without a head of cross-attention.
     """
     mean = answer.about == TRANSLATION
     estimated = {effect.attention for effect in answer.effects} or set(found.attentions)
@@ -174,7 +174,7 @@ def _log_odds(shares: np.ndarray) -> np.ndarray:
 
 
 def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
-    """Finds the attention block of an effect in a view's stacks: the indices of stack and layer, and the head."""
+    """Finds an effect's attention block in a view: the stack's index, and the layer's index with the head."""
     prefix, _, rest = effect.attention.rpartition("layers.")
     first = view.stacks[0]
     title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))
@@ -263,14 +263,14 @@ def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None)
         choices = [_selection(views[0], effect) for effect in answer.effects]
         found["heads"] = _for_and_against(choices, np.array([-effect.change for effect in answer.effects]))
         measured = any(isinstance(each, AblationView) for each in views)
-        units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall of {answer.metric} without the head.")
+        units.append(f"Heads{heads}: {'' if measured else 'estimated '}fall in {answer.metric} without the head.")
     if any(outcome.startswith("##") for outcome, _ in answer.outcomes):
         units.append("## continues the word before it.")
     return found
 
 
 def _selection(view: View, effect: Effect) -> dict[str, Any]:
-    """Returns the choices of attention, layer and head that show an effect."""
+    """Returns the attention, layer and head to select in the view to show an effect."""
     assert isinstance(view, HeadView)
     place, (layer, head) = _place(view, effect)
     return {"attention": place or None, "layer": view.stacks[place].numbers[layer], "head": head}

@@ -41,7 +41,7 @@ class StackView(View):
 
     @cached_property
     def _first(self) -> Stack:
-        """Returns the stack for `text` and `svg`, with word pieces merged if `words`."""
+        """Returns the stack for `text` and `svg`, with word pieces merged if `words` is true."""
         first = self.stacks[self.stack]
         return first.words() if self.words else first
 
@@ -110,7 +110,7 @@ def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, 
 
 
 def most_telling(parts: Sequence[Looks]) -> int:
-    """Returns the index of the attention to show initially: cross-attention if there is one, else the first."""
+    """Returns the index of the kind of attention to show initially: cross-attention if present, else the first."""
     return next((i for i, part in enumerate(parts) if part.title == "Cross-attention"), 0)
 
 
@@ -124,7 +124,7 @@ def sentence(side: Side) -> str:
 
 
 def elsewhere(parts: Sequence[Looks], first: int = 0) -> list[str]:
-    """Returns a line with the names of further attentions, which only the page shows."""
+    """Returns a line that names the other kinds of attention, which only the page shows."""
     others = [part.title for i, part in enumerate(parts) if i != first]
     return ["", f"also on the page: {', '.join(others)}"] if others else []
 

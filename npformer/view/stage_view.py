@@ -21,7 +21,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 1_500_000  # maximum numbers in a page; larger stages keep evenly spaced rows and columns
+NUMBERS = 1_500_000  # maximum count of numbers in a page; larger stages keep evenly spaced rows and columns
 KEPT = 64  # tokens, and columns of a head, to keep while other axes are shortened
 EDGE = 3  # indices always kept at each end, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
@@ -36,7 +36,7 @@ class ShownStage:
     formula: str = ""
     function: str = ""
     elsewhere: str = ""
-    of_tokens: bool = False  # whether it has one number per token
+    of_tokens: bool = False  # whether the array has one number per token
 
     @property
     def section(self) -> str:
@@ -61,7 +61,7 @@ class ShownStage:
 
     @property
     def rows(self) -> str:
-        """The side of the rows: `keys` for the source that an encoder or cross-attention reads, else `queries`."""
+        """The text of the rows: `keys` for the source text that an encoder or cross-attention reads, else `queries`."""
         path = self.name.split(".")
         of_keys = "cross_attention" in path and path[-1] in ("key", "value", "key_heads", "value_heads")
         return "keys" if of_keys or "encoder" in path else "queries"
@@ -114,9 +114,9 @@ def stages(
     tokens, key_tokens : list of str, for a mapping
         For an encoder-decoder `tokens` are the target's and `key_tokens` the source's.
     token_type_ids : list of 0 and 1, optional
-        The text of a pair that each token belongs to.
+        For each token, the text of the pair that it belongs to.
     formulas : mapping, optional
-        Formulas by stage name, which are added or replaced.
+        Formulas by stage name, which add to or replace the built-in formulas.
     labels : list of str, optional
         Names of the logits, if the trace has none.
 
@@ -300,7 +300,7 @@ class StageView(View):
         if any(_window(step.array, edges).size < step.array.size for step in self.steps):
             tokens, columns = edges
             places = f"{tokens} indices" if tokens == columns else f"{tokens} tokens and {columns} columns"
-            lines.append(f"Longer axes show {places}, evenly spaced; ranges are of the whole stage.")
+            lines.append(f"Longer axes show {places}, evenly spaced; min, max, mean and std are of the whole stage.")
         return lines
 
     def _height(self) -> int:

@@ -96,7 +96,7 @@ def weight_cells(weights: np.ndarray) -> np.ndarray:
 
 
 def signed_cells(values: np.ndarray, limit: float) -> np.ndarray:
-    """Colours signed numbers by the root of their magnitude over `limit`, as the page does: (rows, columns, 3)."""
+    """Colours signed numbers by sqrt(abs(number) / limit), as the page does: (rows, columns, 3)."""
     size = np.clip(np.abs(values) / (limit or 1.0), 0, 1)
     place = 127.5 + 127.5 * np.where(np.isfinite(values), np.sign(values) * np.sqrt(size), 0.0)
     return _table(DIVERGING["light"])[np.rint(place).astype(int)]
@@ -107,7 +107,7 @@ def _table(stops: Sequence[str]) -> np.ndarray:
 
 
 def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int) -> float:
-    """Draws a table of numbers on coloured cells, with the names of columns at `top`. Returns its lower end."""
+    """Draws a table of numbers on coloured cells, with column names at `top`. Returns the y of its lower edge."""
     left = max(text_width(row, 11) for row in effects.rows) + 10
     wide, high = 52.0, 20.0
     coloured = np.array([column not in effects.plain for column in effects.columns])
@@ -129,7 +129,7 @@ def draw_effects(sheet: Sheet, effects: Effects, top: float, decimals: int) -> f
 
 
 def draw_cell(sheet: Sheet, x: float, y: float, wide: float, high: float, colour: np.ndarray) -> str:
-    """Draws a cell of a table in a colour (3,). Returns the colour for text on it."""
+    """Draws a table cell in the RGB colour `colour` (3,). Returns the colour for text on it."""
     sheet.rect(x, y, wide - 1, high - 1, "#" + bytes(colour.tolist()).hex())
     return "#fff" if colour.mean() < 120 else INK
 

@@ -1,6 +1,7 @@
 """Heat maps and bars of plain characters, for a terminal or a log: no colour codes, a fixed width.
 
-Control characters are removed from labels first, so that a token cannot move the cursor. Each view's `text` uses this.
+Control characters are removed from labels first, so that a token cannot move the cursor. Each view's `text` uses this
+module.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from npformer.text.words import printable
 SHADES = ((0.6, "█"), (0.4, "▓"), (0.2, "▒"), (0.05, "░"), (-1.0, " "))
 TIMES = "\N{MULTIPLICATION SIGN}"
 LEGEND = "░ from 0.05   ▒ 0.2   ▓ 0.4   █ 0.6"
-ROWS = 48  # maximum lines of a map; in a longer one, a line shows several rows
+ROWS = 48  # maximum number of lines in a map; in a longer map, a line shows several rows
 
 
 def shade(weight: float) -> str:
@@ -111,6 +112,6 @@ def row_ends(row: np.ndarray, decimals: int = 4) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """Draws a bar of `fraction` of `width`, in eighths of a character."""
+    """Draws a bar that fills `fraction` of `width`, to an eighth of a character."""
     eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]

@@ -1,7 +1,7 @@
-"""Measures the speed and memory of answering datasets: `python -m tests.benchmarks.datasets [ROWS ...]`.
+"""Measures the speed and memory of runs over datasets: `python -m tests.benchmarks.datasets [ROWS ...]`.
 
-Each run is a separate process with a tiny model, so that the overhead shows. CPU seconds are those of the
-process that reads and writes, without its workers. Rows are short: a sentence and a number.
+Each run is a separate process with a tiny model, so that the overhead shows. CPU seconds are counted for the process
+that reads and writes, not for its workers. Rows are short: a sentence and a number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def source(path: Path, rows: int) -> Path:
 
 
 def run(model: str, source: str, sink: str, scheduler: str = "") -> None:
-    """Prints the seconds and this process's CPU seconds of a run, and the peak of its memory in MB."""
+    """Prints the seconds that a run takes, its CPU seconds in this process, and its peak memory in MB."""
     import npformer.dataset
     from npformer.dataset.cluster import connected
 

@@ -1,7 +1,7 @@
 """Decoders against Transformers: `python -m tests.benchmarks.decoders smollm2-135m qwen2.5-0.5b gpt2`.
 
 A model with random weights reads a prompt, and greedily writes 24 more tokens. The figures are the time to read the
-prompt and write one token, and the time of each token after it, of npformer with and without the same bits and of
+prompt and write one token, and the time of each further token, for npformer with `same_bits` on and off, and for
 Transformers (eager attention, float32). Engines take turns in one process, and the minimum time of each counts. Every
 engine must write the same tokens. Needs the group `oracle`.
 """
@@ -27,7 +27,7 @@ from tests.support import tiny
 TOKENS = 24
 PROMPTS = (16, 512)
 
-Engine = Callable[[np.ndarray, int], list[int]]  # a prompt (L,) and a number of tokens -> the tokens after it
+Engine = Callable[[np.ndarray, int], list[int]]  # a prompt (L,), number of new tokens -> new tokens
 
 
 def engines(folder: Path) -> dict[str, Engine]:
@@ -58,7 +58,7 @@ def engines(folder: Path) -> dict[str, Engine]:
 
 
 def times(runs: dict[str, Engine], prompt: np.ndarray, turns: int) -> dict[str, tuple[float, float]]:
-    """Returns the seconds of each engine for the prompt with one token, and for each token after it."""
+    """Returns each engine's seconds for the prompt and one token, and for each further token."""
     least = {name: [np.inf, np.inf] for name in runs}
     for _ in range(turns):
         written = {}
@@ -75,7 +75,7 @@ def times(runs: dict[str, Engine], prompt: np.ndarray, turns: int) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=SHAPES)
-    parser.add_argument("--quick", action="store_true", help="one turn: a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="one turn: a rough look, not a measurement")
     args = parser.parse_args()
     import torch
 

@@ -1,8 +1,9 @@
 """A generation step at GPT-2's size against three engines: `python -m tests.benchmarks.generation`.
 
 A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily writes 32 tokens after each
-prompt. The figure is the total time, including the prompt's pass, divided by 32. Every engine must write the same
-tokens. Engines take turns in one process, and the minimum time of each counts. Needs the groups `oracle` and `bench`.
+prompt. The figure is the total time, including the pass over the prompt, divided by 32. Every engine must write the
+same tokens. Engines take turns in one process, and the minimum time of each counts. Needs the groups `oracle` and
+`bench`.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def npformer_engine(folder: Path, threads: int) -> Engine:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     arguments = measure.parser("generation", __doc__, "one turn: a look, not a measurement").parse_args()
     import torch
 

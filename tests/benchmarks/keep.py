@@ -1,8 +1,8 @@
 """Memory and time of a decoder with narrow weights: `python -m tests.benchmarks.keep gpt2`.
 
-A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. For memory, each way
-of keeping weights has its own process. The figures are its resident memory at the end and at its peak, relative to the
-bytes of the weights in float32. For time, all ways take turns in one process, and the minimum time of each counts.
+A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. Memory is measured in
+a separate process for each way of keeping weights: its resident memory at the end and at its peak, relative to the size
+of the float32 weights. Times are measured in turns in one process, and the minimum time of each way counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAYS = ("float32", "bfloat16", "float16", "int8")
 
 
 def works(model: npformer.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A pass over a long prompt, and steps after a short one."""
+    """A pass over a long prompt, and steps after a short prompt."""
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, PROMPT)
     steps = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
     return lambda: model.generate(ids, max_new_tokens=1), lambda: model.generate(ids[:SHORT], **steps)
@@ -85,7 +85,7 @@ def main() -> None:
     if args.memory_of:
         print(json.dumps(memory(args.folder, args.memory_of)))
         return
-    from tests.support import tiny  # here, so that its memory is not part of a measured process
+    from tests.support import tiny  # in this process, so that the memory it takes is not measured
 
     with tempfile.TemporaryDirectory() as home:
         shape = dict(SHAPES[args.shape])

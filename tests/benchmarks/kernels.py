@@ -1,10 +1,10 @@
 """Tests, bits and costs of each kernel this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
 
-OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE when it is loaded, so each kernel has a process of its
-own. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers lone texts and a batch,
-alternately with the same bits and with plain products, on all threads of this machine.
+OpenBLAS chooses its kernels when it is loaded, according to the CPU or OPENBLAS_CORETYPE, so each kernel has a process
+of its own. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single texts and
+a batch, alternately with `same_bits` on and off, on all threads of this machine.
 
-Use the newest NumPy: an old OpenBLAS is unreliable with kernels newer than itself. If a kernel crashes Python, the
+Use the newest NumPy: an old OpenBLAS is unreliable on CPUs that are newer than it. If a kernel crashes Python, the
 table says so.
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="kernels, by default all that this CPU can run")
     parser.add_argument("--quick", action="store_true", help="leave out the tests")
-    parser.add_argument("--here", action="store_true", help="measure in this process, as JSON: what the others run")
+    parser.add_argument("--here", action="store_true", help="measure in this process, print JSON (for child processes)")
     args = parser.parse_args()
     if args.here:
         print(json.dumps(measured()))
@@ -76,7 +76,7 @@ def python(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def stopped(ran: subprocess.CompletedProcess) -> str:
-    """Describes a process that a signal ended; "" for any other."""
+    """Describes how a signal ended a process; "" if no signal did."""
     return f"Python stopped: {kernels.stop(ran)}" if ran.returncode < 0 else ""
 
 
@@ -89,7 +89,7 @@ def measured() -> dict[str, Any]:
 
 
 def costs() -> list[float]:
-    """Returns the minimum time with the same bits divided by that with plain products, from turns in one process."""
+    """Returns the minimum time with `same_bits` on divided by that with it off, measured in turns in one process."""
     model, random = npformer.load("distilbert-sst2"), np.random.default_rng(0)
     tokens = [*(int(words * 1.25) + 2 for words in WORDS)]
 

@@ -1,8 +1,9 @@
-"""Measuring for the benchmarks: engines take turns, and every figure has two lower bounds.
+"""Timing for the benchmarks: engines take turns, and every time is compared with two lower bounds.
 
 Engines are raced in one process, one turn each (A B C A B C ...), so that any other load on the machine affects all of
-them, and the minimum time of each counts. The lower bounds are the products alone, by `x @ W`, and reading the weights
-once. npformer may beat the first with few rows: `x @ W` copies the weight in every call, and panels do not.
+them, and the minimum time of each counts. The lower bounds are the time of the products `x @ W` on their own, and the
+time to read the weights once. With few rows npformer may take less than the first bound: `x @ W` copies the weight in
+every call, and npformer's panels need no copy.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def settle() -> None:
 
 
 def turn(run: Callable[[], Any], seconds: float) -> tuple[Any, list[float]]:
-    """Returns an answer, and the times of calls during about this many seconds; the first of several only warms up."""
+    """Returns an answer, and the times of calls made for about this many seconds; a first call may only warm up."""
     settle()
     start = time.perf_counter()
     answer = run()
@@ -91,7 +92,7 @@ def race(
 
 
 def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
-    """Returns engine -> its fastest setup and that setup's time."""
+    """Returns each engine's fastest setup and that setup's time."""
     best: dict[str, tuple[str, float]] = {}
     for (engine, setup), seconds in least.items():
         if engine not in best or seconds < best[engine][1]:
@@ -105,9 +106,9 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
     """Counts floating-point operations; a multiplication and an addition are two.
 
-    products: all x @ W that npformer computes. In the last layer it computes only the row of each text's first token,
+    products: all x @ W that npformer computes; in the last layer, these are only the row of each text's first token,
     and the keys and values that this row reads. attention: the scores and weighted sums of values for the same rows.
-    whole: both for every row of every layer.
+    whole: products and attention for every row of every layer.
     """
     layers, width, hidden = config.n_layers, config.d_model, config.d_ffn
     tokens, texts, squares = sum(lengths), len(lengths), sum(each * each for each in lengths)
@@ -123,7 +124,7 @@ def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def weight_arrays(model: Model) -> list[np.ndarray]:
-    """Returns the weights of all products. Even a short text reads all of these, but only a few rows of the tables."""
+    """Returns the weights of all products. Even a short text needs all of them, but only a few rows of the tables."""
     layers = [
         group["weight"]
         for layer in model.weights["layers"]
@@ -164,7 +165,7 @@ Product = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _bare_work(model: Model, lengths: Sequence[int]) -> list[Product]:
-    """Returns x, W and an array for the result of each product for these texts, in order."""
+    """Returns, for each product in order, x, W and an array for the result, with the sizes for these texts."""
     config = model.config
     random, room = np.random.default_rng(0), np.empty(sum(lengths) * config.d_ffn, np.float32)
     inputs = {
@@ -216,7 +217,7 @@ def _read(arrays: list[np.ndarray]) -> None:
 
 
 def parser(name: str, description: str | None, quick: str) -> argparse.ArgumentParser:
-    """Makes a parser with --json and --quick. quick: the help of --quick."""
+    """Makes a parser with --json and --quick. quick: the help text of --quick."""
     made = argparse.ArgumentParser(prog=f"python -m tests.benchmarks.{name}", description=description)
     made.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     made.add_argument("--quick", action="store_true", help=quick)

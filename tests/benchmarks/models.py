@@ -1,4 +1,4 @@
-"""The two models of the benchmarks, and the same weights in every engine.
+"""The two models of the benchmarks, loaded into every engine with the same weights.
 
 `folders` writes them as Hugging Face checkpoints; `Engines` opens one in npformer, torch, ONNX Runtime and
 CTranslate2, and turns each into a function from texts to logits. `measure.py` races those functions.
@@ -82,7 +82,7 @@ class Engines:
         self.encoders = _encoders(folder, threads)
 
     def contenders(self, ids: Ids) -> list[Contender]:
-        """Returns every engine's ways to compute the logits of these texts. Batches for peers are made beforehand."""
+        """Returns every engine's ways to compute the logits of these texts. Padded batches are made beforehand."""
         texts = [Text(each) for each in ids]
         found = [Contender("npformer", "", lambda: np.stack([each["logits"] for each in self.npformer.run(texts)]))]
         for size in BATCH_SIZES:
@@ -96,7 +96,7 @@ class Engines:
         return found
 
     def _peers(self, n_batches: int) -> Iterator[tuple[str, list[str], Run]]:
-        """Yields (engine, setup, function that runs its batches)."""
+        """Yields (engine, setup, function that runs the engine's batches)."""
         yield "torch", [], self._run_torch
         for setup, session in self.sessions.items():
             yield "ONNX Runtime", [setup], partial(_run_session, session)
@@ -134,7 +134,7 @@ class Engines:
 
 
 def _batches(ids: Ids, size: int) -> tuple[np.ndarray, list[_Batch]]:
-    """Returns the texts' order by length, longest first, and batches of `size` texts in that order."""
+    """Returns the indices of the texts sorted by length, longest first, and batches of `size` texts in that order."""
     order = np.argsort([-len(each) for each in ids], kind="stable")
     batches = []
     for start in range(0, len(order), size):
@@ -154,7 +154,7 @@ def _in_order(run: Run, batches: list[_Batch], back: np.ndarray) -> np.ndarray:
 
 
 def quieten() -> None:
-    """Silences the messages of exporting and converting."""
+    """Silences messages while models are exported and converted."""
     import logging
     import warnings
 
@@ -174,9 +174,10 @@ def _torch_model(folder: Path, attention: str) -> Any:
 
 
 def _export(folder: Path) -> dict[str, Path]:
-    """Writes two ONNX files: the export, and the same with layers fused by ONNX Runtime's own tool.
+    """Writes two ONNX files: the export, and a copy of it with layers fused by ONNX Runtime's own tool.
 
-    Attention is exported in its plain form ("eager"), which the tool recognises. It does not make the first file slower.
+    Attention is exported in its plain form ("eager"), which the tool recognises. This form does not make the first file
+    slower.
     """
     import torch
     from onnxruntime.transformers import optimizer

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.onnx_service ENGINE FOLDER PORT
 
 ENGINE is `onnxruntime`, with the fastest session settings on this machine, or `fastembed`, the library with its
-defaults. FOLDER is the output of `service.py --export`. Up to 64 waiting texts are sorted by length and computed in
-groups of 8, padded to the longest, which is the least work for this model. Vectors are means of length 1, like those of /embed.
+defaults. FOLDER is the output of `service.py --export`. Up to 64 waiting texts are sorted by length and run in groups
+of 8, padded to the longest, which is the fastest setup for this model. Vectors are means normalized to length 1, like
+those of /embed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """npformer against torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
 
 Every engine gets the same weights and texts, and its fastest setup: texts sorted by length, in batches
-of 1, 4, 8 or 32. All must give the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the
-engines, `measure.py` races them, `table.py` prints.
+of 1, 4, 8 or 32. All must give the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the engines,
+`measure.py` races them, and `table.py` formats the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.benchmarks.models import Contender, Engines, folders
 
 @dataclass(frozen=True)
 class Effort:
-    """The amount of measuring: rounds of turns, seconds per turn, texts of mixed length."""
+    """How much to measure: rounds of turns, seconds per turn, number of texts of mixed length."""
 
     rounds: int
     seconds: float
@@ -67,7 +67,7 @@ def measure_row(engines: Engines, work: str, lengths: list[int], effort: Effort,
 
 
 def measure_all(effort: Effort) -> dict[str, Any]:
-    """Measures every row of both models, and prints each when it is done."""
+    """Measures every row for both models, and prints each row when it is done."""
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "effort": vars(effort), "models": {}}
     threads = available_cores()
     # NumPy's BLAS stays on one thread throughout: its idle threads would spin during the peers' turns.
@@ -91,7 +91,7 @@ def measure_all(effort: Effort) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     arguments = measure.parser("peers", __doc__, "a few turns only: a look, not a measurement").parse_args()
     result = measure_all(QUICK if arguments.quick else FULL)
     measure.save(result, arguments.json)

@@ -2,8 +2,8 @@
 
 While a model runs, clocks wrap the functions of each stage. A clock counts a function's own time, without that of the
 clocked functions that it calls. Clocks run on the calling thread, so the figures are the milliseconds that a caller
-waits, and waiting for a helper is a stage too. A clock costs about a microsecond per call. The second table has the
-cost of a token at every length, and attention's share of it.
+waits, and waiting for another thread counts as a stage too. A clock costs about a microsecond per call. The second
+table shows the time per token at every length, and attention's share of it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from npformer.runtime import threads as threads_module
 from tests.benchmarks import measure, sizes, table
 
 PRODUCTS, BIAS, GELU, NORM = "x @ W", "biases", "activation", "layer norm"
-SCORES, SOFTMAX, HEADS = "attention: products", "attention: softmax", "attention: heads put together"
+SCORES, SOFTMAX, HEADS = "attention: products", "attention: softmax", "attention: merging heads"
 LAYER, TABLES, WAITING = "residuals and calls", "embeddings", "hand-over and waiting"
 REST = "shards, packing, the answer"
 
-#: The function that a clock wraps, in the module or class that calls it, and its stage.
+#: The functions that clocks wrap, each in the module or class that calls it, with its stage.
 CLOCKS = (
     ("npformer.functions.weight_products", PRODUCTS),
     ("npformer.multi_head.linears", BIAS),
@@ -49,7 +49,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
 
 class Clocks:
-    """The time of each stage on the calling thread, without the stages that it calls."""
+    """The time of each stage on the calling thread, excluding the stages that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -57,7 +57,7 @@ class Clocks:
         self._open: list[list[Any]] = []  # (stage, seconds spent in stages that it called)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function so that its own time counts to a stage."""
+        """Wraps a function so that its own time is added to a stage."""
 
         @functools.wraps(function)
         def clocked(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Clocks:
         return clocked
 
     def sharing(self, share: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `run_tasks`: waiting for helpers is a stage, and the caller's own tasks count to the current stage."""
+        """Wraps `run_tasks`: waiting for threads is a stage; the caller's own tasks are added to the current stage."""
 
         def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> Any:
             if threading.get_ident() != self._caller:
@@ -89,7 +89,7 @@ class Clocks:
 
 
 def profile(model: Model, lengths: list[int], seconds: float) -> dict[str, float]:
-    """Returns each stage's seconds in the fastest of the calls that fit into this time."""
+    """Calls a function repeatedly for this time; returns each stage's seconds in the fastest call."""
     texts = sizes.random_texts(lengths)
     with ExitStack() as stack:
         clocks = Clocks()
@@ -128,7 +128,7 @@ def stages_table(profiles: dict[str, dict[str, float]]) -> str:
 
 
 def growth(model: Model, seconds: float, tokens: int = 4096) -> list[dict[str, float]]:
-    """Measures the same number of tokens in texts of every length: the cost of a token, and attention's share."""
+    """Measures the time per token, and attention's share, on the same number of tokens in texts of every length."""
     found = []
     for length in LENGTHS:
         lengths = [length] * (tokens // length)

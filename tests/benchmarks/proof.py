@@ -1,9 +1,9 @@
 """The README's three rows of figures: `python -m tests.benchmarks.proof [SENTENCES] [--json FILE] [--quick]`.
 
-A process that answers one text, compared with a pipeline of transformers; all-MiniLM-L6-v2 from text to vectors,
-compared with sentence-transformers at its best batch size; and the size of the installed packages. SENTENCES is a file
-with one sentence per line; by default, random words of `streaming` are used instead. Needs the extra `oracle`, and
-sentence-transformers.
+The figures are the time of a process that answers one text, compared with a pipeline of transformers; the time of
+all-MiniLM-L6-v2 from text to vectors, compared with sentence-transformers at its best batch size; and the size of the
+installed packages. SENTENCES is a file with one sentence per line; by default, sentences of random words from
+`streaming` are used. Needs the group `oracle`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTALLED = {"npformer": ("npformer",), "transformers and torch": ("transformers
 
 @dataclass(frozen=True)
 class Vectors:
-    """An engine that makes a vector of each sentence, (N, D)."""
+    """An engine that returns one vector per sentence, (N, D)."""
 
     engine: str
     setup: str
@@ -55,7 +55,7 @@ def engines(folder: Path, sentences: list[str]) -> list[Vectors]:
 
 
 def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
-    """Returns each engine's minimum time, and the largest difference of its numbers from npformer's."""
+    """Returns each engine's minimum time, and the largest difference between its numbers and npformer's."""
     ours: list[np.ndarray] = []
     apart = 0.0
 
@@ -68,7 +68,7 @@ def vectors(folder: Path, sentences: list[str], rounds: int) -> dict[str, Any]:
 
 
 def installed(names: tuple[str, ...]) -> dict[str, int]:
-    """Returns package -> the bytes of its files, for these packages and all their dependencies."""
+    """Returns package -> the size of its files in bytes, for these packages and all their dependencies."""
     from packaging.requirements import Requirement
 
     found, waiting = dict[str, int](), list(names)
@@ -90,13 +90,13 @@ def size(folder: Path) -> int:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     parser = measure.parser("proof", __doc__, "fewer runs")
     parser.add_argument(
         "sentences", nargs="?", type=Path, metavar="SENTENCES", help="a file with one sentence per line"
     )
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # warnings that the peers raise themselves
+    warnings.filterwarnings("ignore", category=FutureWarning)  # warnings that the other libraries raise themselves
 
     result: dict[str, Any] = {"machine": measure.machine()}
     print(f"{measure.described(result['machine'])}\n", flush=True)
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def size_of_models() -> int:
-    """Returns the bytes of the models inside an installed package."""
+    """Returns the size in bytes of the models inside an installed package."""
     package = Path(npformer.__file__).parent
     return sum(size(folder) for folder in bundled().values() if folder.is_relative_to(package))
 

@@ -1,8 +1,8 @@
-"""Errors of float32 products by rows and by length of the sums: `python -m tests.benchmarks.rounding`.
+"""Errors of float32 products for several numbers of rows and lengths of sums: `python -m tests.benchmarks.rounding`.
 
 OPENBLAS_CORETYPE chooses the kernel. If torch is installed, its linear layer gets the same operands. The program then
-measures the cost of adding in shorter parts, which would round less: a batch's error, and its processor time on one
-thread, which hardly depends on other load on the machine.
+measures the cost of adding in shorter parts, which would give smaller errors: for a batch, the error, and the processor
+time on one thread, which hardly depends on other load on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rms(errors: np.ndarray) -> float:
 
 
 def operands(rows: int, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns x and a weight with a product of variance 1, and that product in float64."""
+    """Returns x and a weight whose product has variance 1, and that product in float64."""
     random = np.random.default_rng((rows, inner, columns))
     x, weight = random.standard_normal((rows, inner)), random.standard_normal((inner, columns)) / np.sqrt(inner)
     x, weight = x.astype(np.float32), weight.astype(np.float32)
@@ -61,7 +61,7 @@ def error(product: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: int, in
 
 
 def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) -> np.ndarray:
-    """x @ weight as a sum of products over parts of the inner axis with about `terms` terms, each computed in `room`."""
+    """x @ weight as a sum of products, each over about `terms` terms of the inner axis and computed in `room`."""
     count = -(-len(weight) // terms)
     edges = [len(weight) * i // count for i in range(count + 1)]
     total = x[:, : edges[1]] @ weight[: edges[1]]

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.service [--onnx FOLDER] [--seconds N] [--soak MINUTES]
 
-The figures are requests per second, and their waiting times. `wrk` (apt-get install wrk) sends the requests over
+The figures are requests per second, and the requests' latencies. `wrk` (apt-get install wrk) sends the requests over
 loopback, on the same cores as the server. Each request sends one of 64 texts of 6 to 60 words to /embed. The servers
-take turns, and the best turn counts for each figure. `--export FOLDER` only makes the ONNX file: it needs torch and
-transformers, which may be in another environment. `--soak` sends requests to one server with two workers for minutes,
+take turns, and for each figure the best turn counts. `--export FOLDER` only makes the ONNX file; for this step, torch
+and transformers may be in another environment. `--soak` sends requests to one server with two workers for minutes,
 kills a worker each minute, and shows memory and errors.
 """
 
@@ -47,7 +47,7 @@ def texts(count: int = 64) -> list[str]:
 
 
 def script(path: Path) -> Path:
-    """wrk's script: the texts in turn."""
+    """Returns wrk's script, which sends the texts in turn."""
     bodies = ",\n".join(json.dumps(json.dumps({"inputs": each})) for each in texts())
     path.write_text(
         f'bodies = {{{bodies}}}\ni = 0\nwrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'
@@ -60,7 +60,7 @@ def script(path: Path) -> Path:
 
 
 def load(url: str, lua: Path, connections: int, seconds: int) -> dict[str, float]:
-    """Returns requests per second, and the median and 99th percentile of their milliseconds."""
+    """Returns requests per second, and the median and 99th percentile of the latencies in milliseconds."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(lua), f"{url}/embed"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     requests, rate, p50, p99, errors = map(float, re.search(r"FIGURES\s+(.*)", printed)[1].split())
@@ -69,7 +69,7 @@ def load(url: str, lua: Path, connections: int, seconds: int) -> dict[str, float
 
 
 def processor_time(server: Server) -> float:
-    """Returns the processor seconds of the server and its workers, which other load affects least."""
+    """Returns the processor seconds of the server and its workers, which depend little on other load."""
     ticks = 0
     for pid in (server.process.pid, *server.workers()):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -78,7 +78,7 @@ def processor_time(server: Server) -> float:
 
 
 def export(folder: Path) -> Path:
-    """The bundled model's encoder as ONNX, its parts fused by ONNX Runtime's own tool, with its tokenizer."""
+    """Writes the bundled model's encoder as ONNX, fused by ONNX Runtime's own tool, and its tokenizer."""
     import torch
     from onnxruntime.transformers import optimizer
     from transformers import DistilBertModel
@@ -127,7 +127,7 @@ def race(folder: Path | None, seconds: int) -> dict[str, Any]:
     if folder is not None:
         servers |= {name: peer(engine, folder) for name, engine in PEERS.items()}
     found: dict[str, Any] = {name: {} for name in servers}
-    spent = {name: {count: [0.0, 0.0] for count in CONNECTIONS} for name in servers}  # processor seconds, and requests
+    spent = {name: {count: [0.0, 0.0] for count in CONNECTIONS} for name in servers}  # processor seconds, requests
     try:
         answers = {name: ready(server) for name, server in servers.items()}
         for name, answer in answers.items():
@@ -162,7 +162,7 @@ def shown(found: dict[str, Any]) -> str:
                 [f"{connections}, {name}", f"{each['rate']:.1f}", f"{each['p50']:.0f} ms", f"{each['p99']:.0f} ms",
                  f"{each['processor']:.1f} ms"]
             )  # fmt: skip
-    return table.markdown(["connections", "requests a second", "p50", "p99", "processor time of one"], rows)
+    return table.markdown(["connections", "requests per second", "p50", "p99", "processor time per request"], rows)
 
 
 # --- for a long time -------------------------------------------------------------------------------------------------
@@ -224,9 +224,9 @@ def main() -> None:
     parser.add_argument(
         "--onnx", type=Path, metavar="FOLDER", help="what --export made; without it no peer is measured"
     )
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="make the ONNX file there, and end")
-    parser.add_argument("--seconds", type=int, default=10, help="of a turn (%(default)s)")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="ask for so long instead")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="make the ONNX file there, and exit")
+    parser.add_argument("--seconds", type=int, default=10, help="length of a turn (%(default)s)")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="send requests for this long instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
     arguments = parser.parse_args()
     if arguments.export:

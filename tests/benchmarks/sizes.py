@@ -1,4 +1,4 @@
-"""The workloads of the benchmarks: rows of the table, and models of DistilBERT-base's size with random weights.
+"""The workloads of the benchmarks: texts for each row of the table, and random weights of DistilBERT-base's size.
 
 This module does not import torch, so that `profile` and `start` run wherever npformer does.
 """
@@ -28,7 +28,7 @@ TEXT = "I love ice cream"
 
 
 def rows(mixed: int) -> dict[str, list[int]]:
-    """Returns the table's rows: workload -> tokens of each text, with `mixed` texts in the first row."""
+    """Returns the table's rows: workload -> number of tokens in each text; the first row has `mixed` texts."""
     random = np.random.default_rng(0)
     lengths = np.clip(np.exp(random.normal(np.log(27), 0.7, mixed)).round(), 3, 512).astype(int).tolist()
     return {

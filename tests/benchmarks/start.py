@@ -1,9 +1,9 @@
 """Measures start-up: `python -m tests.benchmarks.start [--json FILE] [--quick]`.
 
-Whole processes take turns: an import, and the first answer of the command and of a pipeline, compared with importing
-NumPy and with a transformers pipeline (if torch and transformers are installed). Then a model of DistilBERT-base's size
-is loaded from npformer's own layout, which is mapped, and from torch's, which must be read and transposed. The figures
-are the time of loading, the peak memory, and the memory that two processes share.
+Whole processes are timed in turns: an import, and the first answer of the command and of a pipeline, compared with
+importing NumPy and with a transformers pipeline (if torch and transformers are installed). Then a model of
+DistilBERT-base's size is loaded from npformer's own layout, which is mapped, and from torch's, which must be read and
+transposed. The figures are the time of loading, the peak memory, and the memory that two processes share.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Process:
 
 
 def processes(folder: Path) -> list[Process]:
-    """Returns the contenders, with the bundled model in torch's layout for transformers."""
+    """Returns the programs to time; the one with transformers reads the bundled model in torch's layout."""
     answer = f"from npformer import pipeline; pipeline('text-classification')({TEXT!r})"
     found = [
         Process("python", ("-c", "pass")),
@@ -91,7 +91,7 @@ def loading(folder: Path, rounds: int) -> dict[str, float]:
 
 
 def together(folder: Path, count: int) -> list[dict[str, int]]:
-    """The memory of `count` processes that hold the same model at the same time, in bytes, from smaps_rollup."""
+    """The total memory, in bytes, of `count` processes that hold the same model at the same time, from smaps_rollup."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", LOAD + WAIT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -108,7 +108,7 @@ def together(folder: Path, count: int) -> list[dict[str, int]]:
 
 
 def _pages(process: int) -> dict[str, int]:
-    """Bytes of a process's pages: all resident ones, the same with shared ones divided among users, shared, private."""
+    """A process's memory in bytes: resident, proportional (shared pages divided among their users), shared, private."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kinds = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return {
@@ -120,7 +120,7 @@ def _pages(process: int) -> dict[str, int]:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     arguments = measure.parser("start", __doc__, "fewer runs").parse_args()
     rounds = 3 if arguments.quick else 15
 

@@ -39,7 +39,7 @@ def resident() -> int:
 
 
 def memory(task: Any, count: int, points: int = 20) -> dict[str, Any]:
-    """Returns the resident memory after each twentieth of a stream, the stream's seconds and its tokens."""
+    """Returns the resident memory after each twentieth of a stream, and the stream's seconds and number of tokens."""
     curve, tokens = [], 0
     start = time.perf_counter()
     for answered, answer in enumerate(task(texts(count)), 1):
@@ -50,7 +50,7 @@ def memory(task: Any, count: int, points: int = 20) -> dict[str, Any]:
 
 
 def throughput(task: Any, count: int, rounds: int) -> dict[str, float]:
-    """Returns the minimum seconds of `count` texts as a generator and as a list, measured in turns."""
+    """Returns the minimum seconds for `count` texts from a generator and from a list, measured in turns."""
 
     def stream() -> None:
         for _ in task(texts(count)):
@@ -65,7 +65,7 @@ def throughput(task: Any, count: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     arguments = measure.parser("streaming", __doc__, "a tenth of the texts").parse_args()
     count, compared, rounds = (10_000, 2_000, 3) if arguments.quick else (100_000, 10_000, 7)
 

@@ -1,4 +1,4 @@
-"""The benchmarks' figures as text: a row for each workload, times in milliseconds, peers as ratios of time."""
+"""The benchmarks' figures as text: for each workload, times in milliseconds and ratios to other engines' times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def progress(row: dict[str, Any]) -> str:
 
 
 def notes(rows: Sequence[dict[str, Any]]) -> str:
-    """Explains the columns, with the figures that are equal for all rows."""
+    """Explains the columns, with the figures that are the same for all rows."""
     apart = max(max(row["logits_apart"].values()) for row in rows)
     bandwidth = max(row["bytes_per_second"] for row in rows)
     return (

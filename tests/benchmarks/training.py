@@ -1,9 +1,9 @@
 """Compares a training step with torch's: `python -m tests.benchmarks.training [--quick] [--json FILE]`.
 
-A step is forward, backward, clipping and AdamW on a batch. The models are DistilBERT-base on 32 texts of 64 tokens, an
-encoder of width 256 on 32 texts of 256 tokens, and an encoder-decoder of width 128 on 128 pairs of similar length. Both
-engines begin with the same weights, have dropout at the same places and take turns in one process. Without dropout,
-their first losses must agree.
+A step consists of forward pass, backward pass, clipping and AdamW on a batch. The models are DistilBERT-base on 32
+texts of 64 tokens, an encoder of width 256 on 32 texts of 256 tokens, and an encoder-decoder of width 128 on 128 pairs
+of similar length. Both engines begin with the same weights, have dropout at the same places and take turns in one
+process. Without dropout, their first losses must agree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENCODER = Config(
 )  # fmt: skip
 TRANSLATOR = translator(vocabulary=6000, width=128, heads=4, layers=4, ffn=256, longest=256)
 SMOOTHING = 0.1
-APART = 1e-5  # tolerance of the first loss, which both compute in float32, in different orders
+APART = 1e-5  # tolerance for the first loss, which both engines compute in float32, in different orders
 
 Row = tuple[Config, list[Example], Any, dict[str, float], Callable[[Any, float], Any]]
 
@@ -42,7 +42,7 @@ def texts(config: Config, count: int, length: int) -> list[Example]:
 
 
 def pairs(count: int) -> list[Example]:
-    """Returns a batch of similar lengths as in training: one of twenty that were sorted together."""
+    """Returns a batch of texts of similar length, as in training: one of twenty batches that were sorted together."""
     random, recipe = np.random.default_rng(0), Recipe(batch_size=count, window=20)
     lengths = random.integers(8, 25, (count * recipe.window, 2))
     found = [Example(Text(random.integers(2, 6000, a)), random.integers(2, 6000, b)) for a, b in lengths]
@@ -51,7 +51,7 @@ def pairs(count: int) -> list[Example]:
 
 
 def rows() -> dict[str, Row]:
-    """Returns workload -> config, batch, objective, dropout, and the torch module of a tree and a rate."""
+    """Returns workload -> config, batch, objective, dropout, and a function (weights, dropout rate) -> torch module."""
     base = sizes.BASE
     return {
         "DistilBERT-base, 32 x 64": (
@@ -71,7 +71,7 @@ def rows() -> dict[str, Row]:
 
 
 def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
-    """Returns each engine's minimum time of a step, and the relative difference of their first losses."""
+    """Returns each engine's minimum time for a step, and the relative difference of the engines' first losses."""
     config, examples, objective, dropout, twin = row
     tree = initialise(config, 0, "xavier" if config.model_type == "marian" else "normal")
     recipe = Recipe(learning_rate=1e-4, dropout=dropout, lazy=False)
@@ -96,7 +96,7 @@ def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     arguments = measure.parser("training", __doc__, "two turns only: a look, not a measurement").parse_args()
     threads = available_cores()
     torch.set_num_threads(threads)

@@ -1,9 +1,9 @@
 """Translation against Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
 
-A Marian-base sized model with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
-length, greedily and with four beams, into targets of a fixed length. For npformer alone, it also measures the time of
-a token as the target grows. Engines take turns in one process, and the minimum time of each counts. Needs the groups
-`oracle` and `bench`, and the extra `translate`.
+A model of Marian-base's size with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
+length, greedily and with four beams, into targets of a fixed length. For npformer alone, the program also measures the
+time per token as the target grows. Engines take turns in one process, and the minimum time of each counts. Needs the
+groups `oracle` and `bench`, and the extra `translate`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_model(folder: Path) -> None:
         decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0, max_position_embeddings=512, **sizes,
     )  # fmt: skip
     model = MarianMTModel(config).eval()
-    # the settings of OPUS-MT's models
+    # OPUS-MT's settings
     model.generation_config.update(bad_words_ids=[[last]], renormalize_logits=True, max_length=512)
     model.save_pretrained(folder)
     for name in ("source.spm", "target.spm"):
@@ -110,7 +110,7 @@ def own_engine(model: Seq2Seq, texts: list[np.ndarray]) -> Callable[[int, int], 
 
 
 def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
-    """Returns the mean time of a token, for each part of one source's target."""
+    """Returns the mean time per token for each part of one source's target."""
     source, ids = sources(1)[0].tolist(), []
     for _ in range(2):  # the first run only warms up
         times = [perf_counter()]
@@ -122,7 +122,7 @@ def token_times(model: Seq2Seq, length: int) -> list[tuple[str, float]]:
 
 
 def main() -> None:
-    """Measures, prints, and writes the requested JSON file."""
+    """Measures and prints all figures, and writes the JSON file if requested."""
     arguments = measure.parser(
         "translation", __doc__, "shorter targets and one turn: a look, not a measurement"
     ).parse_args()

@@ -1,6 +1,7 @@
 """The models that npformer trains, as torch modules with the same initial weights, which return a padded batch's loss.
 
-Dropout is at the same places. `training.py` races their steps, `torch_run.py` trains them to the end.
+Dropout is at the same places as in npformer. `training.py` races the models' steps, and `torch_run.py` trains them to
+the end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def load_weights(module: nn.Module, tree: layout.Tree, config: Config) -> nn.Mod
 
 
 def padded(rows: Sequence[np.ndarray], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (B, L) ids with `fill` after shorter texts, and the mask of tokens."""
+    """Returns (B, L) ids with `fill` after shorter texts, and a mask that is true at tokens."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(mask.shape, fill)

@@ -30,7 +30,7 @@ def weights(seed: int, *shape: int, dtype: type = np.float32, sharp: float = 2.0
 def head_stages(
     seed: int, layers: int = 2, heads: int = 3, length: int = len(WORDS), width: int = 8, dtype: type = np.float32
 ) -> dict[str, np.ndarray]:
-    """Returns the stages of attention that the neuron view reads, from random queries, keys and values."""
+    """Returns the attention stages that the neuron view reads, computed from random queries, keys and values."""
     rng, found = np.random.default_rng(seed), {}
     for layer in range(layers):
         query, key, value = rng.standard_normal((3, heads, length, width)).astype(dtype)
@@ -46,7 +46,7 @@ def head_stages(
 
 
 def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> LogitAttribution:
-    """Returns random parts of a logit read at token 1, with the labels that the lens finds."""
+    """Returns random parts of a logit at token 1, with the labels that the logit lens finds."""
     rng, length = np.random.default_rng(31), len(tokens)
     lens = rng.standard_normal((layers + 1, 2))
     return LogitAttribution(
@@ -57,7 +57,7 @@ def logit_parts(tokens: Sequence[str], layers: int = 2, heads: int = 3) -> Logit
 
 
 def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> LogitLens:
-    """Returns the largest of random logits at two named tokens. The outputs are named after these words."""
+    """Returns the largest of random logits at two tokens. `words` names the tokens and the outputs."""
     logits = np.random.default_rng(32).standard_normal((layers + 1, 2, len(words)))
     numbers = np.argsort(-logits, axis=-1)[..., :most]
     largest = np.take_along_axis(logits, numbers, -1)
@@ -68,7 +68,7 @@ def logit_lens_of(words: Sequence[str], layers: int = 2, most: int = 3) -> Logit
 
 
 def head_effects_on(words: Sequence[str], layers: int = 2, heads: int = 3) -> HeadEffects:
-    """Returns random probabilities of two answers without each head. The first two words name the answers."""
+    """Returns random probabilities of two answers with each head ablated. The first two words name the answers."""
     shares = np.random.default_rng(33).uniform(0.1, 0.9, (layers, heads))
     outcomes = tuple(tuple(((words[0], s), (words[1], 1 - s)) for s in row) for row in shares.tolist())
     names = tuple(f"layers.{i}.attention" for i in range(layers))

@@ -1,4 +1,4 @@
-"""Starts Debian's chromium by selenium: headless, without a network."""
+"""Starts Debian's chromium with selenium: headless, without a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARGUMENTS = (
 
 
 def chromium() -> Any:
-    """A browser; exits if none is installed."""
+    """Yields a browser. Exits the program if no browser is installed."""
     from selenium import webdriver
 
     if not CHROMIUM or not DRIVER:

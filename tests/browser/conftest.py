@@ -1,4 +1,4 @@
-"""A real browser for the views: Debian's chromium by selenium, without a network, its console watched.
+"""A real browser for the views: Debian's chromium, run by selenium, without a network and with its console watched.
 
 Install `chromium` and `chromium-driver`, and the `browser` group. Without a browser these tests are skipped with a
 message.

@@ -1,4 +1,4 @@
-"""Actions of the browser tests on a page: show a view, point, press keys, read texts, wait for a change."""
+"""A browser test's actions on a page: show a view, point, press keys, read texts, wait for a change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from npformer.view import View
 
-SECONDS = 10  # timeout of a condition; only a failing test waits this long
+SECONDS = 10  # timeout for a condition; only a failing test waits this long
 _loads = itertools.count()
 
 
@@ -24,7 +24,7 @@ class Page:
         self, view: View | Path, at: str = "", width: int = 1280, height: int = 900, dark: bool = False,
         wait: bool = True,
     ) -> Page:  # fmt: skip
-        """Open a view or its file, with the choices of an address as a link would, and wait until it is drawn."""
+        """Open a view or its file, with the selections in the address `at`, and wait until the page is drawn."""
         path = view if isinstance(view, Path) else view.save(self.folder / "view.html")
         self.resize(width, height)
         self.media(dark=dark)
@@ -43,7 +43,7 @@ class Page:
         self.until(lambda: self.js("return document.documentElement.dataset.ready") == "yes")
 
     def media(self, dark: bool = False, kind: str = "") -> None:
-        """The reader's theme and medium (screen or paper) for the page."""
+        """Set the reader's theme and medium (screen or paper)."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", media=kind, features=[scheme])
 
@@ -115,7 +115,7 @@ class Page:
         Select(field.find_element("css selector", "select")).select_by_visible_text(str(value))
 
     def segment(self, text: str) -> Any:
-        """The button labelled `text` in a row of choices."""
+        """Return the button labelled `text` in a row of choices."""
         return next(b for b in self.all(".segmented button") if b.text == text)
 
     def colour(self, selector: str, name: str) -> str:

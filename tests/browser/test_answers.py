@@ -1,4 +1,4 @@
-"""The answer in a browser: next words at a temperature, the answer at each layer, and without a head."""
+"""The answer in a browser: next words at each temperature, the answer at each layer, and the answer without a head."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def effects() -> HeadEffects:
 
 
 def test_a_slider_recomputes_the_softmax_of_the_whole_vocabulary(page: Page, causal: Any) -> None:
-    """Checks every step of the slider, with the total probability of the words that are not listed."""
+    """Checks every step of the temperature slider, and the total probability of the words that are not listed."""
     page.show(view.page(causal, NOVEL, methods="roll-out"))
     logits = np.sort(trace(causal, NOVEL)["logits"][-1].astype(np.float64))[::-1]
     slider = page.one(".temperature input")
@@ -81,8 +81,8 @@ def test_the_answer_names_the_words_and_heads_that_count_most(page: Page) -> Non
         assert page.texts(f".answer .{side} li") == expected
     name = answer.outcomes[0][0]
     assert page.text(".answer .units") == (
-        f"Words: fall of the log-odds of {name} without the word. "
-        f"Heads: fall of the log-odds of {name} without the head."
+        f"Words: fall in the log-odds of {name} without the word. "
+        f"Heads: fall in the log-odds of {name} without the head."
     )
     page.click(page.all(".answer .reason a")[0])
     page.until(lambda: page.text("#heading") == "Words that count")
@@ -106,7 +106,7 @@ def test_a_word_that_is_repeated_has_its_place(page: Page) -> None:
     page.show(view.page(tiny.model(), "good good", methods="leave-one-out"))
     words = page.texts(".answer .placed")
     assert words
-    assert set(words) <= {"good1", "good2"}  # numbers of rows as in the other views, where [CLS] is row 0
+    assert set(words) <= {"good1", "good2"}  # rows are numbered as in the other views, where [CLS] is row 0
     assert page.texts(".answer .reason bdi") == ["good"] * len(words)
 
 

@@ -1,5 +1,4 @@
-"""The head view in a browser: with pointer and keyboard it shows the array's numbers, also for pairs and for
-encoder-decoders."""
+"""The head view in a browser: pointer and keyboard show the array's numbers, also for pairs and encoder-decoders."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def shown(array: np.ndarray) -> list[str]:
 
 
 def painted(page: Page) -> int:
-    """Counts the pixels of the canvas with a line, once the next frame is drawn."""
+    """Counts the canvas pixels that are part of a line, once the next frame is drawn."""
     return page.driver.execute_async_script("""const done = arguments[0];
         requestAnimationFrame(() => requestAnimationFrame(() => {
             const canvas = document.querySelector(".lines canvas"), copy = document.createElement("canvas");
@@ -120,7 +119,7 @@ def test_a_square_toggles_its_head_and_a_double_click_isolates_it(page: Page) ->
     page.one(".heads .quiet:last-child").click()
     assert pressed() == []
     assert painted(page) == 0
-    page.press("\ue004")  # works without any head
+    page.press("\ue004")  # works with no head selected
     page.hover(queries(page)[2])
     assert numbers(page) == [""] * len(WORDS)
     page.one(".heads .quiet").click()
@@ -144,7 +143,7 @@ def test_everything_works_by_keyboard(page: Page) -> None:
     page.press(SPACE, END)
     assert numbers(page) == shown(np.maximum(WEIGHTS[0, 1, 2], WEIGHTS[0, 1, 6]))
     page.press(RIGHT, HOME)
-    assert page.texts(".panel output") == shown(WEIGHTS[0, 1, 2, :1])  # the query stays, and the key has the focus
+    assert page.texts(".panel output") == shown(WEIGHTS[0, 1, 2, :1])  # the query stays; the key has the focus
     page.press(ESCAPE, LEFT, UP)
     assert numbers(page) == shown(WEIGHTS[0, 1, 0])
     page.focus(page.all(".square")[1])
@@ -204,7 +203,7 @@ def test_encoder_decoder_and_cross_attention(page: Page) -> None:
         assert page.texts(".from .token") == list(rows)
         assert page.texts(".to .token") == list(columns)
         page.hover(queries(page)[1])
-        expected = shown(arrays[name][0, 1])  # the selected layer and heads stay
+        expected = shown(arrays[name][0, 1])  # the layer and heads stay selected
         page.until(lambda expected=expected: numbers(page) == expected)
 
 

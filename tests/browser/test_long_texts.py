@@ -1,4 +1,4 @@
-"""Long texts in a browser: the strongest rows are shown, the others folded, and every number is still reachable."""
+"""Long texts in a browser: rows with large weights are shown, others are folded, and every number is reachable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.browser.test_heads import painted
 from tests.browser.test_one_page import address, at
 from tests.support import tiny
 
-LENGTH, KEPT = 300, 24  # number of tokens, and of rows that are not folded
+LENGTH, KEPT = 300, 24  # number of tokens; number of rows that are not folded
 TOKENS = [f"w{i}" for i in range(LENGTH)]
 ARRAY = weights(7, 2, 3, LENGTH, LENGTH, sharp=3.0)
 ENTER = "\ue007"
@@ -49,7 +49,7 @@ def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
 
 
 def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
-    """Half of the rows on the screen show the strongest tokens; a folded row may follow each of them."""
+    """At least half of a phone's rows show the tokens with the largest weights; a folded row may follow each."""
     page.show(view.heads(ARRAY, tokens=TOKENS, layer=1, heads=[2]), width=390, height=844)
     assert page.segment(f"Strongest {KEPT // 2}").is_displayed()
     assert KEPT // 2 <= len(places(page, "from")) < KEPT
@@ -57,7 +57,7 @@ def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
 
 
 def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> None:
-    """These lines would hide the others. A button draws them, and the address keeps the choice."""
+    """Lines to a key that every token attends to hide the others. A button draws them; the address keeps the choice."""
     array = 0.6 * ARRAY[1, 2:]
     array[..., 5] += 0.4
     page.show(view.heads(array, tokens=TOKENS))
@@ -110,14 +110,14 @@ def test_a_threshold_leaves_lines_out(heads: Page) -> None:
 
 
 def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
-    """All weights exceed a quarter of the largest. A browser would need seconds to draw all 90,000 lines."""
+    """All weights of an even head exceed a quarter of the largest. Drawing all 90,000 lines would take seconds."""
     even = weights(8, 1, 1, LENGTH, LENGTH, sharp=0.1)
     page.show(view.heads(even, tokens=TOKENS))
     drawn = page.js("""const canvas = document.querySelector(".lines canvas");
         return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
     units = np.sort(np.round(even.ravel() * 10**4))[::-1]
     assert 0 < drawn <= LINES
-    assert drawn > LINES - (units == units[LINES]).sum()  # equal weights have all their lines or none
+    assert drawn > LINES - (units == units[LINES]).sum()  # of equal weights, all lines are drawn or none
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:

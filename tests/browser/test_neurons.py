@@ -15,7 +15,7 @@ DOWN, RIGHT, ENTER, END = "\ue015", "\ue014", "\ue007", "\ue010"
 
 
 def chain(page: Page) -> dict[str, str]:
-    """The tip's numbers by name."""
+    """The numbers in the tooltip, by name."""
     names, numbers = page.texts(".chain dt"), page.texts(".chain dd")
     return dict(zip(names, numbers, strict=True))
 

@@ -16,7 +16,7 @@ from tests.support import tiny
 
 TEXT = "I love good news about good ice cream"  # tokens 3 and 6 are "good"
 KINDS = ["heads", "model", "neurons", "stages", "attribution", "logit", "lens", "ablation"]
-#: An address of each view, with every choice that it keeps.
+#: An address of each view, with every selection that the address keeps.
 ADDRESSES = {
     "heads": "layer=1&head=2&from=3+6",
     "model": "layer=1&head=3&from=2&to=5",
@@ -49,7 +49,7 @@ def tab(page: Page, kind: str) -> Any:
 
 
 def at(page: Page, shown: view.View, words: str, **size: Any) -> None:
-    """Opens the page at an address, as a link would."""
+    """Opens the page with the selections of an address, as a link would."""
     page.show(shown, words, **size)
 
 

@@ -1,4 +1,4 @@
-"""Checks for every view's page: hostile text, no network, notebooks, themes, zoom, paper, long texts."""
+"""Checks of every view's page: hostile text, no network, notebooks, themes, zoom, printing, long texts."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_pictures_follow_the_theme(page: Page) -> None:
 
 @every_view
 def test_at_two_hundred_percent_nothing_runs_off_the_page(page: Page, make: Make) -> None:
-    """Zoomed, which halves the window in pixels of the stylesheet, and with text of twice the size."""
+    """Checks zoom, which halves the window's size in CSS pixels, and text of twice the size."""
     page.show(make(("[CLS]", "internationalization", *PAIR[1:])), width=640, height=700)
     for width, size in ((640, 16), (1280, 32)):
         page.resize(width, 700)

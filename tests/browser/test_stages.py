@@ -25,7 +25,7 @@ def model() -> Any:
 
 
 def card(page: Page, names: list[str], name: str) -> str:
-    """Opens a stage's layer and numbers; returns the selector of its card."""
+    """Opens a stage's layer and shows its numbers; returns the selector of its card."""
     step = names.index(name)
     if "layers." in name:
         layer = name.split(".")[1]

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the hub: a hub on loopback, an environment that uses only it, and a model to serve."""
+"""Fixtures for the hub's tests: a hub on loopback, an environment that uses only that hub, and a model to serve."""
 
 import pytest
 

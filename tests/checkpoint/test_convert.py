@@ -1,4 +1,4 @@
-"""convert: bit-exact round trips, loading without a copy, and no half-written files after errors."""
+"""`convert`: bit-exact round trips, loading without a copy, and no half-written files after errors."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ from tests.support.slow import slow_after
 
 
 def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.float32, kind="safetensors"):
-    """Writes a folder as Hugging Face does, with every companion file."""
+    """Writes a folder as Hugging Face does, with every other file that belongs to a model."""
     _, tensors = random_checkpoint(name)
     tensors = {key: array.astype(dtype) for key, array in tensors.items()}
     path.mkdir()
@@ -176,7 +176,7 @@ def full(*_, **__):
 
 
 def test_no_room_for_the_weights(tmp_path):
-    """A kernel error, here for a process limited to files of 1 kB, leaves no file."""
+    """A write error, here because the process may write at most 1 kB per file, leaves no file behind."""
     model_folder(tmp_path / "a")
     code = (
         "import resource; from npformer.checkpoint import convert\n"
@@ -231,8 +231,8 @@ def test_a_bad_source_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
-    """If tensors must be copied (half precision, transposed), the memory of the file is freed piece by piece. The peak exceeds
-    the float32 weights by at most a quarter."""
+    """The peak exceeds the float32 weights by at most a quarter, because the file's memory is freed as tensors are
+    copied."""
     config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout
 

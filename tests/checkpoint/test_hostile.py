@@ -22,10 +22,10 @@ from npformer.families import read_config
 from tests.support.torch_writer import dump, storage, tensor, write_zip
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60  # seconds: a hundred times the slowest case on an idle machine
+SECONDS = 60  # timeout: a hundred times the slowest case on an idle machine
 
-# Reads a folder's path from each line and loads it in a fork with limits. Prints the result, and the growth of peak
-# memory in bytes. A fork that fails prints null, and the reason on stderr.
+# Reads a folder's path from each line of stdin, and loads the folder in a fork with limits. Prints the result and the
+# growth of peak memory in bytes. If the fork fails, the program prints null, and the reason on stderr.
 LOADER = f"""
 import json, os, resource, signal, sys, traceback
 import npformer, npformer.loading, npformer.checkpoint.torch_file
@@ -70,14 +70,14 @@ STORAGE = b"\x8c\x07storagectorch\nFloatStorage\n\x8c\x010\x8c\x03cpuK\x06"
 
 @pytest.fixture(scope="module")
 def loader() -> Iterator[subprocess.Popen]:
-    """Returns a process that has imported npformer, and loads each folder in a fork."""
+    """Returns a process that has imported npformer and loads each folder in a fork."""
     command = [sys.executable, "-c", LOADER]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
 
 
 def loaded_alone(loader: subprocess.Popen, folder: Path) -> tuple[str, int]:
-    """Returns the message of loading the folder, and its memory in bytes."""
+    """Loads a folder; returns the message, and the growth of memory in bytes."""
     print(folder, file=loader.stdin, flush=True)
     answer = json.loads(loader.stdout.readline())
     assert answer is not None, "the process that loads the folder failed"
@@ -96,7 +96,7 @@ def empty(folder: Path, config: object) -> Path:
 
 
 def views(folder: Path, config: dict[str, object], strides, step: int = 0, size: int = 4096) -> Path:
-    """A file of torch.save with all tensors that the config needs, as views of one storage of `size` bytes."""
+    """Writes a torch.save file with all tensors that the config needs, as views of one storage of `size` bytes."""
     settings = read_config(config, limits=Limits(positions=2**60))
     content, known = {}, parameters(settings)
     for number, (ours, source) in enumerate(layout.sources(settings).items()):
@@ -141,7 +141,7 @@ def many_entries(folder: Path) -> Path:
 
 
 def many_shards(folder: Path) -> Path:
-    """The index lists thousands of tensors for each of a hundred files, which have one tensor each."""
+    """Writes an index that lists thousands of tensors for each of a hundred files, which have one tensor each."""
     for number in range(100):
         write_tensors(folder / f"{number}.safetensors", {f"t{number}": np.zeros(1, np.float32)}, {})
     weight_map = {f"t{number}": f"{number % 100}.safetensors" for number in range(300_000)}
@@ -213,7 +213,7 @@ HOSTILE = {
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_cheaply(loader, tmp_path, name):
-    """Memory is at most thirty times the files' size plus 40 MB: lists in JSON take the most memory for their size."""
+    """Memory grows by less than thirty times the files' size plus 40 MB. JSON lists take the most for their size."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())
     said, grown = loaded_alone(loader, tmp_path)

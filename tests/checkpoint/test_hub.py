@@ -70,7 +70,7 @@ def test_every_form_of_weights(hub, env, folder, tmp_path):
 
 
 def whole(folder):
-    """The tiny model's logits, and its tensors by Hugging Face's names."""
+    """Returns the tiny model's logits, and its tensors under Hugging Face's names."""
     from npformer.checkpoint import to_torch
     from npformer.model import Model
 
@@ -193,7 +193,7 @@ def test_info_of_a_model_that_does_not_run(hub, env):
 
 
 def test_a_model_that_writes_no_texts_asks_for_no_settings_of_writing(hub, env, tmp_path):
-    """No generation settings are requested, although other models of the family generate text."""
+    """No generation settings are requested for a masked language model, although BERT can also generate text."""
     hub.add(NAME, tiny.folder(tmp_path / "bert", "bert", "masked-lm"))
     loads(env, {"name": NAME})
     assert "config.json" in hub.asked("GET")
@@ -260,8 +260,7 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
 
 @pytest.mark.slow
 def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
-    """Other tools do not record which files the hub lacks, so npformer asks for them, and continues if the hub is
-    unreachable."""
+    """Other tools do not record which files the hub lacks, so npformer asks it, and continues if it is unreachable."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
     assert done.returncode == 0, done.stderr
@@ -286,7 +285,7 @@ def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
 
 @pytest.mark.slow
 def test_shards_in_the_store_that_models_share(hub, env, folder):
-    """Newer clients store a file that several repositories share once, behind a second link."""
+    """Newer clients store a file that several repositories share only once, behind a second link."""
     expected, flat = whole(folder)
     (folder / "model.safetensors").unlink()
     save(folder, "model.safetensors.index.json", flat)
@@ -342,5 +341,5 @@ def test_a_progress_bar_on_a_terminal(hub, env, folder):
 def read(terminal):
     try:
         return os.read(terminal, 65536)
-    except OSError:  # raised on Linux when the other end is closed
+    except OSError:  # raised on Linux when the connection's other end is closed
         return b""

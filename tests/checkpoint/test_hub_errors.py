@@ -1,7 +1,7 @@
-"""Errors with models from the hub: each has a clear message, and leaves no half-written file in the cache.
+"""Errors with models from the hub: each has a clear message and leaves no half-written file in the cache.
 
-The hub is the small one on loopback; every call runs in its own process, with an empty cache. `test_hub_files.py` reads
-caches in this process.
+The hub is a small server on loopback; every call runs in its own process, with an empty cache. `test_hub_files.py`
+reads caches in this process.
 """
 
 import json
@@ -24,7 +24,8 @@ def error(env, **call):
     return answer["error"]
 
 
-# --- names and rights ------------------------------------------------------------------------------------------------
+# --- names and permissions
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -86,7 +87,8 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 
 @pytest.mark.slow
 def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
-    """The client notices at once, or older versions on a retry. They receive pieces of 10 MB, so the file is larger."""
+    """The client notices a broken transfer at once, or on a retry if it is old. The file is larger than its pieces of
+    10 MB."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
     hub.break_after = [11_000_000]
@@ -115,7 +117,7 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
 
 @pytest.mark.slow
 def test_a_transfer_that_stalls_ends(hub, env, folder):
-    """It ends after the client's timeout, by default ten seconds (HF_HUB_DOWNLOAD_TIMEOUT); the next call gets the
+    """A stalled transfer ends after the client's timeout (HF_HUB_DOWNLOAD_TIMEOUT, here 1 s); the next call gets the
     rest."""
     hub.add(NAME, folder, large=20_000)
     hub.stall_after = 10_000
@@ -223,7 +225,7 @@ def test_a_cache_that_cannot_be_written(hub, env, folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_disk_that_is_full(hub, env, folder):
-    """A limit on file sizes simulates the full disk, because the same writes fail."""
+    """A limit on file sizes simulates a full disk, because the same writes fail."""
     hub.add(NAME, folder)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
     done = python(env, limit + PROGRAM, text=json.dumps([{"name": NAME}]))

@@ -1,4 +1,4 @@
-"""The files that a hub model needs, and errors without a connection. A cache is read in this process, without a hub."""
+"""The files that a hub model needs, and errors without a connection. The tests read a cache and use no hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOLING = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling"
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Revision "main" in a cache, with a config and weights that are not read."""
+    """The folder of revision "main" in a cache, with a config and weights that are not read."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     repository, commit = tmp_path / "models--owner--tiny", "0123456789" * 4
@@ -82,7 +82,7 @@ def test_a_model_may_be_in_a_folder_that_modules_json_names(snapshot: Path) -> N
 
 
 def absent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The files that a download asks for and that are not in the cache."""
+    """The files that a download asks for although they are not in the cache."""
     asked: list[str] = []
     monkeypatch.setattr(hub, "is_known_absent", lambda snapshot, file: asked.append(file) or True)
     download(NAME, offline=True)
@@ -90,7 +90,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_files_are_asked_for_in_the_commit_of_the_cached_files(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other files may be missing from the cache. Without a config, the newest commit is fetched."""
+    """Missing files are fetched from the commit in the cache, or from the newest commit if the cache has no config."""
     asked: list[str] = []
     monkeypatch.setattr(hub, "_fetch", lambda name, revision, weights: asked.append(revision) or snapshot)
     download(NAME)

@@ -1,4 +1,4 @@
-"""`keep`: weights in memory in bfloat16, float16 or int8. Answers equal those of the rounded weights in float32."""
+"""`keep`: weights in memory in bfloat16, float16 or int8. The answers equal those of the rounded weights in float32."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def narrow(model: Any) -> dict[str, NarrowWeight]:
 
 
 def in_float32(model: Any) -> npformer.Model:
-    """Returns the model with its weights' numbers as float32 arrays."""
+    """Returns the model with its weights converted to float32 arrays."""
     arrays = {name: np.array(each) for name, each in flatten(dict(model.weights)).items()}
     return npformer.Model(model.config, npformer.checkpoint.unflatten(arrays))
 

@@ -1,4 +1,4 @@
-"""`load` interprets a name cheaply, and needs no network or hub client unless the name is a hub id."""
+"""`load` resolves a name cheaply, and needs no network or hub client unless the name is a hub id."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.support.slow import slow_after
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = "distilbert-sst2"
-EXAMPLES = {  # the scores in the model's card, as torch computes them
+EXAMPLES = {  # the logits in the model's card, as torch computes them
     "I love ice cream": ([-3.4548, 3.8881], "POSITIVE"),
     "I hate ice cream": ([2.6480, -2.6717], "NEGATIVE"),
 }
@@ -47,7 +47,7 @@ def test_a_local_folder(folder, monkeypatch):
     np.testing.assert_array_equal(load(str(folder))([2, 9, 8, 3]).logits, expected)
     monkeypatch.setenv("HOME", str(folder.parent))
     np.testing.assert_array_equal(load("~/sentiment")([2, 9, 8, 3]).logits, expected)
-    monkeypatch.chdir(folder.parent.parent)  # "runs/sentiment" could be a hub id as well; the folder takes precedence
+    monkeypatch.chdir(folder.parent.parent)  # "runs/sentiment" could also be a hub id; the folder takes precedence
     np.testing.assert_array_equal(load("runs/sentiment")([2, 9, 8, 3]).logits, expected)
 
 
@@ -58,7 +58,7 @@ def test_float64_is_float64_throughout(folder):
 
 
 def test_a_converted_folder_is_used_in_place(tmp_path):
-    """Read-only views of the file's pages: nothing is copied, and processes share them."""
+    """Weights are read-only views of the file's pages: nothing is copied, and processes share them."""
     weights = load(tiny.folder(tmp_path / "own", own=True)).weights
     array = weights["layers"][1]["ffn"]["hidden"]["weight"]
     assert not array.flags.owndata
@@ -104,7 +104,7 @@ def test_a_folder_without_weights(tmp_path):
 
 
 def test_the_bundled_model_gives_the_answers_of_its_card():
-    """The card prints four decimals: half a unit of the last one, plus 2e-5 for another float32 summation order."""
+    """The tolerance is half a unit of the card's fourth decimal, plus 2e-5 for another float32 summation order."""
     model = load(BUNDLED)
     for text, (logits, label) in EXAMPLES.items():
         answer = model(model.tokenizer.encode(text).ids).logits[0]
@@ -139,7 +139,7 @@ def test_a_bundled_model_takes_precedence_over_a_folder_of_that_name(tmp_path, m
 
 
 def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeypatch):
-    """An installed package is in site-packages: a folder `weights` there belongs to another package."""
+    """An installed package is in site-packages, where a folder `weights` belongs to another package."""
     monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "loading.py"))
     monkeypatch.chdir(tmp_path.parent)
     installed = tiny.folder(tmp_path / "npformer" / "_weights" / "one")
@@ -152,7 +152,7 @@ def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeyp
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A site-packages where npformer is installed without its models; the process works in another folder."""
+    """A site-packages folder where npformer is installed without its models; the process runs in another folder."""
     site = tmp_path / "site-packages"
     (site / "npformer").mkdir(parents=True)
     (site / "npformer-0.1.0.dist-info").mkdir()
@@ -166,7 +166,7 @@ def site(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", loading.OURS)
 def test_a_bundled_model_that_is_not_installed(site, name):
-    """The network is not used, and the message says where to get the model; in a checkout, its path."""
+    """The network is not used. The message says where to get the model, or gives its path in the installed checkout."""
     missing = f"{name}: not part of the installed package.\n  "
     clone = "Get it with `git clone https://github.com/npformer/npformer` and use its path: "
     assert error(name) == f"{missing}{clone}npformer/weights/{name}"
@@ -181,7 +181,7 @@ def test_a_bundled_model_that_is_not_installed(site, name):
 
 
 def test_in_a_checkout_an_installed_package_finds_its_models(site, tmp_path, monkeypatch):
-    """The bundled models of a checkout are found from its top and from its folders, where notebooks run."""
+    """A checkout's bundled models are found from its top folder and from subfolders, where notebooks run."""
     checkout = tmp_path / "checkout"
     (checkout / "npformer").mkdir(parents=True)
     (checkout / "examples").mkdir()
@@ -210,7 +210,7 @@ print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))
 
 
 def loaded_alone(name):
-    """The output of a fresh process without a network after loading a model."""
+    """The output of a fresh process that loads a model without a network."""
     command = [sys.executable, "-c", PROGRAM, str(name)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -231,8 +231,7 @@ def test_importing_npformer_imports_no_hub_client():
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
 @pytest.mark.parametrize(("layout", "dtype"), slow_after(1, [("torch", "F16"), ("torch", "F32"), ("npformer", "F32")]))
 def test_the_peak_of_memory(tmp_path, layout, dtype):
-    """The peak is at most 1.5 times the float32 weights plus 80 MB, for 100 MB of weights: one tensor is copied at a
-    time.
+    """The peak is at most 1.5 times the float32 weights (100 MB) plus 80 MB, because tensors are copied one at a time.
 
     In npformer's own layout in float32, the file's pages are the weights, and are read only on use.
     """

@@ -79,7 +79,7 @@ except npformer.NpformerError as error:
 
 
 def truncated(folder, how="mapped"):
-    """The output of a process after its model's file of weights is truncated."""
+    """The output of a process whose model's weights file is truncated after loading."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     done = subprocess.run(
         [sys.executable, "-c", TRUNCATED, str(folder), how, *map(str, files)],
@@ -122,7 +122,7 @@ def test_files_that_are_not_mapped_give_the_same_numbers(tmp_path, make):
 
 
 def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
-    """Compares values: a copy does not need the file, and a changed file cannot be copied."""
+    """A copy gives the same answers and does not need the file. A model whose file has changed cannot be copied."""
     model = npformer.load(own)
     expected = model(IDS).logits
     again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)
@@ -139,7 +139,7 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
 
 
 def test_another_file_under_the_name_is_no_change(own, tmp_path):
-    """A model keeps its mapped file, even if another file gets the name."""
+    """A model keeps its mapped file, even if another file takes its name."""
     model = npformer.load(own)
     before = model(IDS).logits
     other = tiny.folder(tmp_path / "other", own=True, seed=1)

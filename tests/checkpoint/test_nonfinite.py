@@ -1,4 +1,4 @@
-"""Weights and answers that are NaN or infinite: refused with their names, without a warning from NumPy."""
+"""Weights and answers that are NaN or infinite are errors that name them, without a warning from NumPy."""
 
 import warnings
 
@@ -27,7 +27,7 @@ def no_warning():
 
 
 def damaged(path, value=np.nan, layout="torch", marked=False):
-    """A tiny model with `value` as one number: the weight from input 2 to output 5 of a query."""
+    """A tiny model in which one number is `value`: the weight from input 2 to output 5 of a query."""
     folder = tiny.folder(path, own=layout == "own")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     if layout == "own":
@@ -87,7 +87,7 @@ def base(tmp_path, value):
 
 @pytest.mark.parametrize("texts", [1, 64])
 def test_weights_that_are_finite_and_too_large(tmp_path, texts):
-    """The sum overflows in float32, on this thread or a worker's, but not in float64."""
+    """Sums of finite weights overflow in float32, on this thread or a worker's, but not in float64."""
     folder = tiny.folder(tmp_path / "model")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["classifier.weight"][:] = 3e38
@@ -101,7 +101,7 @@ def test_weights_that_are_finite_and_too_large(tmp_path, texts):
 
 
 def test_a_head_of_masked_words_that_is_finite_and_too_large(tmp_path):
-    """The head runs only at the masks, after the encoder."""
+    """For masked words, the head runs after the encoder, at the masks only."""
     folder = tiny.folder(tmp_path / "model", head="masked-lm")
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     tensors["vocab_transform.weight"][:] = 3e38
@@ -128,7 +128,7 @@ def test_translations_of_such_weights_are_errors(tmp_path):
 
 
 def test_a_converted_checkpoint_marked_as_finite_is_not_checked_again(tmp_path):
-    """With the mark, numbers are not checked when they are loaded. If the mark is wrong, the answers are not finite."""
+    """A file marked as finite is not checked when it is loaded. If the mark is wrong, the answers are errors."""
     finite = convert(tiny.folder(tmp_path / "a"), tmp_path / "b")
     assert read_tensors(finite / OWN_WEIGHTS)[1]["finite"] == "true"
     source = damaged(tmp_path / "c")

@@ -70,7 +70,7 @@ def test_a_state_dict_s_attributes_are_dropped():
 
 
 class Trap:
-    """The pickle of an object is a call of a function, as in malware."""
+    """The pickle of the object calls a function, as malware would."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -203,7 +203,7 @@ def test_malformed_pickles_raise_npformer_error(value):
 
 @pytest.mark.parametrize("index", [2**16, 2**32 - 1])
 def test_a_memo_bomb_takes_no_memory(index):
-    """Python's own pickle would allocate `index` entries."""
+    """Python's own unpickler would allocate `index` memo entries."""
     tracemalloc.start()
     place = struct.pack("<I", index)
     assert read(b"\x80\x02Nr" + place + b"j" + place + b"\x86.") == (None, None)
@@ -212,7 +212,7 @@ def test_a_memo_bomb_takes_no_memory(index):
 
 
 def test_a_billion_laughs_cost_nothing():
-    """Each tuple holds the previous one twice: 2**500 leaves in all."""
+    """Each tuple contains the previous tuple twice: 2**500 leaves in all."""
     code = b"\x80\x02Nq\x00" + b"h\x00\x86q\x00" * 500 + b"."
     outer, inner = read(code)
     assert outer is inner
@@ -227,11 +227,11 @@ def test_a_pickle_without_end_or_too_long():
         read(b"\x80\x02" + b"(" * 3_000_000 + b".")
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # damaged text may contain one
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # damaged text may contain an invalid escape
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_bytes_at_all(data):
-    """Random instructions, and damaged real pickles, give a value or NpformerError."""
+    """Random instructions, and real pickles that were damaged, give a value or raise NpformerError."""
     opcodes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
     if data.draw(st.booleans()):
         parts = st.one_of(st.sampled_from(opcodes), st.binary(max_size=6), st.just(CLASS), st.just(b"(}]N)"))

@@ -183,7 +183,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path_factory):
 
 
 def test_the_hub_s_cache_links_to_its_blobs(tmp_path):
-    """models--name/snapshots/<revision>/<file> -> ../../blobs/<hash>."""
+    """Files are links, as in the hub's cache: models--name/snapshots/<revision>/<file> -> ../../blobs/<hash>."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
     blobs.mkdir()
     snapshot.mkdir(parents=True)

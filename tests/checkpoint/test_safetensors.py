@@ -1,4 +1,4 @@
-"""safetensors files are read as by the safetensors library, and all files that the format forbids are refused."""
+"""safetensors files are read as the safetensors library reads them, and files that the format forbids are refused."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def write(path, header, data=b""):
 
 
 def sha256_of(path):
-    """Returns the correct sha256 of the metadata, from the file's bytes, as in the docstring of `checksum`."""
+    """Computes the metadata's `sha256` from the file's bytes, as in the docstring of `checksum`."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -112,7 +112,7 @@ def test_a_file_without_a_checksum_has_none(tmp_path):
 
 
 def test_equal_contents_are_equal_bytes(tmp_path):
-    """The bytes are also equal in other processes and for any order of tensors. The library reorders metadata."""
+    """The bytes are equal in every process and for any order of tensors, although the library reorders metadata."""
     metadata = {str(n): "x" for n in range(10)}
     write_tensors(tmp_path / "a.safetensors", ARRAYS, metadata)
     write_tensors(tmp_path / "b.safetensors", dict(reversed(ARRAYS.items())), dict(reversed(metadata.items())))
@@ -222,7 +222,7 @@ def test_a_header_that_promises_more_than_the_file_has(tmp_path, length):
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path):
-    """Its header's length is over the limit, however large the file."""
+    """A header's length above the limit is refused, however large the file is."""
     with open(tmp_path / "a.safetensors", "wb") as file:
         file.write((2**39).to_bytes(8, "little"))
         file.truncate(2**40)

@@ -96,10 +96,10 @@ def test_files_that_cannot_be_mapped(tmp_path):
 
 @np.errstate(invalid="ignore")  # half of the NaNs are signalling
 def test_half_precision_widens_exactly():
-    """All 65,536 bit patterns of each: float16 as NumPy widens it, bfloat16 as the upper half of a float32."""
+    """All 65,536 bit patterns are widened: float16 as by NumPy, bfloat16 as the upper half of a float32."""
     bits = np.arange(2**16, dtype=np.uint16)
     halves = bits.view(np.float16)
-    finite = halves[np.isfinite(halves)].reshape(-1, 496)  # a block with other numbers is widened by NumPy
+    finite = halves[np.isfinite(halves)].reshape(-1, 496)  # NumPy widens the blocks that contain NaN or infinity
     for array in (halves, finite, finite.T):
         widened = converted(array, F4)
         assert np.array_equal(widened, array.astype(np.float32), equal_nan=True)

@@ -46,7 +46,7 @@ def assert_equal(arrays, values):
 
 @pytest.mark.parametrize("name", ZIPS + LEGACY)
 def test_files_of_torch_are_read(name):
-    """Every dtype; shared, sliced, transposed, stepped and expanded storages; parameters, scalars, no elements."""
+    """Reads every dtype; shared, sliced, transposed, stepped and expanded storages; parameters, scalars, empties."""
     assert_equal(read_torch(GOLDEN / f"{name}.bin"), np.load(GOLDEN / "values.npz"))
 
 
@@ -176,7 +176,7 @@ def test_duplicate_entries_are_refused(tmp_path):
 def test_an_archive_with_wrong_offsets_is_refused(tmp_path):
     good = save(tmp_path / "a.bin", {"a": SIX}).read_bytes()
     start = good.index(b"PK\x01\x02")  # the first entry of the central directory
-    for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # fields of the offset, and of two sizes
+    for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # fields of an offset and two sizes
         bad = bytearray(good)
         bad[start + field : start + field + 4] = struct.pack("<I", value)
         (tmp_path / "b.bin").write_bytes(bad)
@@ -236,7 +236,7 @@ def test_truncated_anywhere(tmp_path, name):
             read_torch(tmp_path / "a.bin")
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # damaged text may contain one
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # damaged text may contain an invalid escape
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), name=st.sampled_from(ZIPS + LEGACY + ("state_dict", "whole_module")))
 def test_any_damage_is_refused_or_harmless(tmp_path_factory, data, name):

@@ -1,4 +1,4 @@
-"""Checksums: of every file of a folder on request, and of a bundled model once, stored outside the package."""
+"""Checksums: all files of a folder are checked on request, a bundled model once, with a record outside the package."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
 
 
 def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -> None:
-    """Large files are named by their SHA-256, and small ones by git's hash of their content."""
+    """The hub's cache names large files by their SHA-256, and small files by git's hash of their content."""
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
     blobs.mkdir(parents=True)
     (snapshot / "1_Pooling").mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_the_bundled_models_are_as_they_were_written(capsys: pytest.CaptureFixtu
 
 
 def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
-    """Traces, golden files and the state of a training are read by `load_arrays`."""
+    """`load_arrays` reads traces, golden files and the state of a training run."""
     save_arrays(tmp_path / "a.safetensors", {"a": np.arange(3.0)}, {"by": "test"})
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     assert (arrays["a"].tolist(), metadata["by"]) == ([0, 1, 2], "test")
@@ -107,7 +107,7 @@ def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Returns the files that were checked, with the folder as a bundled model and a separate cache."""
+    """Returns a list of the files that get checked; the folder is a bundled model, and the cache is a new one."""
     found: list[Path] = []
     check = verifying.check_sums
     monkeypatch.setattr(verifying, "check_sums", lambda path, *rest: [found.append(path), check(path, *rest)][1])
@@ -124,7 +124,7 @@ def test_a_bundled_model_is_checked_once(folder: Path, reads: list[Path], tmp_pa
     verifying._checked.clear()  # as in another process
     load("ours")
     assert len(reads) == 1
-    os.utime(folder / WEIGHTS, (1, 1))  # with another time, it may be another file
+    os.utime(folder / WEIGHTS, (1, 1))  # with another modification time, it may be another file
     load("ours")
     assert len(reads) == 2
     assert sorted(os.listdir(folder)) == before
@@ -145,7 +145,7 @@ def test_a_damaged_bundled_model_is_refused_each_time(folder: Path, reads: list[
 
 
 def test_a_cache_that_cannot_be_written(folder: Path, reads: list[Path], tmp_path: Path) -> None:
-    """The check then runs once in each process."""
+    """If the cache cannot be written, the check runs once in each process."""
     (tmp_path / "cache").write_text("in the way")
     for _ in range(2):
         load("ours")

@@ -1,4 +1,4 @@
-"""Weights that a user can change: `load(..., writable=True)`; the model computes with the change at once."""
+"""Weights that a user can change: `load(..., writable=True)`; the model computes with changed weights at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = [Text(IDS)]
 
 
 def test_a_change_changes_the_next_answer_however_often_the_model_was_called() -> None:
-    """A read-only weight gets a copy in another layout from the third call on."""
+    """From the third call on, a read-only weight is used as a copy in another layout; a writable weight must not be."""
     model, other = npformer.load("distilbert-sst2", writable=True), npformer.load("distilbert-sst2")
     weight = model.weights["layers"][0]["attention"]["query"]["weight"]
     for _ in range(5):
