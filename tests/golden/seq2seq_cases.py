@@ -1,6 +1,6 @@
-"""The encoder-decoder cases of `make_seq2seq.py`: configurations, weights, inputs, settings. NumPy only, for tests too.
+"""The encoder-decoder cases of `make_seq2seq.py`: configurations, weights, inputs, settings. Needs only NumPy.
 
-Weights are not stored: each is drawn from its name, as uniform numbers that are the same for every NumPy and machine.
+Weights are not stored: each is drawn from its name, as uniform numbers that are the same on every machine.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def targets(case: str, count: int) -> list[np.ndarray]:
 
 
 def _words(config: dict[str, Any], vocab_size: int) -> tuple[int, int]:
-    """The range of ids without the special tokens: the first and the last id in Marian, the first three in BART."""
+    """The range of ordinary ids. Special tokens have the first and the last id in Marian, the first three in BART."""
     return (3, vocab_size) if config["model_type"] == "bart" else (1, vocab_size - 1)
 
 
-#: Settings of `generate`, under Transformers' names. Random models repeat themselves, so most settings forbid it.
+#: Settings of `generate`, under Transformers' names. Random models repeat themselves, so most settings forbid that.
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, no token twice": {"no_repeat_ngram_size": 1},

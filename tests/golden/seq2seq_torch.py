@@ -1,4 +1,4 @@
-"""Runs torch's modules stage by stage for `make_seq2seq.py`: their checkpoints and their stages."""
+"""Makes the checkpoints of torch's modules and runs them stage by stage, for `make_seq2seq.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Stages = dict[str, list[np.ndarray]]
 
 
 def make_torch(folder: Path, case: str) -> None:
-    """The checkpoint, and the stages of each text one after another, flat."""
+    """Writes the checkpoint, and the flattened stages of all texts, one text after another."""
     folder.mkdir(parents=True)
     config = cases.torch_config(case)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -182,7 +182,7 @@ class Walk:
 
 
 class Classifier(nn.Module):
-    """An encoder and a classifier on its first row, written as by a beginner."""
+    """An encoder with a classifier on its first row, as a beginner would write it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Classifier(nn.Module):
 
 
 def positional_encoding(length: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Alternating sines and cosines, computed in this dtype throughout, as in most positional encoders."""
+    """Alternating sines and cosines, computed in `dtype` throughout, as in most positional encoders."""
     table = torch.zeros(length, width, dtype=dtype)
     position = torch.arange(length, dtype=dtype)[:, None]
     step = torch.exp(torch.arange(0, width, 2, dtype=dtype) * -(math.log(10000.0) / width))

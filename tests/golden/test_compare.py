@@ -307,7 +307,7 @@ def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.G
 
 
 def in_wrong_scales(w: np.ndarray) -> np.ndarray:
-    """int8, w (out, in), rounded with a scale for each output and converted back with a scale for each input."""
+    """Rounds w (out, in) to int8 with a scale for each output, and converts it back with a scale for each input."""
     scales = np.abs(w).max(axis=1) / 127
     return np.rint(w / scales[:, None]) * scales
 

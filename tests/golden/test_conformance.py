@@ -1,4 +1,4 @@
-"""Every behaviour of a port's program gives a verdict with a reason, and reports contain the verdicts."""
+"""Every behaviour of a port's program gets a verdict with a reason, and reports contain the verdicts."""
 
 from __future__ import annotations
 

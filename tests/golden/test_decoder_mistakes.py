@@ -135,7 +135,7 @@ def test_the_port_without_a_mistake_is_right(head: str, scaled: bool) -> None:
     assert not comparison.missing
 
 
-#: Mistakes that the quick tests find from every stage. Both models make most of them with the same code.
+#: Mistakes that the quick tests diagnose with all stages. For most mistakes, both models run the same code.
 QUICK = {CLASSIFIER: ("the next seen", "source's padding seen"), WRITER: ("no offset", "no causal mask")}
 
 
@@ -229,7 +229,7 @@ def marian_with_tables_of_the_paper() -> tuple[Seq2Seq, list[tuple[list[int], li
     return Seq2Seq(model.config, unflatten(flat)), [([5, 9, 7, 0], [3, 8]), ([4, 0], [3, 5, 6])]
 
 
-#: Mistakes that the diagnosis does not know.
+#: Mistakes that the diagnosis has no name for.
 UNKNOWN: dict[str, Plant] = {
     "the source reversed": put("across", lambda port, x, source, at: PlainBart.across(port, x, source[:, ::-1], at)),
     "the row before the first end token": put("row", lambda port: first_end(port) - 1),

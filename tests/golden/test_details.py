@@ -1,4 +1,4 @@
-"""The details of a right answer: a diagnosis says nothing that the other program's numbers do not show."""
+"""The details of a correct diagnosis: it states nothing that the other program's numbers do not show."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Each known mistake, made in a NumPy forward, is named; correct stages and unknown mistakes are reported as such.
 
-The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are made in other ways than in
-the diagnosis: by patched functions, other weights and other inputs.
+The same mistakes are planted in torch models in tests/oracle/test_diagnose.py. Here they are not made as the diagnosis
+makes them, but with patched functions, changed weights and changed inputs.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ MADE = {
 }  # fmt: skip
 
 
-#: Mistakes that differ from another one in `MADE` only in the place or in a number.
+#: Mistakes that differ from another entry of `MADE` only in their place or in a number.
 REPEATED = ("from 2", "heads", "no types", "norm's bias", "wide", "twice")
 
 
@@ -286,7 +286,7 @@ def test_a_mistake_is_named(made: str, model: Model, recorded: golden.Golden) ->
 
 @pytest.mark.parametrize("model", ["bert"], indirect=True)
 def test_a_product_in_float16_may_also_be_one_in_tf32(model: Model, recorded: golden.Golden) -> None:
-    """Both round the inputs of the product to 10 bits, so their numbers are the same, and both are listed."""
+    """Both formats round the product's inputs to 10 bits, so the results are equal, and both causes are listed."""
     with one_product_in_half(model, recorded.texts) as (wrong, texts):
         arrays = arrays_of(wrong, texts)
     diagnosis = golden.diagnose(recorded, arrays, model, dtype="float32")
@@ -296,7 +296,7 @@ def test_a_product_in_float16_may_also_be_one_in_tf32(model: Model, recorded: go
 
 @pytest.mark.parametrize("model", slow_after(1, ["bert", "distilbert", "electra"]), indirect=True)
 def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None:
-    """Texts are padded with id 0 and run without a mask, as in a port that forgets it."""
+    """Texts are padded with id 0 and run without a mask, as in a port that forgets the mask."""
     width = max(LENGTHS)
     texts = [
         Text(np.pad(text.ids, (0, width - len(text))), _padded(text.token_type_ids, width)) for text in recorded.texts
@@ -349,7 +349,7 @@ HIDDEN_STATES = ("hidden_states.0", "hidden_states.1", "hidden_states.2", "logit
 def test_a_mistake_is_named_from_layers_outputs_or_logits_alone(
     made: str, stages: tuple[str, ...], model: Model, recorded: golden.Golden
 ) -> None:
-    """The stages in between are then computed from the nearest given stage, or from the token ids."""
+    """The diagnosis computes missing stages from the nearest given stage, or from the token ids."""
     make, name, _ = MADE[made]
     with make(model, recorded.texts) as (wrong, texts):
         t = trace(wrong, texts)

@@ -55,8 +55,9 @@ def test_the_manifest_on_the_page_is_the_file_s(folder):
 
 @pytest.mark.parametrize("compiler", ["node", "rustc", "cc"])
 def test_the_page_s_reader_prints_the_page_s_output(compiler, folder):
-    """The reader is compiled and run with the page's command. It prints the line on the page, which also matches the
-    file."""
+    """The reader is compiled and run with the page's command. It prints the line that the page shows, which also
+    matches the file.
+    """
     if shutil.which(compiler) is None:
         pytest.skip(f"the reader was NOT run: there is no {compiler} on this machine")
     command, printed = re.search(rf"^\$ ({compiler} .*)\n(.*)$", PAGE, re.M).groups()

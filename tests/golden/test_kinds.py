@@ -26,12 +26,12 @@ QUICK = (
     "columns of a weight", "a column of q and k", "first row skipped", "positions again from 4", "a head copied",
     "bias moved", "norm of each head", "scales of columns in rows", "residual of 0.85",
 )  # fmt: skip
-#: Mistakes that few stages cannot show, because they lack the sums, or have no number that is exact in 16 bits.
+#: Mistakes that few stages cannot show, because the sums are missing, or because no number is exact in 16 bits.
 UNSEEN = (
     "residual of 0.85", "units missing", "softmax in float16", "sum and output", "positions not added", "a key hidden",
     "columns of a weight", "gelu cut below",
 )  # fmt: skip
-#: Mistakes that are diagnosed under the same name as another one, which is tried with few stages here or in `FIRST`.
+#: Mistakes with the same diagnosis as another mistake, which is tried with few stages here or in `FIRST`.
 OF_ONE_NAME = (
     "1 / int(sqrt(K))", "last columns missing", "a later bias", "biases exchanged", "first text's mask",
     "positions again from 4", "scores in float16", "a residual in bfloat16", "rows in (K, H)", "a head copied",
@@ -41,7 +41,7 @@ FROM_FEW = {"bias moved": "weight in another order"}
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
-    """Returns the diagnoses of planted mistakes that lack the expected name and way."""
+    """Returns the diagnoses of planted mistakes that do not contain the expected name and words."""
     found = {}
     for key in keys:
         name, way, plant = KINDS[key]
@@ -234,7 +234,7 @@ def in_float16(port: PlainPort, scores: np.ndarray) -> np.ndarray:
 
 
 WEIGHTS = ("0.attention.query_heads", "0.attention.key_heads", "0.attention.value_heads", "0.attention.weights")
-#: Short name of a mistake -> family, ends of the exported stages' names, the name that must come first, the plant.
+#: Short name of a mistake -> family, endings of the exported stages' names, the first name expected, the plant.
 FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
     "activation of h * gate": (
         "modernbert", ("0.ffn.hidden", "0.ffn.gate", "0.ffn.activation", "0.ffn.gated"),
@@ -264,7 +264,7 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
 }  # fmt: skip
 
 
-#: Entries of FIRST with mistakes that other quick tests name, from other stages.
+#: Entries of FIRST with mistakes that other quick tests diagnose from other stages.
 REPEATED = ("logits / sqrt(D)", "a residual in bfloat16", "mask of -5 in a batch")
 
 

@@ -1,6 +1,6 @@
 """A table of mistakes in ports of plain NumPy: how many of them are named, with all stages exported or only a few.
 
-Nearly all the time is spent in the forwards of the diagnoses: some hundred each, three times as many with few stages.
+Nearly all the time is spent in forward passes: about a hundred per diagnosis, three times as many with few stages.
 So each mistake is diagnosed with all stages exported in one tiny model, and with only a few exported in the other. Some
 mistakes are diagnosed in two layers of the bundled model too.
 """
@@ -88,9 +88,9 @@ def diagnosed(
 OF_TYPES = ("types all 1", "types all 0", "restarting")
 #: Mistakes that change the numbers only in RoBERTa, where positions begin at row 2 and do not count padding.
 OF_OFFSET = ("no offset", "padding counted")
-#: Known mistakes that are not named, and whether only few stages are given.
+#: (mistake, whether only few stages are given), for the known mistakes that are not named.
 UNSEEN = {("dropout", True)}  # few stages lack the numbers that dropout replaced by 0
-#: Diagnosed at real widths: with all stages exported, and with only a few, which takes three times as long.
+#: Mistakes diagnosed at real widths, with all stages exported or with only a few, which takes three times as long.
 IN_BUNDLED = {
     False: ("from 1", "eps", "unscaled", "tanh gelu", "transposed", "labels"),
     True: ("from 1", "last token"),
@@ -102,7 +102,7 @@ ONE_OF_A_NAME = {name: key for key, (name, _) in KNOWN.items()}
 
 
 def tried(family: str, few: bool) -> list[str]:
-    """Half of the known mistakes; with few stages, one of each name, which the other family diagnoses with all stages."""
+    """Half of the known mistakes: with few stages, the other half than with all stages, and one mistake per name."""
     only = dict.fromkeys(OF_TYPES, "bert") | dict.fromkeys(OF_OFFSET, "roberta")
     keys = [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
     return [key for key in keys if not few or key in ONE_OF_A_NAME.values()]
@@ -160,7 +160,7 @@ def test_mistakes_in_local_layers_are_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 def test_mistakes_are_named_at_real_widths(few: bool) -> None:
-    """The mistakes lie between the embeddings and the logits; few stages show one at each end."""
+    """With all stages, mistakes are spread from the embeddings to the logits; with few, there is one at each end."""
     unnamed = missed(TWO_LAYERS, IN_BUNDLED[few], few)
     assert unnamed == {}
 
@@ -171,7 +171,7 @@ def test_mistakes_are_named_at_real_widths(few: bool) -> None:
 def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) -> None:
     """For unknown mistakes, only true findings about the numbers are certain."""
     wrong = {}
-    # Diagnoses with few stages take long, so they try a third of the mistakes.
+    # Diagnoses with few stages take long, so only a third of the mistakes are tried with few stages.
     for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES) * (3 if few else 1)]:
         names, plant = HELD_BACK[key]
         diagnosis = diagnosed(family, stages(family, plant), few)
@@ -184,7 +184,7 @@ def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) 
 
 @dataclass(frozen=True)
 class Sloped(Mechanism):
-    """score_ij = q_i . k_j * scale - |i - j| / 2, a mechanism that golden/ does not know."""
+    """score_ij = q_i . k_j * scale - |i - j| / 2, a mechanism that golden/ does not include."""
 
     mistakes = (
         Mistake(
@@ -221,7 +221,7 @@ def test_a_mechanism_declares_its_mistakes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_texts_that_are_right_explain_nothing() -> None:
-    """The longest text has exactly the right numbers. The numbers of the others are random, so they have no cause."""
+    """The longest text has exactly the right numbers. The other texts' numbers are random, so they have no cause."""
     arrays = stages("bert")
     wrong = arrays["embeddings.token"].copy()
     wrong[1:] = np.random.default_rng(0).standard_normal(wrong[1:].shape)

@@ -198,7 +198,7 @@ def diagnosed(
     return str(golden.diagnose(recorded, arrays, model)).partition("then")[0]
 
 
-#: Mistakes that the quick tests find from hidden states, which takes longer.
+#: Mistakes that the quick tests diagnose from hidden states, which takes longer.
 QUICK = ("norms of heads exchanged",)
 
 
@@ -261,7 +261,7 @@ def test_logits_of_the_token_table_are_named_without_the_last_norm() -> None:
 
 
 def test_padding_before_a_text_that_is_seen_is_named() -> None:
-    """The port exports the rows of the tokens alone."""
+    """The port exports only the rows of the text's own tokens, not those of the padding."""
     model, texts = llama(n_layers=1, pad_id=0), [np.arange(3, 16), np.arange(20, 26)]
     recorded = golden.record(model, [Text(ids) for ids in texts])
     before = [13 - len(ids) for ids in texts]
@@ -288,7 +288,7 @@ def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first text is too short to show it."""
+    """Only the second text is long enough to show the hidden key."""
     model, texts = llama(n_layers=1), [Text(np.arange(3, 9)), Text(np.arange(3, 16))]
     recorded, stages = golden.record(model, texts), trace(model, texts)
     arrays = {f"{i}/{name}": array for name in stages for i, array in enumerate(stages.texts(name))}
@@ -300,7 +300,7 @@ def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown(monkeypat
 
 
 def in_order(order: Sequence[int]) -> Callable[[Weights], Weights]:
-    """A plant that gives each layer the weights of another one."""
+    """Returns a plant that reorders the weights of the layers."""
 
     def plant(weights: Weights) -> Weights:
         moved = (name.split(".") for name in weights)

@@ -62,7 +62,7 @@ def test_a_mistake_planted_in_the_port_is_named(mistake: str, large_suite: Path,
 
 
 def test_a_file_that_is_cut_short_ends_it_with_a_message(large_suite: Path, tmp_path: Path) -> None:
-    """The port is compiled with the compiler's memory checks, and also passes with a whole file."""
+    """The port is compiled with the compiler's memory checks, and passes with the complete file."""
     checks = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
     try:

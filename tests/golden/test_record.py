@@ -299,7 +299,7 @@ def test_a_translator_is_recorded_on_pairs_and_read_back(
 
 
 def padded_outputs(translator: Seq2Seq) -> dict[str, np.ndarray]:
-    """The arrays of a port that pads, by its own names and Hugging Face's."""
+    """The arrays of a port that pads, some under its own names and some under Hugging Face's."""
     with npformer.trace() as t:
         made = translator([source for source, _ in PAIRS], decoder_input_ids=[target for _, target in PAIRS])
     scores = "decoder.layers.0.cross_attention.scores"

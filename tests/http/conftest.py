@@ -41,7 +41,7 @@ def server(folders: dict[str, Path]) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def alone(folders: dict[str, Path]) -> Any:
-    """Makes the pipeline of a task and a model's name."""
+    """Returns a function that makes the pipeline for a task and a model's name."""
 
     def make(task: str, name: str, **options: Any) -> Any:
         return pipeline(task, folders[name], **options)

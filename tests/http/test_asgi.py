@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ask(app, *requests, started=None):
-    """Returns an app's answers to requests (method, path, body); `started`: the app whose lifespan surrounds them."""
+    """Returns an app's answers to requests (method, path, body), sent during the lifespan of the app `started`."""
 
     async def run():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -76,7 +76,7 @@ def test_the_root_of_a_ranker_is_rerank():
 
 
 def test_rerank_gives_sigmoids_of_a_saved_cross_encoder_and_its_logits_as_raw_scores(tmp_path):
-    """text-embeddings-inference does the same for any stored activation. The default prompt precedes the query."""
+    """text-embeddings-inference also ignores the stored activation. The default prompt precedes the query."""
     made = tiny.folder(tmp_path / "m", "bert", labels=("SCORE",), seed=3)
     described = {"activation_fn": "torch.nn.Identity", "prompts": {"ask": "ice "}, "default_prompt_name": "ask"}
     write_modules(made, [], model_type="CrossEncoder", **described)
@@ -159,8 +159,9 @@ def test_errors_for_clients_do_not_mention_loading_the_model(tmp_path):
 
 
 def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
-    """There, it would delay all other requests. Large lists are made element by element, so that other threads get
-    their turn."""
+    """In the event loop, JSON would delay all other requests. Large lists are written element by element, so that other
+    threads get their turn.
+    """
     threads = []
     for name in ("read_json", "in_parts"):
         function = getattr(asgi, name)
@@ -205,7 +206,7 @@ def test_an_access_log_has_a_line_for_each_request_and_no_text(caplog):
 
 
 class Slow:
-    """A request whose body is sent on demand."""
+    """A request whose body arrives when the test sends it."""
 
     headers: ClassVar[dict[str, str]] = {}
 
@@ -218,7 +219,9 @@ class Slow:
 
 
 def test_bodies_hold_bounded_memory(monkeypatch):
-    """The largest unfinished body is refused, so small ones are not. Complete bodies count until they are answered."""
+    """The largest unfinished body is refused, so small ones are not. Complete bodies count towards the limit until they
+    are answered.
+    """
     monkeypatch.setattr("npformer.serve.bodies.HELD", 200)
 
     async def run():
@@ -271,7 +274,7 @@ def test_models_that_cannot_be_served(models, message):
 
 
 def test_a_worker_that_cannot_start_ends_the_service(monkeypatch, capfd):
-    """Tested here, because the parent finds nearly all such causes before it starts a worker."""
+    """Only the worker lacks the model, because the parent finds nearly all errors before it starts a worker."""
     settings = supervisor.ServerSettings(["distilbert-sst2"], port=0, workers=2)
     monkeypatch.setattr(supervisor, "shared", lambda settings, home: replace(settings, models=["./no-such-model"]))
     with pytest.raises(npformer.NpformerError, match="a worker ended with exit code 1 before it was ready"):
@@ -287,7 +290,7 @@ def test_limits_are_checked():
 
 
 def test_every_task_has_a_route():
-    """The route is the root of a service whose first model has the task."""
+    """A task's route also answers at the root of a service whose first model has that task."""
     paths = {each.path for each in ALL_ROUTES}
     assert {each.route for each in TASKS.values() if each.route} <= paths
 
@@ -299,7 +302,7 @@ def test_npformer_itself_does_not_import_the_extra():
 
 
 def test_rerank_reads_the_chat_template_of_a_causal_language_model(tmp_path):
-    """Such a model has no other route, because it reads texts only inside the template."""
+    """A reranker with a template has no other route, because it reads texts only inside the template."""
     pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
     folder, texts = reranker.write(tmp_path / "model"), ["ice cream", "not my music"]
     rank = npformer.pipeline(None, folder)

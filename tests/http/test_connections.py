@@ -1,4 +1,4 @@
-"""Clients that hold connections: requests and answers that never end, heads in drops, bodies that come slowly."""
+"""Clients that hold connections: requests and answers that never end, heads sent byte by byte, slow bodies."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_unfinished_bodies_do_not_block_other_clients(hasty):
 
 
 def test_a_slow_body_is_waited_for(hasty):
-    """The body takes three times as long as the server waits for a body that never comes."""
+    """The body takes three times as long as the server would wait for a client that sends nothing."""
     body = json.dumps({"inputs": "a", "prompt_name": None}).encode().ljust(9000)
     with closing(connect(hasty)) as slow:
         slow.sendall(HEAD % len(body))
@@ -118,7 +118,7 @@ def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
 def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
-    """This includes a head that arrives in drops, and one after another request."""
+    """The head never begins, arrives byte by byte, or follows a complete request."""
     with closing(connect(hasty)) as held:
         held.sendall(begun)
         start = time.monotonic()
@@ -142,7 +142,7 @@ def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
 
 @pytest.mark.parametrize("texts", [1, 16], ids=["less than asyncio buffers", "more"])
 def test_an_answer_that_is_not_read_ends(hasty, texts):
-    """No stream and no answer of any size is kept for a client that does not read it."""
+    """The server drops a stream, or an answer of any size, if the client does not read it."""
     body = json.dumps({"inputs": ["music " * 60] * texts}).encode()
     head = (HEAD % len(body)).replace(b"/embed", b"/embed_all").replace(b"host", b"connection: close\r\nhost")
     before = answered(hasty, "/embed_all")
@@ -172,7 +172,7 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
 
 
 def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
-    """Other requests run in between: a megabyte in chunks of one byte takes seconds to read."""
+    """Other requests are answered meanwhile: a megabyte in chunks of one byte takes seconds to read."""
     taken, made = [], []
 
     class Noting(connections.Connection):

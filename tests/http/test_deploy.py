@@ -22,7 +22,7 @@ MEGABYTE = 1e6
 
 
 def size(folder: Path) -> float:
-    """Megabytes of the files in a folder."""
+    """The total size of the files in a folder, in megabytes."""
     return sum(each.lstat().st_size for each in folder.rglob("*") if each.is_file()) / MEGABYTE
 
 
@@ -37,7 +37,7 @@ def stated(name: str, pattern: str) -> float:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """Maps the image's paths to folders here, in which the steps of its first stage have run."""
+    """Maps the image's paths to temporary folders in which the Dockerfile's first stage has run."""
     home = tmp_path_factory.mktemp("image")
     names = shutil.ignore_patterns(".git", ".*_cache", "__pycache__", "en-de-multi30k")
     shutil.copytree(ROOT, home / "source", ignore=names)

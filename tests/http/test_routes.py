@@ -45,7 +45,7 @@ def test_embed_all(server, alone):
 
 
 def test_embed_all_of_many_rows(server, alone):
-    """There are more rows than fit in one piece of the answer."""
+    """The text has more rows than fit in one chunk of the answer."""
     text = "music " * 40
     _, answer, _ = server.post("/embed_all", {"inputs": text, "model": "encoder"})
     same(answer, np.asarray(alone("feature-extraction", "encoder", return_tensors=True)(text)))
@@ -122,7 +122,7 @@ def test_tokenize(server, alone):
 
 @pytest.mark.parametrize("special", [True, False])
 def test_tokens_of_a_long_text_match_the_tokenizer(server, alone, special):
-    """A text that is read in several blocks and contains a special token's string."""
+    """The text is tokenized in several blocks and contains the string of a special token."""
     text = "ice [SEP] cream é, " * 1500
     expected = alone("sentence-embedding", "encoder").model.tokenizer.encode(text, add_special_tokens=special)
     _, (tokens,), _ = server.post("/tokenize", {"inputs": text, "add_special_tokens": special, "model": "encoder"})
@@ -145,7 +145,7 @@ def test_translate(server, alone):
 
 
 def test_summarize(server, alone):
-    """Uses the settings of the model's task, or of the request."""
+    """The settings are those of the model's task, unless the request has its own."""
     summarize = alone("summarization", "summarizer")
     expected = [dict(each) for each in summarize(["dogs", "the news"])]
     assert server.post("/summarize", {"inputs": ["dogs", "the news"]})[:2] == (200, expected)

@@ -1,4 +1,4 @@
-"""A service in use: strangers at the same time, a full queue, clients that leave, keys, signals, workers that die."""
+"""A service in use: concurrent clients, a full queue, clients that disconnect, keys, signals, workers that die."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.service import Server, alive
 
 SENTENCE = "what i love most about this film is how it never takes itself too seriously and yet breaks your heart"
 WORDS = SENTENCE.split()
-SLOW = {"inputs": [" ".join(WORDS * 12)] * 16}  # some seconds of work for the bundled model
+SLOW = {"inputs": [" ".join(WORDS * 12)] * 16}  # several seconds of work for the bundled model
 
 
 def metric(server: Server, name: str) -> float:
@@ -67,7 +67,7 @@ def two(tmp_path_factory):
 
 
 def shared_memory(pid: int) -> tuple[int, int]:
-    """Returns the bytes of mapped weights in memory, and the same with shared pages divided among processes."""
+    """Returns the bytes of mapped weights in memory, and that number with shared pages divided among processes."""
     text = Path(f"/proc/{pid}/smaps").read_text()
     part = re.findall(r"npformer\.safetensors\n.*?^Rss:\s+(\d+) kB.*?^Pss:\s+(\d+) kB", text, re.M | re.S)
     return sum(int(rss) for rss, _ in part) * 1024, sum(int(pss) for _, pss in part) * 1024
@@ -81,7 +81,7 @@ def test_workers_share_mapped_weights(two):
     """
     pids = two.workers()
     assert len(pids) == 2
-    for stopped in pids:  # so that each answers, and has read its weights
+    for stopped in pids:  # so that each worker answers once, and has read its weights
         os.kill(stopped, signal.SIGSTOP)
         try:
             assert two.post("/embed", {"inputs": "a text"})[0] == 200
@@ -93,12 +93,12 @@ def test_workers_share_mapped_weights(two):
         assert pss < 0.6 * rss
 
 
-# --- the same bits with any other clients ----------------------------------------------------------------------------
+# --- the same bits whatever other clients send -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def alone_answered():
-    """Texts with the vector and the labels that each gets in this process."""
+    """Texts, each with its vector and its labels, computed in this process."""
     draw = random.Random(16)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 60))) for _ in range(32)]
     embed = pipeline("sentence-embedding", "distilbert-sst2")
@@ -172,7 +172,7 @@ def test_requests_of_disconnected_clients_are_not_computed(busy):
     assert first.recv(15) == b"HTTP/1.1 200 OK"
     first.close()
     one = sum(busy.post("/v1/embeddings", {"input": SLOW["inputs"]})[1]["usage"].values()) // 2
-    # the first text, this one, and a batch that had begun
+    # the first request, the one above, and a batch that had begun
     assert metric(busy, "npformer_tokens_total") - tokens <= 3 * one
 
 
@@ -189,7 +189,7 @@ def test_a_stream_ends_when_its_client_disconnects():
         time.sleep(1)
         assert server.post("/generate", {**body, "stream": False})[0] == 200
         assert metric(server, "npformer_batch_texts_count") - before < pieces
-        assert server.log.count("\n") == 1  # only the line that it prints at the start
+        assert server.log.count("\n") == 1  # only the line that the server prints at the start
         server.process.terminate()
         assert server.process.wait(120) == 0  # the exit is clean, because no connection is open
 
@@ -266,8 +266,9 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(workers):
-    """The second signal must come a moment after the first. A parent then kills its workers, and ends as after one
-    signal, or by the next one."""
+    """The second signal must come a moment after the first. A parent then kills its workers, and ends as it does after
+    one signal, or is ended by a later signal.
+    """
     with Server("distilbert-sst2", "--grace", 600, "--workers", workers) as server:
         connection = raw(server, "/embed", {"inputs": ["music " * 500] * 100})
         until(lambda: metric(server, "npformer_queue_texts") > 0)

@@ -18,7 +18,7 @@ ROUTES = {route.path: route for route in ALL_ROUTES}
 PATHS = openapi(ALL_ROUTES)["paths"]
 SCHEMAS = {path: PATHS[path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path in ROUTES}
 
-#: Values that JSON readers and Python confuse with others, and some of a wrong type.
+#: Values that JSON readers and Python confuse with others, and some values of the wrong type.
 ODD = st.sampled_from(
     [None, True, False, 0, 1, 0.0, 1.0, 1.5, -1, 1e-7, 1e300, 2**64, "", "a", [], [[]], [None], ["a"], ["a", "b", "c"], {}]
 )  # fmt: skip

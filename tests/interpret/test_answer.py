@@ -15,11 +15,11 @@ from npformer.interpret.study_inputs import pair_of, texts_of
 from tests.support import tiny
 
 TEXT = "I love [MASK] cream"
-FRACTION = 1e-5  # fraction of a head's output to remove; the error is near its square
+FRACTION = 1e-5  # fraction of a head's output to remove; the error is about its square
 
 
 def scaled(head: int) -> Any:
-    """An edit that takes a small fraction of a head's output away."""
+    """An edit that removes a small fraction of a head's output."""
 
     def change(context: np.ndarray) -> np.ndarray:
         context = context.copy()

@@ -30,7 +30,7 @@ def test_a_token_attends_to_no_later_one(model: Model) -> None:
 
 
 def test_the_word_after_the_text_is_explained(model: Model) -> None:
-    """Explains the last token's logit, the sum of its parts; the lens names words, the last one the answer."""
+    """The parts add up to the last token's logit; the lens names a word per layer, and the last is the answer."""
     logits = model(model.tokenizer.encode(TEXT).ids).logits[0]
     found = npformer.logit_attribution(model, TEXT)
     word = piece_names(["Ġa", model.tokenizer.id_to_token(int(logits[-1].argmax()))])[1]
@@ -55,7 +55,7 @@ def test_edits_are_measured_by_the_same_logit(model: Model) -> None:
 
 
 def test_roll_out_begins_at_the_last_token(model: Model) -> None:
-    """Only the last token has read all others; the first has read only itself."""
+    """Only the last token attends to all others; the first attends only to itself."""
     [last], [first] = (attribution(model, TEXT, token=token, methods="roll-out").methods for token in (None, 0))
     assert last.scores.sum() == pytest.approx(1)
     assert (last.scores > 0).all()

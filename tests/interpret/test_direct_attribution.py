@@ -1,4 +1,4 @@
-"""The parts of a logit add up to it, and each equals the logit's loss without that part when norms are held."""
+"""The parts of a logit add up to it. If norms are held, removing a part lowers the logit by that part's value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEADS += [("bart", "question-answering")]
 
 
 def pre_norm(**options: Any) -> Model:
-    """An encoder as GPT orders it: norms before the blocks, one after the last layer."""
+    """An encoder in GPT's order: norms before the blocks, and one after the last layer."""
     config = TORCH_MODULES.config(
         "token-classification", vocab_size=20, d_model=8, n_heads=2, n_layers=3, d_ffn=16, max_length=32,
         activation="gelu", labels=("a", "b", "c"), torch_class="nn.TransformerEncoder", norm_first=True,
@@ -136,7 +136,7 @@ def test_in_float32_it_adds_up_to_rounding() -> None:
 
 
 class Held:
-    """Edits of a forward: blocks write the outputs of `run`, and the norms' statistics and the gate keep its values."""
+    """Edits of a forward that hold the blocks' outputs, the norms' statistics and the gate at their values in `run`."""
 
     def __init__(self, model: Model, run: Trace) -> None:
         self.run, self.weights, self.eps = run, model.weights, model.config.eps

@@ -40,7 +40,7 @@ SQUARE = Differentiable(np.square, lambda array, grad: 2 * array * grad)
 
 
 def trained(model: Model) -> tuple[HeadLoss, Trainable, list[Example]]:
-    """A loss, weights and a batch. The label is 0 or 1 for an even or odd index of the text."""
+    """A loss, weights and a batch. Texts with an even index have label 0, the others label 1."""
     texts, _, _ = texts_of(model, TEXTS)
     examples = [Example(text, i % 2) for i, text in enumerate(texts)]
     return HeadLoss(model.config), Trainable(model.weights, model.config), examples
@@ -147,7 +147,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 @pytest.fixture(scope="module")
 def other(model: Model) -> Trace:
-    """A trace with other numbers of the same texts."""
+    """A trace of the same texts, with edits that change its numbers."""
     with edit(scale("embeddings.sum", 0.5), scale("layers.0.attention.scores", 3)):
         return trace(model, TEXTS)
 
@@ -226,7 +226,7 @@ def test_stages_hidden_by_a_constant_have_no_gradient(model: Model) -> None:
 
 
 def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
-    """The order in which the two were opened does not matter, as with a trace."""
+    """It does not matter whether the recording or the edit was opened first, as with a trace."""
     batch, found = pack([Text(np.array([2, 40, 41, 3]))]), []
     for first in (True, False):
         recording = Recording(keep_gradients=True)
@@ -256,8 +256,9 @@ def test_a_recording_includes_the_surrounding_edits(model: Model) -> None:
     ],
 )
 def test_attribution_is_the_edited_models(model: Model, changed: Callable[[Model], list[Any]]) -> None:
-    """In the edited model, gradients equal central differences, and integrated gradients add up to the difference of
-    both ends."""
+    """In the edited model, gradients equal central differences, and integrated gradients add up to the difference
+    between the path's ends.
+    """
     from npformer.interpret.attribution import target
     from npformer.interpret.integrated_gradients import by_gradients
 

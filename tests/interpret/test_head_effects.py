@@ -1,4 +1,4 @@
-"""The effect of each head by hand: the probability of the answer and the other answers without the head."""
+"""The effect of each head, computed by hand: the answer's probability and the other answers without the head."""
 
 from __future__ import annotations
 

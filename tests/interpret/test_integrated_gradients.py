@@ -95,7 +95,7 @@ def test_a_tokens_score_is_the_change_along_its_own_embedding(kind: str) -> None
 
 
 def test_a_token_that_is_read_twice_has_the_score_of_both_places() -> None:
-    """A decoder reads the text one token later, after the start token, which the encoder does not read."""
+    """The decoder reads the text shifted by one token, after a start token that the encoder does not read."""
     model = tiny.model("bart", dtype=np.float64)
     ids, tokens, explained = prepared(model, TEXT)
     rows, h, scores = slope(model, [ids], explained).rows, 1e-6, []
@@ -127,7 +127,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
 
 
 def test_the_error_falls_with_the_square_of_the_places() -> None:
-    """This is the error of the midpoint rule for functions without kinks, such as BERT's tanh and GELU."""
+    """The midpoint rule has this error for functions without kinks, such as BERT's tanh and GELU."""
     model, errors = tiny.model("bert", dtype=np.float64), []
     for steps in (20, 40, 80):
         shown = method(view.attribution(model, TEXT, label=0, steps=steps), "Integrated gradients")
@@ -176,7 +176,7 @@ def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> N
         np.testing.assert_allclose(each.scores, expected, rtol=1e-12, atol=1e-14)
 
 
-# --- what they are offered for ---------------------------------------------------------------------------------------
+# --- models and texts that are accepted ------------------------------------------------------------------------------
 
 
 def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None:
@@ -222,7 +222,7 @@ def test_a_torch_encoder_with_a_tokenizer_is_asked_with_texts() -> None:
     model = load(CLASSIFIER)
     vocabulary = tiny.tokenizer()
     model.tokenizer = vocabulary
-    text = "0 1 2 3 4"  # all pieces are among its 50 rows
+    text = "0 1 2 3 4"  # all pieces are among the table's 50 rows
     (ids,), _, _ = texts_of(model, text)
     assert ids.ids.max() < model.config.vocab_size
     shown = view.attribution(model, text)
@@ -288,7 +288,7 @@ def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkey
         alone, _ = linear_backward(np.ones((2, 4)), x, weight)
     whole, grads = linear_backward(np.ones((2, 4)), x, weight)
     np.testing.assert_array_equal(alone, whole)
-    assert grads["weight"].shape == weight.shape  # outside of the block, weights have gradients again
+    assert grads["weight"].shape == weight.shape  # outside the block, weights have gradients again
 
 
 def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
