@@ -1,4 +1,4 @@
-"""The pictures of the views in README.md, `docs/` and `examples/`: screenshots of today's pages.
+"""The pictures of the views in README.md, `docs/` and `examples/`: screenshots of the current pages.
 
     python -m tests.pictures
 

@@ -3,10 +3,10 @@
     python tests/run_notebooks.py datasets    runs datasets.ipynb and leaves the file alone
     python tests/run_notebooks.py --write     runs every notebook and stores its output in the file, for GitHub
 
-The build of the site runs every notebook except datasets.ipynb, which needs seven engines, and changes no file. Needs
+The site's build runs every notebook except datasets.ipynb, which needs seven engines, and changes no file. Needs
 the `docs` group, and npformer installed, because a notebook runs in its folder. A cell that prints something and was
-committed without any output fails, too. The output itself is not compared, because last digits depend on the machine,
-and the comparisons with published numbers on its cache of models.
+committed without any output fails, too. The output itself is not compared: its last digits depend on the machine, and
+comparisons with published numbers depend on the models in the machine's cache.
 """
 
 from __future__ import annotations

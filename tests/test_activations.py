@@ -1,4 +1,4 @@
-"""GELU's error in both types, and that blocks and threads change nothing. The rest is in `test_functions.py`."""
+"""GELU's error in both dtypes; blocks and threads do not change it. `test_functions.py` tests the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every stage of every family, head and option against torch, and the bundled checkpoint on forty texts.
 
 In float32 a stage's error may be at most twice that of torch, which ran in several orders of summation
-(`torch_values.over_budget` says why). In float64 it equals torch's number up to the order of summation.
+(`torch_values.over_budget` explains why). In float64 it equals torch's number up to the order of summation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.bits import alike
 
 pytestmark = pytest.mark.numbers
 
-# Two float64 runs differ by the order of summation: a few units of 2^-53 in each of some hundred steps.
+# Two float64 runs differ by the order of summation: a few units of 2^-53 in each of several hundred steps.
 FLOAT64 = 1e-13
 BUNDLED = Path(__file__).parent.parent / "weights" / "distilbert-sst2"
 PER_TOKEN_HEADS = ("base", "token-classification", "question-answering", "masked-lm", "causal-lm", "replaced-token")
@@ -168,7 +168,7 @@ PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-seque
 
 
 class Planted(NamedTuple):
-    """A case in which mistakes are planted: a port without rules that runs on it, and its float32 stages."""
+    """A case in which mistakes are planted: its forward, a port that makes no mistake, and its float32 stages."""
 
     run: Forward
     port: Port
@@ -258,7 +258,7 @@ def bundled_texts() -> list[Text]:
 def bundled_run(index: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The stages of one text: summaries of the float64 run as in golden/make.py, and the errors of the float32 run.
 
-    Only these are kept, because the arrays of the long text take half a gigabyte.
+    Only summaries are kept, because the arrays of the long text take half a gigabyte.
     """
     truth: dict[str, np.ndarray] = {}
     errors: dict[str, float] = {}

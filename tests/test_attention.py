@@ -301,7 +301,7 @@ def test_attention_without_mechanisms_enters_no_function_for_them() -> None:
         sys.setprofile(None)
     ours = {"every_key", "every_key.<locals>.<lambda>", "multi_head_attention", "packed_attention", "_heads", "work"}
     names = {each.removeprefix("packed_attention.<locals>.") for each in entered if "<listcomp>" not in each}
-    heads = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for groups of queries that share a head of keys
+    heads = {"kv_heads", "queries_of", "is_grouped", "_by_group"}  # for groups of query heads that share a key head
     assert names == ours | heads | {*("Attention.__call__", "Rows.attend", "Rows.whole", "attend", "split_heads")}
 
 

@@ -113,7 +113,7 @@ def test_cross_entropy_from_log_probabilities_at_hand() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", file("functions.safetensors")[1]["options"])
 def test_torchs_gradients_of_functions(name: str, dtype: str) -> None:
-    """They agree in float32 within the budget of `torch_values.over_budget`, and in float64 except for rounding."""
+    """Gradients agree in float32 within the budget of `torch_values.over_budget`, and in float64 up to rounding."""
     arrays, described = file("functions.safetensors")
     found = torch_values.below(arrays, name)
     truth, torch32, errors = (
@@ -210,7 +210,7 @@ def test_finite_differences_of_models(head: str) -> None:
 @pytest.mark.parametrize("kind", ["distilbert", "bert"])
 @pytest.mark.parametrize("head", ["sequence-classification", "multiple-choice"])
 def test_a_whole_last_layer_has_the_gradients_of_its_first_rows(kind: str, head: str) -> None:
-    """If every row of the last layer was computed, rows that the head does not read add nothing."""
+    """If every row of the last layer is computed, rows that the head does not read add nothing to the gradients."""
     model, found = tiny.model(kind, head, dtype=np.float64), []
     batch = pack(given.texts(model.config))
     for whole in (False, True):

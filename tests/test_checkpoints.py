@@ -37,7 +37,7 @@ def test_names_come_once_and_families_are_shown():
     names = [each["name"] for each in NOTED]
     assert len(set(names)) == len(names) >= 100
     shown = {each["config"]["model_type"] for each in NOTED}
-    assert shown >= FAMILIES.keys() - {"transformer"}  # torch's own modules are on no hub
+    assert shown >= FAMILIES.keys() - {"transformer"}  # torch's own modules are not on a hub
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_jedi_shows_the_arguments_and_the_documentation() -> None:
 
 
 def test_dir_has_public_names_alone() -> None:
-    """This still holds after modules have been imported and names used."""
+    """Importing modules and using names adds no name."""
     code = "import npformer, npformer.model; npformer.softmax([1]); print(*sorted(dir(npformer)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert found == sorted(["__version__", *npformer.__all__])

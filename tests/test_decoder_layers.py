@@ -118,7 +118,7 @@ def out_of_budget(case: str, found: dict[str, np.ndarray]) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
-    """Causal, source-padding and target-padding masks: torch has one padded batch, here nothing is padded."""
+    """Torch runs one padded batch with causal, source-padding and target-padding masks; here nothing is padded."""
     assert "decoder.layers.0.cross_attention.weights" in stages(case, "float64")
     assert out_of_budget(case, heard(case, "float32")) == {}
 
@@ -215,7 +215,7 @@ def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
     mask[:, own] = True
     among = masked_attention(q[:1], keys, values, mask, terms=TERMS * n_beams)
     assert np.array_equal(among, alone[:1])
-    transposed = np.ascontiguousarray(keys.T).T  # as a cache keeps them
+    transposed = np.ascontiguousarray(keys.T).T  # the layout of keys in a cache
     assert np.array_equal(masked_attention(q, transposed, values, mask, terms=TERMS * n_beams), alone)
 
 

@@ -43,7 +43,7 @@ def pickles(folder: Path) -> None:
 
 
 def sizes(folder: Path) -> None:
-    """Each would take gigabytes or minutes; each is refused before it takes a megabyte. More: checkpoint/test_hostile.py."""
+    """Each file would take gigabytes or minutes; it is refused within a megabyte. See checkpoint/test_hostile.py."""
     config = json.loads((folder / "config.json").read_text())
     tracemalloc.start()
     for name, size in {"vocab_size": 2**30, "n_layers": 9990}.items():
@@ -105,7 +105,7 @@ def texts(folder: Path) -> None:
     for how in ("window", "error"):
         with pytest.raises(NpformerError, match="1000010 is more than the limit `characters` of 1000000"):
             classify(long, long=how)
-    with pytest.raises(NpformerError, match="limit `characters`"):  # no space at which it could be cut
+    with pytest.raises(NpformerError, match="limit `characters`"):  # no space at which the text could be cut
         classify("x" * 1_000_001)
 
 

@@ -27,7 +27,9 @@ EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name 
 
 @pytest.fixture(scope="module", autouse=True)
 def bundled_weights() -> Iterator[None]:
-    """Reads a bundled model once for all examples, which takes longer than most of them. Its weights are read-only."""
+    """Reads a bundled model once for all examples, because reading takes longer than most of them. Its weights are
+    read-only.
+    """
     read, once = loading.load_folder, lru_cache(2)(loading.load_folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -40,7 +40,7 @@ NEEDS = {
 HOME = "https://github.com/npformer/npformer/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/npformer/npformer/main/"
 LEFT_OUT = ("weights/en-de-multi30k/", "weights/gpt2-austen/")  # not in the source distribution
-READING = "docs/how-it-works/index.md"  # lists the files of the maths in reading order
+READING = "docs/how-it-works/index.md"  # lists the files with the mathematics in reading order
 RUN = ("python", "console")
 SHOWN = ("text", "json", "yaml", "javascript", "rust", "c")  # golden/test_format.py runs JavaScript, Rust and C
 
@@ -128,8 +128,8 @@ def examples(command: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
-    """They run in order, in one folder with the files they name, and end with exit code 0. Examples that need an extra
-    name it.
+    """The examples run in order, in one folder with the files they name, and end with exit code 0. Examples that need
+    an extra name it.
 
     A server is stopped after a while by SIGTERM, after which it ends with exit code 0 too.
     """
@@ -234,8 +234,7 @@ def test_linked_files_are_in_the_checkout(page):
 
 
 def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
-    """It has at most 120 lines. `.ci/run` reads both commands from it; they are the only ones that no test here
-    runs."""
+    """The README has at most 120 lines. `.ci/run` reads both commands from it; no other command lacks a test here."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     first = blocks("README.md")[0]
@@ -274,7 +273,7 @@ def test_the_lines_of_the_smallest_and_the_largest_family() -> None:
 
 
 def test_the_environment_variables_are_those_of_the_code() -> None:
-    """The page lists each variable that npformer reads, except those set by other programs, and no other variable of ours."""
+    """The page lists each variable that npformer reads except other programs' variables, and no unused NPFORMER name."""
     page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
     read = set[str]()
@@ -289,7 +288,7 @@ def test_the_environment_variables_are_those_of_the_code() -> None:
 
 
 def test_the_benchmarks_are_those_that_were_measured() -> None:
-    """The page of how it works repeats figures of the benchmarks' own page, in rows of the same names."""
+    """The page about how npformer works repeats figures from the benchmarks page, in rows with the same names."""
     measured, repeated = (
         {
             name: cells.replace("*", "").split("|")

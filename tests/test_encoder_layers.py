@@ -1,4 +1,6 @@
-"""The encoder's parts compared with their formulas. A row is the same alone, among others, or requested alone."""
+"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, or if only that
+row is requested.
+"""
 
 from __future__ import annotations
 

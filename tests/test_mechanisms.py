@@ -1,4 +1,4 @@
-"""Mechanisms combine: every pair gives the scores of its formulas, their gradients, and a text's own bits."""
+"""Mechanisms combine: every pair has its formulas' scores, their gradients, and the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Every combination with every choice. The quick tests have one of two choices each, in turn; the rest are slow."""
+    """Every combination with every choice. Of two choices, each combination gets one in turn; the other is slow."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)

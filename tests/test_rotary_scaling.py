@@ -38,7 +38,7 @@ def model(scaling: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize(("scaling", "length"), FREQUENCIES)
 def test_frequencies_are_those_of_transformers(scaling: Scaling, length: int) -> None:
-    """They differ by at most one float32 rounding, because torch's power is not always the nearest number."""
+    """Frequencies differ by at most one float32 rounding, because torch's power is not always the nearest number."""
     found = scaling.scaled(np.zeros(4, np.float32), THETA, length)
     np.testing.assert_allclose(found, FREQUENCIES[scaling, length], rtol=2**-22)
     assert scaling.magnitude == pytest.approx(1.0 if scaling == DYNAMIC else MAGNITUDE, rel=1e-15)
@@ -123,7 +123,7 @@ def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_steps(scaling: Any) ->
 
 
 class Heard:
-    """The rows of logits of each step."""
+    """A listener that collects the rows of logits of each step."""
 
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""A pipe, device, socket, folder or link out replaces each file that a loader reads: an error, never a hang."""
+"""If a pipe, device, socket, folder or outside link replaces a file, its loader reports an error and never hangs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PYTHON = sorted(path for folder in ("npformer", "tests", "examples") for path in
 LONGEST = 450  # lines; a longer file has two subjects
 
 # Modules from the lowest to the highest. A module imports only modules in earlier lines or in its own line.
-# A package has one line, and some of its modules have another one.
+# A package has one line, and some of its modules have lines of their own.
 ORDER = (
     *(
         "common.errors",
@@ -211,7 +211,9 @@ def python(code: str) -> str:
 
 
 def test_import_loads_numpy_and_nothing_heavier() -> None:
-    """Every exported name exists. Only its use imports NumPy, because the command must set up its process first."""
+    """Every exported name exists. NumPy is imported only when a name is used, because the command must set up its
+    process first.
+    """
     code = """
 import npformer
 assert "numpy" not in sys.modules
@@ -274,7 +276,7 @@ print(npformer.decoder_layers.decoder is npformer.decoder.__wrapped__)
 
 
 def test_caches_have_a_bound() -> None:
-    """A service may read any number of configs, so a cache without a bound has at most one entry for each of two dtypes."""
+    """A service may read any number of configs, so a cache may be unbounded only if it has one entry per dtype."""
     unbounded = set()
     for _, node in nodes("cache"):
         if isinstance(node, ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""Puts the bundled model into the wheel. `NPFORMER_DEMO=0 pip install .` omits it: 46 of 48 MB."""
+"""Puts the bundled model into the wheel. `NPFORMER_DEMO=0 pip install .` omits it, and thus 46 of 48 MB."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ MODEL = "distilbert-sst2"
 
 class BundledModel(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before a wheel is built; the one of an editable install finds the model in the checkout."""
+        """Called before a wheel is built; an editable install needs no copy, because it finds the model in the
+        checkout.
+        """
         if version != "editable" and os.environ.get("NPFORMER_DEMO") != "0":
             build_data["force_include"][f"weights/{MODEL}"] = f"npformer/_weights/{MODEL}"

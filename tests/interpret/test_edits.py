@@ -220,8 +220,8 @@ def test_patch_is_the_effect_of_each_stage_at_each_position(model: Model) -> Non
     assert effects.columns == ("[CLS]", "you", "love", "ice", "cream", "[SEP]")
     label = int(trace(model, clean)["logits"].argmax())
     change = trace(model, clean)["logits"][label] - trace(model, corrupted)["logits"][label]
-    np.testing.assert_allclose(effects.values[2, 0], change, 1e-4, 1e-5)  # the head reads the first row alone
-    np.testing.assert_allclose(effects.values[0, 1], change, 1e-4, 1e-5)  # the texts differ in the second token alone
+    np.testing.assert_allclose(effects.values[2, 0], change, 1e-4, 1e-5)  # the head reads only the first row
+    np.testing.assert_allclose(effects.values[0, 1], change, 1e-4, 1e-5)  # the texts differ only in the second token
     np.testing.assert_array_equal(effects.values[2, 1:], 0)
     np.testing.assert_array_equal(effects.values[0, [0, 2, 3, 4, 5]], 0)
 

@@ -38,7 +38,7 @@ def method(shown: view.AttributionView, name: str) -> Any:
 
 
 def sums(about: str) -> tuple[float, ...]:
-    """The reported figures of integrated gradients: the sum, both ends of the path, the change."""
+    """The numbers in the description of integrated gradients: the sum, the values at both ends, their difference."""
     numbers = re.search(r"sum to (\S+); .* from (\S+) to (\S+), by (\S+); the sum is off", about)
     assert numbers
     return tuple(map(float, numbers.groups()))
@@ -180,7 +180,7 @@ def test_on_a_linear_model_both_are_the_weights_times_the_input(steps: int) -> N
 
 
 def test_the_next_word_of_a_causal_model_is_explained_by_every_measure() -> None:
-    """The measures of the word's log-odds after the text are compared with computations by hand."""
+    """Each method's scores for the log-odds of the word after the text equal a computation by hand."""
     model = load("gpt2-austen", dtype="float64")
     words = ["It", "is", "a", "truth"]
     shown = view.attribution(model, " ".join(words), label="Ġof")
@@ -299,7 +299,7 @@ def test_texts_without_a_word_run_untraced_in_shards(monkeypatch: pytest.MonkeyP
     run = model.run
     monkeypatch.setattr(model, "run", lambda texts: runs.append((len(texts), listening())) or run(texts), raising=False)
     view.attribution(model, " ".join(["love"] * 40), methods="leave-one-out")
-    assert runs == [(1, True), (41, False)]  # the trace for the tokens and the roll-out, then all texts at once
+    assert runs == [(1, True), (41, False)]  # a traced run for tokens and roll-out, then all texts at once
 
 
 def test_only_the_requested_methods_run() -> None:

@@ -1,4 +1,4 @@
-"""Patching by position, head and layer, for every head; attribution patching is its first order."""
+"""Patching by position, head and layer, for every head; attribution patching is its first-order estimate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def value(model: Model, head: str, text: Any, answered: Any) -> float:
 
 
 def test_heads_are_left_out_of_several_translations() -> None:
-    """The effects are the mean of the effects on each pair."""
+    """The effects on several pairs are the mean of the effects on each pair."""
     model = random_model("float64", n_layers=1)
     pairs = [([5, 6, 0], [499, 7]), ([8, 0], [499, 9, 10])]
     alone = [ablate_heads(model, pair).values for pair in pairs]
@@ -76,8 +76,9 @@ def test_every_head_of_a_model_is_measured_by_its_own_answer(family: str, head: 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "bart"])
 def test_patches_from_the_clean_run_restore_its_logits(family: str) -> None:
-    """Patching all stages, or the last layer alone, gives the clean logits to the bit. Patching a row equals its
-    edit."""
+    """Patching all stages, or the last layer alone, gives exactly the clean logits. Patching a row equals an edit of
+    that row.
+    """
     model = tiny.model(family, dtype=np.float64)
     clean, corrupted = trace(model, CLEAN), trace(model, CORRUPTED)
     with edit(from_trace(clean, "*")):
@@ -178,7 +179,7 @@ def test_positions_and_heads_together(model: Model) -> None:
 
 
 def test_adjacent_tokens_are_patched_together(model: Model) -> None:
-    """All tokens of a group become those of the clean text. The last group may be smaller."""
+    """All rows of a group get their values from the clean run. The last group may be smaller."""
     clean, stage = trace(model, CLEAN), "layers.0.ffn_norm"
     found = patch(model, CLEAN, CORRUPTED, stage, lambda answers: float(answers["logits"].flat[0]), group=2)
     before = float(trace(model, CORRUPTED)["logits"].flat[0])
@@ -196,7 +197,7 @@ def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
 ) -> None:
     length = len(trace(model, CLEAN).ids)
     each = patch(model, CLEAN, CORRUPTED)
-    # a tiny model may read twice this number of tokens, enough for half of the runs
+    # a tiny model is allowed twice this number of tokens, enough for half of the runs
     monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)
     with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches each alone"):
         assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
@@ -212,7 +213,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """If two texts differ by a thousandth, the error of the estimate is about the square of that."""
+    """If the texts differ by a thousandth of a word's vector, the estimate's error is about the square of that."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):

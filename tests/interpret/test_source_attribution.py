@@ -1,4 +1,4 @@
-"""A translation's words explained by those of the source: against finite differences, completeness, and by hand."""
+"""A translation's words explained by the source's: finite differences, completeness, and computations by hand."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_an_edited_stage_changes_only_its_descendants(name: str) -> None:
 
 
 class Read(dict[str, list[np.ndarray]]):
-    """Recorded arrays that note which of them are read."""
+    """Recorded arrays; `names` collects the names of those that are read."""
 
     def __init__(self, arrays: Mapping[str, list[np.ndarray]]) -> None:
         super().__init__(arrays)

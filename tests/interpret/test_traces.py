@@ -32,10 +32,10 @@ pytestmark = pytest.mark.numbers
 
 TEXT = "I love ice cream"
 FAMILIES = ("distilbert", "bert", "albert", "gpt2")
-OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # families with other stages
+OTHERS = ("mpnet", "deberta-v2", "modernbert", "bart")  # families with additional stages
 LAYER = [stage.name for stage in stages.STAGES if stage.name.startswith("layers.*.")]
 NORMS_FIRST = {"attention_norm": 0, "attention_residual": 2, "ffn_norm": 3, "ffn_residual": 5}  # attention 1, FFN 4
-# ends of stages of models with these mechanisms
+# endings of the names of stages that only OTHERS have
 OF_OTHERS = "_normed", "_rotated", ".distance_scores", ".gate", ".gated", ".uncapped_scores", ".output_norm"
 
 
@@ -212,8 +212,9 @@ def test_functions_and_stages_of_ones_own_are_traced_too() -> None:
 
 
 def test_an_encoder_decoder_is_traced_under_both_names() -> None:
-    """Source rows and target rows are distinguished, also in cross-attention, where keys and values are the
-    source's."""
+    """Source rows and target rows are distinguished, also in cross-attention, where keys and values come from the
+    source.
+    """
     sizes = {"vocab_size": 50, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ffn": 32, "max_length": 32}
     config = MARIAN.config("translation", **sizes, decoder=Decoder(n_layers=2, n_heads=2, d_ffn=32, vocab_size=40))
     random, model = np.random.default_rng(0), Seq2Seq(config, tiny.weights(config))

@@ -1,4 +1,4 @@
-"""A learner's file with right solutions in plain NumPy, written in the usual way."""
+"""A learner's file with correct solutions in plain NumPy, written in the usual way."""
 
 import math
 

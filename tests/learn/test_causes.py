@@ -33,7 +33,7 @@ from npformer.learn.template import signatures
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
-    """Returns the cause found for the answers of a function that replaces an exercise."""
+    """Returns the cause found for the answers of a function, as a solution of an exercise."""
     return cause(EXERCISES[name], cases_of(name, function))
 
 
@@ -264,7 +264,7 @@ def another_error(*args: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["linear", "split_heads", "linear_backward", "multi_head_attention", "gelu"])
 def test_an_exception_with_another_message_has_no_known_cause(name: str) -> None:
-    """Many programs raise a ValueError."""
+    """A ValueError alone identifies no mistake, because many programs raise one."""
     assert named(name, another_error) == ("", "")
 
 
@@ -311,7 +311,7 @@ def test_the_largest_difference_is_named_by_its_value() -> None:
 
 @pytest.mark.parametrize("is_in_set", [np.less, np.less_equal])
 def test_the_last_word_of_the_set_left_out_is_named_if_at_least_one_word_is_kept(is_in_set: Any) -> None:
-    """Whether all words are kept at top_p = 1 depends on rounding."""
+    """At top_p = 1, rounding decides whether all words are kept."""
 
     def sample(logits: Any, temperature: float, top_p: float, u: float) -> int:
         p = right.softmax(logits / temperature)

@@ -1,4 +1,4 @@
-"""`learn check`: the sentence for each problem of a learner's file, and the report."""
+"""`learn check`: the sentence for each problem in a learner's file, and the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
 
 
 def written(folder: Path, functions: dict[str, str], text: str | None = None) -> Path:
-    """The learner's folder with these functions in the template, or in another text."""
+    """Writes a learner's folder: the template, or another text, with these functions filled in."""
     made = template() if text is None else text
     for name, code in functions.items():
         pattern = rf"def {name}\(.*?(?=\n\n\n|\Z)"
@@ -43,7 +43,7 @@ def problems(report: Report) -> dict[str, str]:
 
 
 def judged(folder: Path) -> dict[str, str]:
-    """The problem of each wrong function of a file, in this process and without a search for causes."""
+    """The problem of each wrong function in a file, judged in this process and without a search for causes."""
     module, problem = loaded(str(folder / "my_transformer.py"))
     assert module is not None, problem
     verdicts = (judge(each, getattr(module, name), signatures()[name], module.__file__ or "").verdict
@@ -172,7 +172,7 @@ def test_no_cause_is_named_for_numbers_that_no_known_mistake_gives(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -> None:
-    """The layer is right, although it calls a wrong layer norm and a linear that is not yet written."""
+    """The layer is correct, although it calls a wrong layer norm and a linear that is not yet written."""
     wrong = {
         "layer_norm": "def layer_norm(x, weight, bias, eps=1e-12):\n    return x",
         "linear": "def linear(x, weight, bias):\n    raise NotImplementedError",
@@ -201,7 +201,7 @@ def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -
 def test_a_file_that_cannot_be_loaded_says_why(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(np, "exp", np.exp)  # restores it after the test
+    monkeypatch.setattr(np, "exp", np.exp)  # restores np.exp after the test
     module, problem = loaded(str(written(tmp_path, {}, text) / "my_transformer.py"))
     assert module is None
     assert problem.startswith(said)
@@ -225,7 +225,7 @@ def test_a_missing_function_and_what_the_file_prints_are_reported(tmp_path: Path
 
 
 def test_the_whole_path(tmp_path: Path) -> None:
-    """A solved file of plain NumPy answers with the bundled classifier, learns, and writes with the GPT of a checkout."""
+    """A solved file in plain NumPy runs the bundled classifier, trains a model, and writes with a checkout's GPT."""
     report = check(written(tmp_path, {}, PLAIN))
     assert report.ok
     assert report.passed == 25
@@ -341,7 +341,7 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(npformer.__file__).parents[1],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
     ) as process:
         assert process.stdout is not None
         first = next(line for line in process.stdout if "of 4 functions passed" in line)

@@ -1,4 +1,4 @@
-"""Mistakes that no exercise lists are named by the diagnosis of ports, and right functions get no diagnosis."""
+"""Mistakes that no exercise lists are named by the diagnosis of ports, and correct functions get no diagnosis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_right_function_has_no_mistake(doctor: Doctor, name: str) -> None:
-    """This also shows that each question names the stage that its function computes."""
+    """Correct answers fit the stage of the question, so each question names the stage that its function computes."""
     arrays = doctor.answers(name, EXERCISES[name].right)
     assert arrays is not None
     assert doctor.cause(name, arrays) == ("", "")
@@ -35,7 +35,7 @@ def always_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray 
 
 
 def leaky(x: np.ndarray) -> np.ndarray:
-    """An unknown activation."""
+    """An activation that the diagnosis does not list."""
     return np.where(x > 0, x, 0.37 * x)
 
 
@@ -54,7 +54,7 @@ def test_a_mistake_of_ports_is_named(doctor: Doctor, name: str, wrong: object, c
 
 
 def test_a_factor_has_a_sentence_for_learners(doctor: Doctor) -> None:
-    """The sentence of the diagnosis is about stages, and guesses the origin of the factor."""
+    """A port's diagnosis speaks of stages and guesses the factor's origin, so learners get another sentence."""
     arrays = doctor.answers("layer_norm", lambda x, **norm: 0.5 * right.layer_norm(x, **norm))
     assert arrays is not None
     said = "All numbers of the answer differ from the right ones by the same factor or summand."

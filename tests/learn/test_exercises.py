@@ -1,4 +1,4 @@
-"""Every exercise: right solutions pass, and for each mistake of its table that mistake is named, and no other."""
+"""Every exercise: correct solutions pass, and each mistake in its table is named, and no other mistake with it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def right_answers(name: str) -> tuple[Truth, ...]:
 
 
 def judged(name: str, function: Callable[..., Any], file: str = "") -> Judged:
-    """The judge's answer. The right numbers of the cases are computed once for all functions, which takes most of the
-    time."""
+    """Returns the judge's findings. Correct answers take most of the time and are computed once for all functions."""
     answers = iter(right_answers(name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[judge.__module__], "truth", lambda right, args: next(answers))
@@ -75,7 +74,7 @@ def test_right_solutions_pass(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("module", [plain, loops], ids=["plain", "loops"])
 def test_right_solutions_stay_within_half_of_the_budget(module: ModuleType) -> None:
-    """The other half leaves room for other solutions."""
+    """The other half of the budget leaves room for other solutions."""
     for name, exercise in EXERCISES.items():
         for args, true in zip(exercise.cases(), right_answers(name), strict=True):
             answer, exact = dict(leaves(call(getattr(module, name), args).answer)), dict(leaves(true.outcome.answer))
@@ -91,7 +90,7 @@ def of_each(slow: Sequence[str]) -> list[Any]:
 
 @pytest.mark.parametrize("exercise", of_each(slow=LONG))
 def test_every_mistake_is_named_and_no_other(exercise: Exercise) -> None:
-    """The judge names the first mistake that fits, so the mistakes of a table must also differ in some case."""
+    """The judge names the first mistake that fits, so any two mistakes in a table must differ in some case."""
     assert_named(exercise, exercise.slips)
 
 
@@ -137,7 +136,9 @@ def test_each_mistake_of_an_exercise_has_another_sentence() -> None:
 
 
 def nearly(slip: Slip) -> Callable[..., Any]:
-    """The mistake with numbers off by about a thousandth. The factor varies, because a constant one is a mistake."""
+    """The mistake with numbers off by about a thousandth. The factor varies, because a constant factor is a mistake
+    itself.
+    """
 
     def off(array: np.ndarray) -> np.ndarray:
         return array * np.linspace(1.001, 1.002, array.size).reshape(array.shape) if array.dtype.kind == "f" else array
@@ -149,7 +150,7 @@ def nearly(slip: Slip) -> Callable[..., Any]:
     "exercise", of_each(slow=[*LONG, "layer_norm_backward", "attention_backward", "scaled_dot_product_attention"])
 )
 def test_a_mistake_is_not_named_for_nearly_its_numbers(exercise: Exercise) -> None:
-    """If a known mistake gives only nearly the learner's numbers, it is not the cause."""
+    """If a known mistake gives only approximately the learner's numbers, it is not the cause."""
     step = 12 if exercise.name in LONG else 6  # a sample, because the rule does not depend on the mistake
     for slip in exercise.slips[::step]:
         wrong = [call(slip.wrong, in_float64(args)) for args in exercise.cases()]

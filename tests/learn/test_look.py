@@ -25,7 +25,8 @@ from tests.learn.test_check import PLAIN, written
     ids=["complete", "in part"],
 )
 def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path) -> None:
-    """The stages agree within the float32 rounding of six layers. Weights and text are the same, but not the code.
+    """The stages agree within the float32 rounding of six layers. Both use the same weights and text, but different
+    code.
 
     npformer's functions call the learner's functions, and the stages of both are recorded.
     """
@@ -43,7 +44,7 @@ def test_the_stages_are_those_of_the_model(unwritten: list[str], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_page_has_the_learners_model_and_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learner's layer is wrong, and pool is not yet written; attention of layer 0 is right."""
+    """The learner's layer is wrong, and pool is not yet written; attention in layer 0 is correct."""
     wrong = "def feed_forward(x, activation, hidden, output):\n    return x"
     unwritten = "def pool(x, weight, bias):\n    raise NotImplementedError"
     folder = written(tmp_path, {"feed_forward": wrong, "pool": unwritten}, PLAIN)

@@ -1,4 +1,4 @@
-"""The right answers are right: whole models equal npformer's models, and gradients equal finite differences."""
+"""The reference solutions are correct: models equal npformer's models, and gradients equal finite differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_functions_give_the_stages_of_a_model(doctor: Doctor, name: str) -> None:
-    """They agree within the error budget of each stage. This covers an encoder, a decoder, and each of their steps."""
+    """They agree with an encoder, a decoder and each of their steps within the error budget of each stage."""
     asked = QUESTIONS[name]
     _, golden = doctor.patient(asked.causal)
     arrays = doctor.answers(name, EXERCISES[name].right)
@@ -67,7 +67,9 @@ def moved(weights: Any, direction: Any, step: float) -> Any:
 
 
 def test_words_are_sampled_with_their_probabilities() -> None:
-    """Evenly spaced u give each word its share. top_p keeps the smallest set of words that reaches it."""
+    """Evenly spaced values of u draw each word in proportion to its probability. top_p keeps the smallest set of words
+    that reaches it.
+    """
     logits = np.log(np.array([0.05, 0.4, 0.15, 0.3, 0.1]))
     drawn = [right.sample(logits, 1.0, 0.8, (i + 0.5) / 1000) for i in range(1000)]
     assert np.bincount(drawn, minlength=5).tolist() == [0, 471, 176, 353, 0]  # 0.4, 0.15 and 0.3 of 0.85

@@ -108,7 +108,7 @@ def test_files_survive_a_round_trip_and_transformers_reads_them(option: str, tmp
 
 
 def test_the_decoder_of_a_model_with_both_stacks(tmp_path: Path) -> None:
-    """A .bin file also has the table under the decoder's name."""
+    """A .bin file also contains the token table under the decoder's name."""
     whole = torch_model("scaled", BartForConditionalGeneration, **SIZES)
     whole.config.save_pretrained(tmp_path)
     torch.save(whole.state_dict(), tmp_path / "pytorch_model.bin")

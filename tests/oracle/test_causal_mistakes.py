@@ -33,8 +33,9 @@ def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
 @pytest.mark.parametrize("pad_id", [PAD, None])
 @pytest.mark.parametrize("head", dict.fromkeys(encoders()["gpt2"].architectures.values()))
 def test_every_head_is_hooked_and_within_every_budget(head: str, pad_id: int | None, tmp_path: Path) -> None:
-    """Also compares attention's heads and weights, and the row that the classifier reads. Without a padding token the
-    texts are not run as a batch."""
+    """This includes attention's heads and weights, and the row that the classifier reads. Without a padding token the
+    texts are not run as a batch.
+    """
     folder = tiny.folder(tmp_path / "m", "gpt2", head, pad_id=pad_id)
     model, recorded = recorded_from(folder)
     comparison = golden.compare(recorded, golden.load_torch(str(folder), recorded))
@@ -75,7 +76,7 @@ def test_a_text_of_the_suite_that_ends_in_padding_is_read_as_transformers_reads_
 
 
 def seeing(picture: Callable[[Any], Any]) -> Plant:
-    """Replaces the causal mask by a picture of (L, L) ones; padding stays hidden."""
+    """Replaces the causal mask by the mask that `picture` makes from (L, L) ones; padding stays hidden."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The methods of sentence-transformers' classes give its answers and settings, on folders that it saved."""
+"""Methods named as in sentence-transformers return its answers and settings, for folders that it saved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
-#: Folders whose poolings are the default, and one that leaves prompts out; `test_sentences` has every pooling.
+#: Folders with default pooling, and one that excludes prompts from the mean; `test_sentences` has every pooling.
 OF_METHODS = [case for case, options in CASES.items() if "poolings" not in options] + ["mean, prompt left out"]
 
 

@@ -1,4 +1,4 @@
-"""Every encoder's family and head compared with transformers: answers of ragged batches in each stored dtype, and
+"""Every family and head of encoders compared with transformers: answers to ragged batches in each stored dtype, and
 gradients.
 
 Both run in float64, so a difference comes from the formula or a weight. The checkpoints are random, in the form that
@@ -117,7 +117,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 MASK = ["1" * 40, "1" * 40, "1" * 9 + "0" * 31, "1" + "0" * 39, "0" * 30 + "1" * 10, "111011" * 6 + "1111"]
 #: A function of family and head that returns a folder which transformers wrote, and the model in it, in float64.
 Saved = Callable[[str, str], tuple[Path, Any]]
-#: The error of a float64 run: some hundred steps, each rounded to 2^-53.
+#: The error of a float64 run: a few hundred steps, each rounded to 2^-53.
 FLOAT64 = 1e-12
 
 
@@ -301,7 +301,7 @@ def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
 
 
 def state(model: Any) -> dict[str, np.ndarray]:
-    """Zeros for parameters that no answer depends on."""
+    """Zeros for every parameter; those that no answer depends on keep them."""
     return {name: np.zeros(tuple(each.shape)) for name, each in model.named_parameters(remove_duplicate=False)}
 
 

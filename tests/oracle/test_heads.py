@@ -42,8 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "albert-untied": ("albert", {**ALBERT, "tie_word_embeddings": False}),
 }
 LENGTHS = (9, 4, 4, 1)
-#: Every class of RoBERTa and ALBERT. Each other form of their encoders has two classes, because no head depends on it.
-#: `test_every_family` has every class of XLM-RoBERTa and CamemBERT.
+#: Every class of RoBERTa and ALBERT. Each variant of their configs is tried with two classes, because no head depends
+#: on the variant. `test_every_family` has every class of XLM-RoBERTa and CamemBERT.
 ALL: list[tuple[str, str]] = []
 for i, (name, (family, _)) in enumerate(MODELS.items()):
     classes = list(encoders()[family].architectures)
@@ -79,7 +79,7 @@ def batch(model: Any, choices: bool, lengths: tuple[int, ...] = LENGTHS) -> dict
 def answers(model: Any, given: dict[str, np.ndarray], dtype: torch.dtype) -> dict[str, np.ndarray]:
     with torch.no_grad():
         found = model.to(dtype)(**{key: torch.from_numpy(each) for key, each in given.items()})
-    named = {"prediction_logits": "logits"}  # a model for pre-training has another name for them
+    named = {"prediction_logits": "logits"}  # a model for pre-training has another name for logits
     return {
         named.get(key, key): each.numpy() for key, each in found.items() if key not in ("sop_logits", "past_key_values")
     }

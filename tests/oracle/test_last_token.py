@@ -1,8 +1,8 @@
 """Vectors of decoders, such as Qwen3-Embedding's, compared with sentence-transformers in float64.
 
-The folders have its form: a Qwen3 model, with or without a prefix in tensor names, last-token pooling, a prompt with an
-instruction, and a tokenizer that ends each text with a special token. One has EmbeddingGemma's form: attention in both
-directions, the mean of all tokens, and two Dense modules.
+The folders have that model's form: a Qwen3 model, with or without a prefix in tensor names, last-token pooling, a
+prompt with an instruction, and a tokenizer that ends each text with a special token. One has EmbeddingGemma's form:
+attention in both directions, the mean of all tokens, and two Dense modules.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def save(
     return path / "saved", made
 
 
-@pytest.mark.filterwarnings("ignore:input 4")  # warns that it is truncated
+@pytest.mark.filterwarnings("ignore:input 4")  # warns that input 4 is truncated
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_match_a_sentence_transformer(case, tmp_path):
     """Vectors agree to 1e-12, a thousand times the float64 rounding of length 1; prompts change them by more than

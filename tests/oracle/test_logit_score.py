@@ -25,7 +25,7 @@ PAIRS = [
 @pytest.mark.parametrize("false_id", [reranker.NO, None])
 @pytest.mark.parametrize("prompts", [{}, {"default_prompt_name": "query"}])
 def test_scores_match_a_cross_encoder(false_id, prompts, tmp_path):
-    """Scores agree to 1e-6, because CrossEncoder.predict gives float32 scores; logits are below 20."""
+    """Scores agree to 1e-6, because CrossEncoder.predict returns float32 scores; logits are below 20."""
     folder = reranker.write(tmp_path / "model", false_id, **prompts)
     theirs, ours = CrossEncoder(str(folder), device="cpu").double(), pipeline(None, folder, dtype=np.float64)
     assert ours.name == "text-ranking"

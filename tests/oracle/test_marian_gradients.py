@@ -1,4 +1,4 @@
-"""Training a Marian checkpoint has torch's gradients, including the padding token's row with its `padding_idx`."""
+"""A Marian checkpoint gets torch's gradients, including the padding token's row with its `padding_idx`."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ def test_ids_match_transformers(theirs: tuple[Any, Any]) -> None:
 
 
 def test_sentence_embeddings_match_torch(theirs: tuple[Any, Any]) -> None:
-    """Mean pooling and normalisation, as modules.json says; the tolerance is the rounding of a cosine."""
+    """Vectors are pooled by the mean and normalised, as in modules.json; the tolerance is the rounding of a cosine."""
     embed = npformer.pipeline("sentence-embedding", FOLDER)
-    longest = 256  # tokens, in its sentence_bert_config.json
+    longest = 256  # tokens, according to sentence_bert_config.json
     with pytest.warns(UserWarning, match="tokens, cut to"):
         ours = [np.asarray(vector) for vector in embed(SINGLE)]
     assert len(ours) == len(SINGLE)

@@ -1,5 +1,6 @@
-"""Perplexity compared with Transformers: one text as a whole, and longer ones in windows, with the loop of its
-guide."""
+"""Perplexity compared with Transformers: one text as a whole, and longer texts in windows, with the loop from its
+guide.
+"""
 
 from __future__ import annotations
 

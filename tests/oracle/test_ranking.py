@@ -1,5 +1,6 @@
-"""text-ranking compared with sentence-transformers: the scores of `CrossEncoder.predict`, by every activation that it
-stores."""
+"""text-ranking compared with sentence-transformers: the scores of `CrossEncoder.predict`, with every activation that it
+stores.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def distances_reversed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def convolved(change: Callable[[Any], None]) -> Plant:
-    """Changes the convolution next to the first layer."""
+    """Returns a plant that changes the convolution beside the first layer."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         change(model.base_model.encoder.conv)
@@ -149,7 +149,7 @@ IDS = [f"{family}-{i}" for i, (family, _, _) in enumerate(PLANTED)]
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Model, golden.Golden]]:
-    """Returns a function of a family that gives its model and golden values, and checks transformers' model by them."""
+    """Returns a function that makes a family's model and golden values, and checks transformers' model against them."""
 
     @cache
     def made(family: str) -> tuple[Model, golden.Golden]:

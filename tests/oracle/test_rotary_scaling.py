@@ -58,7 +58,7 @@ def logits(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Compares single texts, and a batch padded on the left, in which all texts are scaled by its largest position.
 
-    Single texts have the same bits in any batch. The tolerance of 1e-12 allows some hundred rounding errors.
+    Single texts have the same bits in any batch. The tolerance of 1e-12 allows several hundred rounding errors.
     """
     ours, theirs = both(name, tmp_path / "model")
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""sentence-embedding compared with sentence-transformers: `encode` and `similarity`, of folders of every layout."""
+"""sentence-embedding compared with sentence-transformers: `encode` and `similarity`, for folders of every layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # warns that they 
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):
-    """A folder as sentence-transformers writes it. old: in version 2's form; inside: the encoder has a subfolder."""
+    """A folder as sentence-transformers writes it. old: in version 2's form; inside: the encoder is in a subfolder."""
     torch.manual_seed(0)
     bare = tiny.folder(path / "bare", "bert", "base", seed=2)
     (bare / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))

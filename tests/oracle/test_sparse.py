@@ -1,5 +1,4 @@
-"""sparse-embedding compared with sentence-transformers: the vectors of `SparseEncoder.encode`, of folders old and
-new."""
+"""sparse-embedding compared with sentence-transformers: the vectors of `SparseEncoder.encode`, old and new folders."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def older(path, **pooling):
     )
 
 
-@pytest.mark.filterwarnings("ignore:input 4")  # warns that it is truncated
+@pytest.mark.filterwarnings("ignore:input 4")  # warns that an input is truncated
 @pytest.mark.parametrize("make", [saved, older])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("strategy", ["max", "sum"])

@@ -1,4 +1,4 @@
-"""Settings of generation in a config.json without generation_config.json count as in transformers."""
+"""Generation settings in config.json are used as in transformers if there is no generation_config.json."""
 
 from __future__ import annotations
 

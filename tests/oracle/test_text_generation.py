@@ -1,5 +1,6 @@
-"""text-generation compared with transformers.pipeline: greedy and beams, stop strings, long prompts, and settings that
-are stored."""
+"""text-generation compared with transformers.pipeline: greedy and beam search, stop strings, long prompts, and stored
+settings.
+"""
 
 from __future__ import annotations
 

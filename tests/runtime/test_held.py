@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numbers
 
 TEXTS = ["ice cream", "i love it", "paris is good " * 9, "no", "hot music movie", "she was not right there"]
 MANY = 24
-PATIENCE = 120  # seconds allowed for work of one or two, on a busy machine
+PATIENCE = 120  # seconds allowed for work that takes one or two, on a busy machine
 
 
 def made(head: str = "sequence-classification", threads: int = 2) -> Task:
@@ -126,7 +126,7 @@ def test_cancelled_futures(classify: Task, expected: list[Any]) -> None:
 
 
 def test_in_a_loop_of_events(classify: Task, expected: list[Any]) -> None:
-    """Tasks of asyncio in threads, half of which are cancelled while they run."""
+    """Half of the asyncio tasks, which run in threads, are cancelled while they run."""
 
     async def all_of_them() -> list[Any]:
         running = [asyncio.create_task(asyncio.to_thread(classify, TEXTS)) for _ in range(MANY)]
@@ -203,7 +203,7 @@ def answers_with(task: Task, texts: list[str]) -> Any:
 
 @pytest.mark.parametrize("method", slow_after(1, ["forkserver", "spawn"]))
 def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> None:
-    """They load a model, or are handed a pipeline with its tokenizer."""
+    """A new process loads a model, or receives a pickled pipeline with its tokenizer."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
     folder = tiny.folder(tmp_path / "model", "bert")

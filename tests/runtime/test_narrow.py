@@ -54,7 +54,7 @@ def test_every_half_number_widens_exactly() -> None:
 
 
 def test_float16_widens_exactly_where_a_thread_takes_small_numbers_for_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other libraries can set this mode of the processor; NumPy then converts the numbers instead of shifting bits."""
+    """If another library sets the processor to flush small numbers to 0, NumPy converts the numbers instead."""
     assert narrow._has_subnormals()
     halves, out = np.array([1e-5, -3e-6, 6e-8, 0.5], np.float16), np.empty(4, np.float32)
     monkeypatch.setattr(narrow, "_has_subnormals", lambda: False)

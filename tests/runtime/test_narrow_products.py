@@ -1,4 +1,4 @@
-"""Products of narrow weights: the bits of the float32 weights, for any number of rows, threads and tiles."""
+"""Products of narrow weights have the bits of products of float32 weights, for any rows, threads and tiles."""
 
 from __future__ import annotations
 

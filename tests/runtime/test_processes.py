@@ -1,6 +1,6 @@
 """Processes: a forked child has its own threads and BLAS settings, even after a fork in the middle of a call.
 
-A process ends cleanly. NPFORMER_TEST_FORKS=320 forks more often than the suite, which takes minutes.
+A process ends cleanly. NPFORMER_TEST_FORKS=320 makes more forks than the suite does by default, and takes minutes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def compute(work):
 
 
 def run_beside_a_fork(code: str, patience: float = 600) -> tuple[int, str]:
-    """Runs the code in a process in which forks wait for `patience` seconds, by default longer than the suite does."""
+    """Runs the code in a process in which forks wait for `patience` seconds, by default longer than the suite runs."""
     return run_python(SHARED_WORK.replace("SECONDS", str(patience)) + code)
 
 

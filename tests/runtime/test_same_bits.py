@@ -43,7 +43,7 @@ def found(environment: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", kernels.working())
 def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
-    """Each runs in its own process, because a BLAS chooses its kernels when it is loaded.
+    """Each kernel runs in its own process, because a BLAS chooses its kernels when it is loaded.
 
     A NumPy with another BLAS ignores the variable; then the test only checks that the trial ends.
     """
@@ -85,7 +85,7 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
-    """Zeros between the terms change no sum at any place: several beams share one cache."""
+    """Zeros anywhere between the terms do not change a sum: beams that share a cache have such zeros."""
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
     dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
     with single_blas_thread():
@@ -115,12 +115,12 @@ def test_a_single_row_is_padded_even_if_no_method_is_known(monkeypatch: pytest.M
     assert (k.rows(1), k.plain().rows(1)) == (2, 1)
 
 
-# --- with and without ------------------------------------------------------------------------------------------------
+# --- same_bits on and off --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
-    """Without them, rows are not padded, and a text's numbers differ only by rounding."""
+    """With same_bits=False, rows are not padded, and a text's numbers differ only by rounding."""
     model, exact = (npformer.load("distilbert-sst2", dtype=dtype, same_bits=wanted) for dtype in DTYPES)
     random = np.random.default_rng(0)
     texts = [Text(random.integers(1000, 30000, length)) for length in (1, 5, 16, 16, 40, 130)]
@@ -133,7 +133,7 @@ def test_a_model_is_right_with_the_same_bits_and_without(wanted: bool) -> None:
 
 
 def test_without_the_same_bits_nothing_is_filled_up_on_any_thread() -> None:
-    """A single row then uses BLAS's matrix-vector routine, which reads the weight once and does not copy it."""
+    """With same_bits=False, a single row uses BLAS's matrix-vector routine, which reads the weight without a copy."""
 
     def counts() -> list[int]:
         return [kernel(np.dtype("float32")).rows(rows) for rows in range(1, 60)]

@@ -70,7 +70,7 @@ def test_a_product_adds_its_groups_in_order(
     finally:
         sums.TOGETHER = before
     scratch = Scratch(a.dtype)
-    for x in (-a, a):  # the second result does not contain values that the first one left in the memory
+    for x in (-a, a):  # the second result contains no values that the first one left in `scratch`
         result = matmul_in_order(x, b, terms, front, scratch)
     assert alike(result, expected)
 

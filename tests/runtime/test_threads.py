@@ -1,4 +1,4 @@
-"""Threads: work shared out and put together, errors from any of them, BLAS's own threads put back, forks, callers."""
+"""Threads: work is divided and joined, errors from any thread, restoring BLAS's own threads, forks, many callers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_results_come_in_the_tasks_order(count: int, threads: int) -> None:
 
 
 def test_tasks_run_side_by_side() -> None:
-    """Each of three waits for the other two."""
+    """Each of three tasks waits for the other two."""
     barrier = threading.Barrier(3)
     assert sorted(run_tasks([lambda: barrier.wait(PATIENCE)] * 3, 3)) == [0, 1, 2]
 
@@ -319,7 +319,7 @@ def test_the_blas_is_described() -> None:
 
 @pytest.mark.slow
 def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
-    """A run in several threads and one after it: the same numbers to rounding, and one warning in the whole process."""
+    """Runs in several threads, and one run after them, differ only by rounding; the process warns only once."""
     root = Path(__file__).parents[2]
     code = (
         f"import sys; sys.path[:0] = [{str(root)!r}]\n"
@@ -345,7 +345,7 @@ def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
 
 
 def test_many_threads_call_many_models() -> None:
-    """Each gets its own answers, to the bit, while others fail; nothing is left behind."""
+    """Each thread gets its own answers, to the bit, while other threads fail; nothing is left behind."""
     kinds = [("distilbert", "sequence-classification"), ("bert", "base"), ("bert", "token-classification")]
     models = [tiny.model(*kind, threads=threads) for kind in kinds for threads in (1, 2, 3)]
     texts = [Text(np.arange(length)) for length in (1, 2, 9, 9, 30, 64) * 12]

@@ -23,14 +23,14 @@ BYTES = 4 * 768 * 768
 
 
 class Clock:
-    """A clock that only simulated work moves."""
+    """A clock that advances only during simulated work."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.ways: list[int] = []
 
     def work(self, seconds: Callable[[int], float]) -> Callable[[int], int]:
-        """Work that takes seconds(way)."""
+        """Returns work that takes seconds(way) on this clock."""
 
         def done(way: int) -> int:
             self.now += seconds(way)
@@ -98,7 +98,7 @@ def test_a_core_that_was_busy_in_one_trial_may_be_free_in_the_next(clock: Clock)
 
 @pytest.mark.parametrize("slower", [1.2, 2, 10, 100])
 def test_trials_lose_a_hundredth_of_the_time(clock: Clock, slower: float) -> None:
-    """This holds after the first trial: a way that is a hundred times slower is tried rarely."""
+    """The first trial is not counted; after it, a way that is a hundred times slower is tried rarely."""
     trial, work = Trial((1, 2), first=1), clock.work(lambda way: 0.0001 if way == 1 else 0.0001 * slower)
     for _ in range(200_000):
         trial.run(work)

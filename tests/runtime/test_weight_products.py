@@ -23,7 +23,7 @@ DTYPES = ("float32", "float64")
 
 @pytest.fixture(params=["plain", "panels"] if weight_products.few_rows() else ["plain"])
 def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixes the choice of panels, which a timing trial makes otherwise, if this BLAS has small products."""
+    """Chooses panels or plain products if this BLAS has small products; otherwise a timing trial would choose."""
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: request.param == "panels")
 
 
@@ -48,8 +48,8 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, threads: int, dtype: str) -> None:
     """A projection tied to its token table is a transposed view of it.
 
-    Kernels for small products would add its columns in another order. Parts of a large product may be small: columns
-    that do not fill a panel, and the shares of many threads.
+    Kernels for small products would add its terms in another order. Parts of a large product may be small: columns that
+    do not fill a panel, and the shares of many threads.
     """
     x, weight = normal(140, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
     weight.base.flags.writeable = weight.flags.writeable = False
@@ -95,7 +95,7 @@ def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> N
 @pytest.mark.parametrize("threads", [1, 2, 3, 20])
 @pytest.mark.parametrize("rows", [1, 6, 40, 200])
 def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: str) -> None:
-    """Twenty threads have some parts of a weight that are narrower than a panel, and some without columns."""
+    """Of a weight's twenty parts, one per thread, some are narrower than a panel and some have no columns."""
     x = normal(rows, 384, dtype=dtype)
     weights = [normal(384, outer, dtype=dtype, seed=outer) for outer in (384, 1536, 700, 37, 1)]
     for weight in weights:
@@ -119,7 +119,7 @@ def test_inputs_are_never_written_to() -> None:
         assert np.array_equal(weight, before[1])
 
 
-# --- weights laid out anew -------------------------------------------------------------------------------------------
+# --- copies of weights in another layout -----------------------------------------------------------------------------
 
 
 def layouts() -> list[str]:

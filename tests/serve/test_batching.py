@@ -1,4 +1,4 @@
-"""Dynamic batching: an answer has the bits of a lone request, whenever requests arrive. Rules of the queue."""
+"""Dynamic batching: an answer has the bits of a lone request, whenever requests arrive; the rules of the queue."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_that_strangers_do_share_batches():
         work = TaskWork(task, task.options)
         async with Running(4096, 0.2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
             prepared = [prepare(task, [text], task.options, False, "inputs", True) for text in WORDS]
-            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates one
+            equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates a TaskWork
             assert all(each == work for each in equal)
             await asyncio.gather(
                 *(batcher.answers(w, p.requests, p.sizes) for w, p in zip(equal, prepared, strict=True))

@@ -39,7 +39,7 @@ def rendering_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("npformer.text.chat.render", remembered)
-        # the same random marks in every rendering, so that its arguments are the same
+        # every rendering gets the same random marks, so that its arguments can be found in the cache
         patch.setattr("npformer.text.chat.secrets.token_hex", lambda n: "7d1" * n)
         yield
 

@@ -50,7 +50,7 @@ def usual_head(name: str) -> str:
 
 
 def two_heads(name: str) -> list[str]:
-    """Returns the usual head and another one, which alternates between families: they share the heads' code."""
+    """Returns the usual head and another one, which varies with the family, because families share the heads' code."""
     others = [head for head in heads(name) if head != usual_head(name)]
     turn = list(FAMILIES).index(name)
     return [usual_head(name), *others[turn % max(len(others), 1) :][:1]]
@@ -92,7 +92,7 @@ def check_bits(of_threads: Sequence[Model | Seq2Seq], given: Sequence[Any], seed
 
 
 def same_bits(name: str, head: str, dtype: str = "float32", **fields: Any) -> None:
-    """`check_bits` of a tiny model with these fields of its config."""
+    """Runs `check_bits` on a tiny model with these fields in its config."""
     first = tiny.model(name, head, dtype=dtype, threads=1, **{**WIDE, **fields})
     of_threads = [type(first)(first.config, first.weights, threads=threads) for threads in THREADS]
     check_bits(of_threads, inputs(first, LENGTHS))
@@ -137,7 +137,7 @@ def check_dropout_stands_at_stages_of_the_model(name: str, folder: Path) -> None
 
 
 def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> None:
-    """A trace is within the budgets, and a change of the last stage is found there."""
+    """A trace is within the budgets, and a change to the last stage is reported at that stage."""
     for head in two_heads(name):
         model = tiny.model(name, head)
         given = inputs(model, (9, 4))

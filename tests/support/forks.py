@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-#: Reads a request a line, runs it in a fork, and prints the wait status of the fork.
+#: Reads one request per line, runs it in a fork, and prints the wait status of the fork.
 SERVER = """
 import gc, json, os, signal, sys, traceback
 import npformer.loading

@@ -81,7 +81,7 @@ class Hub:
         return commit
 
     def asked(self, method: str) -> list[str]:
-        """The files requested with this method; redirected ones at the CDN."""
+        """The files requested from the hub or from the CDN with this method."""
         asked = self.requests + self.cdn_requests
         return [path.split("/", 5)[5] for each, path, _ in asked if each == method and "/resolve/" in path]
 

@@ -1,8 +1,8 @@
-"""Runs transformers' models entirely in float64: some of their steps otherwise compute in float32 in any dtype.
+"""Runs transformers' models entirely in float64: some of their steps use float32 whatever the model's dtype.
 
 * ModernBERT: the angles of the rotary embeddings, the rotation, and the softmax of its eager attention
 * Nomic BERT: the angles
-* DeBERTa: the root by which scores are divided
+* DeBERTa: the square root by which scores are divided
 * T5: RMSNorm
 * Llama, similar families, and Gemma: RMSNorm, the angles and the softmax
 * GPT-NeoX: the angles and the softmax
@@ -37,7 +37,7 @@ _LLAMAS = {
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Replaces these steps inside the block. Models must be converted by `double()`, for their frequencies."""
+    """Replaces these steps inside the block. Convert models with `double()`, which also converts their frequencies."""
     rotary = modeling.ModernBertRotaryEmbedding
     before = modeling.apply_rotary_pos_emb, modeling.eager_attention_forward, rotary.forward
     root_before, deberta.scaled_size_sqrt = deberta.scaled_size_sqrt, root

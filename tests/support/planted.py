@@ -1,7 +1,7 @@
-"""Mistakes that people make in ports, planted in a `PlainPort`: each a function of the port, by a short name.
+"""Mistakes that people make in ports, each under a short name with a function that plants it in a `PlainPort`.
 
-`KNOWN` has the mistakes that the diagnosis knows, with their permitted names; `HELD_BACK` has similar ones, for
-which it must not be certain of a wrong cause: the permitted names are listed, often an empty list.
+`KNOWN` has the mistakes in the diagnosis's list, each with the name it must get. `HELD_BACK` has similar mistakes, for
+which the diagnosis must not be certain of a wrong cause: it may give only the names listed, often none at all.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def ffn_first(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
 
 
 def without_norm(norm: str) -> Plant:
-    """Leaves out the norms with this ending of their names."""
+    """Leaves out the norms whose names have this ending."""
     right = PlainPort.norm
     return put("norm", lambda port, x, name: x if name.endswith(norm) else right(port, x, name))
 
@@ -300,7 +300,7 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "left padding": ("left padding", left_padded),
 }  # fmt: skip
 
-#: Mistakes that only ModernBERT shows, and mistakes in its padded batches, with rows of heads next to rows of tokens.
+#: Mistakes that only ModernBERT shows, and mistakes in its padded batches, whose outputs have rows per token or text.
 IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "mask ignored": ("mask ignored", instead("masked", lambda s: s)),
     "mask after": ("mask misused", KNOWN["mask after"][1]),
@@ -342,7 +342,7 @@ def cosine(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 SCALE, ORDER = "scaled by a constant", "in another order"
 
-#: Mistakes that are not in the list, each with the names that describe it correctly.
+#: Mistakes that are not in the diagnosis's list, each with the names that describe it correctly.
 WEIGHT_ORDER = "weight in another order"
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), instead("gelu", lambda x: x * sigmoid(np.float32(1.3) * x))),

@@ -11,7 +11,7 @@ from npformer.runtime.packing import Text
 from tests.support.plain_decoder import PlainDecoder
 
 TEXTS = (np.arange(5, 14), np.arange(20, 26))
-#: Stages of a port that exports its hidden states and answers only.
+#: Stages of a port that exports only its hidden states and answers.
 ANSWERS = ("embeddings.sum", "embeddings.norm", "norm", "logits", "project")
 
 

@@ -177,7 +177,7 @@ def exchanged_biases(port: PlainPort) -> dict[str, np.ndarray]:
 
 
 MISSING, PLACE, NAMES = "heads or columns missing", "weights of another place", "stages under other names"
-#: Mistakes that the diagnosis derives from a model's stages, weights and sizes: its name, words of the way, the plant.
+#: Mistakes that the diagnosis derives from a model's stages, weights and sizes: name, words of the way, plant.
 KINDS: dict[str, tuple[str, str, Plant]] = {
     "positions not added": ("sum with other factors", "without embeddings.position", put("embed", unsummed)),
     "residual of 0.85": (

@@ -35,7 +35,7 @@ def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq
 
 
 def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq2Seq:
-    """Two layers on either side with heads 64 wide, so that products are as in large models; a long position table."""
+    """Two layers per stack, heads 64 wide, so that products take the same path as in large models; 512 positions."""
     sizes: dict[str, Any] = {
         "vocab_size": 500, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 512,
         "activation": "silu", "shared": True, "tied": True, "scale_embedding": True, "pad_id": 499,

@@ -20,7 +20,7 @@ START = 300.0  # seconds for a server to start on a busy machine
 
 
 class Server:
-    """A running server. `log` has its output so far."""
+    """A running server. `log` is its output so far."""
 
     def __init__(
         self, *arguments: object, program: list[str] | None = None, started: str = STARTED, **environment: str

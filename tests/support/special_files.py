@@ -42,7 +42,7 @@ def fifo(path: Path) -> None:
 
 
 def zero(path: Path) -> None:
-    """Creates a device, or a link to the machine's device where that is not allowed."""
+    """Creates a device, or a link to /dev/zero if creating devices is not allowed."""
     try:
         os.mknod(path, 0o20666, os.stat("/dev/zero").st_rdev)
         os.close(os.open(path, os.O_RDONLY))
@@ -52,7 +52,7 @@ def zero(path: Path) -> None:
 
 
 def unix_socket(path: Path) -> None:
-    """Binds a socket by a relative name, because its name has at most 108 bytes."""
+    """Binds a socket by a relative path, because a socket's path may have at most 108 bytes."""
     before = os.getcwd()
     os.chdir(path.parent)
     with socket.socket(socket.AF_UNIX) as server:

@@ -4,8 +4,8 @@
     model = tiny.model("bert", "token-classification", labels=("O", "B-PER"))
     path = tiny.folder(tmp_path / "model", "distilbert", "masked-lm", n_layers=1)
 
-The same arguments give the same weights. The vocabulary is a real WordPiece one of a few hundred pieces, so every text
-can be tokenized, into its words or into letters.
+The same arguments give the same weights. The vocabulary is a real WordPiece vocabulary of a few hundred pieces, so
+every text can be tokenized into words or letters.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def calls() -> dict[str, dict[str, Any]]:
 
 
 def errors(case: str) -> dict[str, float]:
-    """`errors_in` for the files of a case: its own, and that of its encoder for the stages stored there."""
+    """`errors_in` for a case's own file, and for its encoder's file, which holds the encoder's stages."""
     encoder = metadata(f"{case}/stages.safetensors")["encoder"]
     return {**errors_in(arrays(f"{encoder}/stages.safetensors")), **errors_in(arrays(f"{case}/stages.safetensors"))}
 
@@ -92,7 +92,7 @@ def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error3
 
 
 def ulp(largest: float) -> float:
-    """The distance of float32 numbers at a magnitude."""
+    """The distance between adjacent float32 numbers of this magnitude."""
     return float(np.spacing(np.float32(largest)))
 
 
@@ -108,7 +108,7 @@ def wrong(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray) -> str:
     """Describes the error of a function's result in its own dtype; "" if it is correct.
 
     float32 results must pass `over_budget`. Two float64 results may differ because of the order of summation: by a few
-    units in the last place, or by more if terms cancel. The tolerance, 1e-12 of the largest entry, is some thousand
+    units in the last place, or by more if terms cancel. The tolerance, 1e-12 of the largest entry, is several thousand
     units.
     """
     if ours.dtype == np.float32:

@@ -1,6 +1,6 @@
 """A user's program, for check_package.py: it runs, and `mypy --strict` knows the types of its imports.
 
-`assert_type` does nothing at run time. mypy refuses it for another or an unknown type.
+`assert_type` does nothing at run time. mypy reports an error if the type is different or unknown.
 """
 
 from __future__ import annotations

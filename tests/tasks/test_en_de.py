@@ -25,7 +25,9 @@ def translator() -> npformer.tasks.task.Task:
 
 
 def test_the_bundled_translator_writes_the_texts_on_its_card(translator: npformer.tasks.task.Task) -> None:
-    """The texts are translated alone and together. One is the sentence of an introduction to Transformers."""
+    """The texts are translated alone and together. One of them is the example sentence of a well-known introduction to
+    Transformers.
+    """
     assert len(EXAMPLES) >= 4
     assert "The dog jumped over the green door!" in dict(EXAMPLES)
     sources, targets = zip(*EXAMPLES, strict=True)

@@ -37,7 +37,7 @@ def given(name, text="I [MASK] ice"):
 
 
 def test_keywords_that_change_nothing_are_accepted(name):
-    """They are accepted both when the pipeline is made and when it is called."""
+    """The keywords are accepted both when the pipeline is made and when it is called."""
     habits = {
         "batch_size": 8, "padding": "max_length", "device": -1, "device_map": "auto", "framework": "np", "num_workers": 0,
         "tokenizer": None, "token": True, "torch_dtype": "auto", "trust_remote_code": False, "use_fast": True,
@@ -85,7 +85,9 @@ def test_keywords_that_would_change_something_are_refused(keyword, value, messag
 
 @pytest.mark.slow
 def test_the_tokenizer_and_the_config_may_name_the_model_again(tmp_path):
-    """They may also be objects of the loaded model, as in calls of transformers.pipeline. Others are refused."""
+    """`tokenizer` and `config` may also be the loaded model's objects, as in calls of transformers.pipeline. Other
+    objects are refused.
+    """
     folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
     model = load(folder)
     expected = pipeline("text-classification", folder)("ice")
@@ -170,7 +172,7 @@ def test_an_unknown_argument_lists_the_task_s_own_options():
 
 
 def test_truncation_cuts_a_text_to_max_length():
-    """A text is truncated to N tokens, including [CLS] and [SEP], and the answer is that of its beginning."""
+    """A text is truncated to N tokens, including [CLS] and [SEP], and the answer is that for the remaining text."""
     task = pipeline("text-classification", TASKS["text-classification"])
     with pytest.warns(UserWarning, match="input 0: 6 tokens, cut to 4"):
         cut = task("I love ice cream", truncation=True, max_length=4)
@@ -242,7 +244,9 @@ def test_other_names_of_tasks():
 
 
 def test_the_language_in_a_task_s_name():
-    """A model of several languages gets it as the option `to`. A model that lacks the language is an error."""
+    """For a model of several languages, the name's target language becomes the option `to`. It is an error if the model
+    lacks that language.
+    """
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     assert pipeline(model=MARIAN).name == "translation"
     asked = pipeline("translation_en_to_fra", MARIAN, max_length=8)("dog")
@@ -252,7 +256,7 @@ def test_the_language_in_a_task_s_name():
 
 
 def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
-    """A task reads it with the task's head, and `load` with the given head. The head is never guessed."""
+    """A pipeline loads the model with the task's head, and `load` with the given head. The head is never guessed."""
     folder = tiny.folder(tmp_path / "model", "bert", "masked-lm")
     expected = pipeline("fill-mask", folder)("I [MASK] ice")
     described = json.loads((folder / "config.json").read_text())

@@ -28,7 +28,9 @@ def rendered(query, text, instruction="Find it"):
 @pytest.mark.numbers
 @pytest.mark.parametrize("false_id", [reranker.NO, None])
 def test_a_score_is_the_difference_of_two_logits_at_the_last_token(false_id, tmp_path):
-    """Both agree in float64 only to 1e-12, because x (w_yes - w_no) and x w_yes - x w_no round differently."""
+    """The score and the difference agree in float64 only to 1e-12, because x (w_yes - w_no) and x w_yes - x w_no round
+    differently.
+    """
     folder = reranker.write(tmp_path / "model", false_id)
     model, rank = load(folder, dtype=np.float64), pipeline(None, folder, dtype=np.float64, function_to_apply="none")
     for options, instruction in (({}, "Find it"), ({"prompt_name": "query"}, reranker.INSTRUCTION)):
@@ -47,7 +49,7 @@ def test_a_tokenizer_that_adds_tokens_adds_none_to_a_template(tmp_path):
     byte_level.tokenizer(ends=True).save(str(folder / "tokenizer.json"))
     model = load(folder)
     assert pipeline("text-ranking", model)(PAIRS) == plain
-    assert model.tokenizer.num_special_tokens_to_add(False) == 1  # the task has a tokenizer of its own
+    assert model.tokenizer.num_special_tokens_to_add(False) == 1  # the task uses its own copy of the tokenizer
 
 
 def test_a_truncated_text_keeps_the_end_of_the_template(tmp_path):

@@ -119,7 +119,7 @@ def test_odd_options(folders: dict[str, Path]) -> None:
 
 
 def refused_or_read(folder: Path, file: str, content: str, act: Any) -> bool:
-    """Runs an action while a folder has a file with this content. Returns whether it succeeds, as `bounded`."""
+    """Runs an action while a folder has a file with this content. Returns whether it succeeds, like `bounded`."""
     path, before = folder / file, (folder / file).read_bytes() if (folder / file).exists() else None
     path.write_text(content, encoding="utf-8")
     try:

@@ -1,4 +1,4 @@
-"""text-ranking: the score of a query and a text, by the activation that the checkpoint stores."""
+"""text-ranking: the score of a query and a text, with the activation that the checkpoint stores."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_vectors_of_a_cross_encoder_are_means_without_its_prompt(tmp_path):
 
 
 def test_a_score_is_that_of_text_classification():
-    """The scores of a model with one label have the same bits. A mapping is read as a pair, too."""
+    """For a model with one label, both tasks return the same bits. A mapping is read as a pair, too."""
     model = tiny.model("bert", labels=("SCORE",))
     rank, classify = pipeline("rerank", model), pipeline("text-classification", model)
     assert [each["score"] for each in rank(PAIRS[:3])] == [each["score"] for each in classify(PAIRS[:3])]

@@ -1,4 +1,4 @@
-"""The methods of sentence-transformers' classes give its answers and accept its keywords.
+"""Methods named as in sentence-transformers return its answers and accept its keywords.
 
 `golden/make_sentence_transformers.py` made the golden answers. Both sides compute in float32, so numbers may differ by
 1e-5 of their size.
@@ -276,7 +276,9 @@ def test_an_activation_is_torch_s_sigmoid_or_identity(reranker):
 
 
 def test_a_cross_encoder_s_folder_names_its_task(tmp_path):
-    """With one label it reranks. With several it classifies pairs, and reranking is an error that explains this."""
+    """A cross-encoder with one label reranks. With several labels it classifies pairs, and reranking is an error that
+    explains this.
+    """
     assert pipeline(model=write_folder(tmp_path / "one", "CrossEncoder")).name == "text-ranking"
     for field in (OLDER, NEWER):  # fields of config.json in earlier versions
         for labels, task in ((("SCORE",), "text-ranking"), (("yes", "no"), "text-classification")):

@@ -70,7 +70,7 @@ def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
 
 
 def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
-    """This is the default if the number of new tokens is not given. It applies to each prompt separately."""
+    """The model's length is the default limit of new tokens. It applies to each prompt separately."""
     answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
     count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
     assert [bool(each) for each in count] == [True] * 3
@@ -147,7 +147,7 @@ def test_one_option_by_two_names(task: TextGeneration) -> None:
 
 
 def test_where_a_stop_string_ends() -> None:
-    """It must end in the last token, not before, but may begin in any earlier token. -1 stands for no token."""
+    """A stop string must end in the last token, but may begin in any earlier token. -1 stands for no token."""
     tokenizer = writers.tokenizer()
     stops = StopStrings(tokenizer, ["other", "é"])
     expected = {"the other": True, "the others": False, "other": True, "oth": False, "caf\u00e9": True, "éa": False}

@@ -162,7 +162,7 @@ def test_too_long_a_source_is_refused_or_cut(of_letters: Seq2Seq) -> None:
     with pytest.warns(UserWarning, match="input 0: 101 tokens, cut to 64"):
         answer = task("d" * 100, long="truncate")
     assert (answer.n_tokens, answer.truncated) == (101, True)
-    first = "d" * 63  # 63 letters and the end, which a text that is cut keeps
+    first = "d" * 63  # 63 letters; a truncated text keeps its end token
     assert answer == task(first)
     with pytest.raises(NpformerError, match="sources are not read in windows"):
         task("dog", long="window")

@@ -1,4 +1,4 @@
-"""search: the results of a plain sort, in any blocks, on any number of threads, alone and together."""
+"""search: results equal a plain sort's, in blocks of any size, on any number of threads, alone and together."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_mapped_file_in_half_precision(tmp_path):
 
 
 def test_rows_that_could_not_be_read_are_not_found():
-    """`npformer embed -o` writes NaN for them."""
+    """`npformer embed -o` writes rows of NaN for texts that it could not read."""
     corpus = CORPUS[:5].copy()
     corpus[[0, 3]] = np.nan
     for similarity in ("cosine", "dot"):

@@ -238,7 +238,7 @@ NORM = {"norm.weight": RANDOM.random(5, np.float32), "norm.bias": RANDOM.random(
 
 
 def test_dense_and_layer_norm_follow_the_pooling(folder):
-    """The bits are the same alone and together, also after conversion. A run's identity includes the modules' weights."""
+    """Vectors have the same bits alone and together, also after conversion. A run's identity includes these weights."""
     modules = [("a.Pooling", {}, {}), ("b.Dense", DENSE, WEIGHTS), ("c.LayerNorm", {"dimension": 5}, NORM)]
     write_modules(folder, [*modules, ("d.Dropout", {"dropout": 0.1}, {})])
     embed = pipeline(None, folder)

@@ -1,4 +1,6 @@
-"""Long texts are tokenized in blocks, and give the tokens of the whole text. Texts above the limit are cut or refused."""
+"""Long texts are tokenized in blocks, and give the tokens of the whole text. Texts above the limit are truncated or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,7 @@ def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
         for one, other in zip(found.pieces, expected, strict=True):
             for name in set(NAMES) - {"word_ids", "offsets"}:  # words are numbered from the text's first
                 assert getattr(one, name) == getattr(other, name)
-            # The library treats the first token of a window as that of the text, and keeps the space before it.
+            # The library treats a window's first token like the text's first token, and keeps the space before it.
             odd = one.sequence_ids.index(0) if kind in ("bytes", "roberta") and other is not expected[0] else -1
             assert [each for i, each in enumerate(one.offsets) if i != odd] == [
                 each for i, each in enumerate(other.offsets) if i != odd

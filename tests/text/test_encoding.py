@@ -178,7 +178,7 @@ def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_to
 
 
 def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -> None:
-    """The last tokens that do not fit belong to the second text."""
+    """The second text is divided into windows; the first is whole in each of them."""
     (read,) = Encoder(model).read([Pair("ice " * 30, "cream " * 32)], "window", limit=40)
     assert [each.sequence_ids.count(0) for each in read.pieces] == [30] * len(read.pieces)
     (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 32)], "window", limit=40)
@@ -210,7 +210,7 @@ def test_the_characters_of_words_are_looked_up_in_one_table_for_all():
 
 
 def test_a_text_that_the_tokenizer_refuses_does_not_affect_the_others(monkeypatch):
-    """This also holds on several threads, where the library gets all texts at once."""
+    """The pipeline has two threads, so the library gets all texts at once."""
     classify = pipeline("text-classification", "distilbert-sst2", threads=2)
     alone = [classify(text) for text in ("ice", "cream")]
 

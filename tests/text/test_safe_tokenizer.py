@@ -234,7 +234,7 @@ def test_harmful_older_files_are_refused(files: dict[str, str], said: str, tmp_p
 
 
 def test_an_added_token_that_is_a_null_character(tmp_path: Path) -> None:
-    """BERT's clean-up removes the character, and an empty token would match everywhere."""
+    """BERT's clean-up removes the null character, and the empty token that remains would match everywhere."""
     folder = write_folder(tmp_path / "model", {})
     (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"7": {"content": "\\u0000"}}}')
     config = tiny.config(vocab_size=len(tiny.VOCABULARY) + 8)
@@ -288,7 +288,7 @@ def test_every_failure_of_the_library_is_an_npformer_error(method: str) -> None:
 
 
 def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
-    """An expression may fail for an untested text; the next text is still read."""
+    """A regular expression may fail on a text that was not tried before; the next text is still read."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer=replaced("(b+)+$", "a", "Regex")), CONFIG)
     with pytest.raises(NpformerError, match=r"tokenizer failed: .*retry-limit"):
         tokenizer.encode("b" * 40 + "?")

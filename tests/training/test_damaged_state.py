@@ -65,7 +65,7 @@ def resumed(path: Path) -> list[dict[str, Any]]:
 
 
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
-    """NumPy would repeat one number for a whole weight."""
+    """NumPy would broadcast one number to a whole weight."""
     path = written(tmp_path)
     arrays, metadata = load_arrays(path)
     name = next(each for each in arrays if each.startswith("w."))

@@ -271,7 +271,7 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 @needs_sacrebleu
 @pytest.mark.slow
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """BLEU is 100 for the model's own words, and lower for others. sacrebleu describes its method."""
+    """BLEU is 100 for the model's own translations, and lower for other texts. sacrebleu describes its method."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
     assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
     reference.write_text(capsys.readouterr().out, encoding="utf-8")
@@ -321,7 +321,7 @@ def test_pairs_that_cannot_be_learnt(
 
 @pytest.mark.slow
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
-    """Therefore a resumed run does not need a copy of the vocabulary."""
+    """Learning is deterministic, so a resumed run does not need a copy of the vocabulary."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 

@@ -90,7 +90,7 @@ def test_fifty_steps_are_torchs(dtype: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), slow_after(1, [("float64", 1e-12), ("float32", 1e-5)]))
 def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) -> None:
-    """The same for nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
+    """The losses are those of nn.Transformer with tables and a projection, teacher forcing and label smoothing."""
     found, config = load_file(DATA / "training.safetensors"), given.TRANSLATOR
     trained = Trainable(layout.own_to_tree(torch_values.below(found, "translator"), config, np.dtype(dtype)), config)
     batches = ([Example(Text(source), target) for source, target in pairs] for pairs in given.pairs())
@@ -305,7 +305,7 @@ def test_initial_weights_have_torchs_spread(scheme: str) -> None:
 
 
 def test_a_bert_is_rewritten_as_a_distilbert() -> None:
-    """The last layer is the same for texts of one segment."""
+    """Both models have the same last layer, up to rounding, for texts of one segment."""
     model = tiny.model("bert", "base")
     config, tree = as_distilbert(model.config, dict(model.weights))
     from npformer.model import Model

@@ -88,7 +88,7 @@ def test_longer_texts_keep_three_decimals() -> None:
         (["[CLS]", "un", "##do", "##able", "!", "[SEP]"], ["[CLS]", "undoable", "!", "[SEP]"]),
         (["▁Hel", "lo", "▁wor", "ld", ".", "</s>"], ["Hello", "world.", "</s>"]),
         (["<s>", "Hello", "Ġwor", "ld", "</s>"], ["<s>", "Hello", "world", "</s>"]),
-        (["##a", "##", "b"], ["##a", "##", "b"]),  # a first piece starts a word; "##" alone is no piece
+        (["##a", "##", "b"], ["##a", "##", "b"]),  # the first piece starts a word; "##" alone continues no word
     ],
 )
 def test_pieces_make_words(tokens: list[str], words: list[str]) -> None:
