@@ -273,7 +273,7 @@ def test_the_lines_of_the_smallest_and_the_largest_family() -> None:
 
 
 def test_the_environment_variables_are_those_of_the_code() -> None:
-    """The page lists each variable that npformer reads except other programs' variables, and no unused NPFORMER name."""
+    """The page lists each variable that npformer reads, except other programs', and no unused NPFORMER name."""
     page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
     read = set[str]()
