@@ -273,7 +273,7 @@ class Stack:
         return rows._replace(embedded=embedded, mechanisms=begun, places=(rows.batch.places, keys))
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:
-        """The rows for layer i. Only the last layer computes just the attending rows."""
+        """The rows for layer i. Only the last layer is limited to the attending rows."""
         if rows.caches is not None:
             rows = rows._replace(cache=rows.caches[i])
         return rows if last else rows.whole

@@ -1,4 +1,4 @@
-"""Records a golden file: a model's stages in float32, in float64, and the error budget of each."""
+"""Records a golden file: a model's stages in float32 and in float64, with an error budget for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
     texts : str, Pair, token ids, or a list of these
         A translation model takes texts to translate, or pairs of token ids: a source, and the decoder's input.
     stages : name of a stage, pattern with `*`, or several
-        Only stages that match are kept.
+        Only matching stages are recorded.
     name : str, optional
         The model's name in the file; by default the name of its folder.
 
@@ -65,9 +65,10 @@ def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*"
 
 
 def weights_sha256(model: Model | Seq2Seq) -> str:
-    """Hashes the weights in order of names: each name, then its values as little-endian float32, (in, out) by rows.
+    """Hashes the weights in the order of their names: each name, then its values in float32, (in, out).
 
-    A tied vocabulary projection is left out, so that the hash does not depend on the format of the checkpoint.
+    The bytes are little-endian. A tied vocabulary projection is left out, so that the hash does not depend on the
+    format of the checkpoint.
     """
     digest = hashlib.sha256()
     for name, array in sorted(layout.stored(dict(model.weights), model.config).items()):

@@ -4,8 +4,8 @@
 
 A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
 each case tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine,
-but golden files only on the same machine with the same version of NumPy: other BLAS kernels round differently, which
-changes the last digits of stages, far within the budgets.
+but golden files have the same bytes only on the same machine with the same version of NumPy: other BLAS kernels round
+differently, which changes the last digits of stages, far within the budgets.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
 
 
 def _wanted(names: list[str], patterns: list[str] | None) -> list[str]:
-    """Selects the names that match any of the patterns, in their order, or all names if there are no patterns."""
+    """Selects the names that match any pattern, in the order of `names`, or all names if there are no patterns."""
     for pattern in patterns or []:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, names, 3) or names[:3]
@@ -178,13 +178,13 @@ def _is_entry(entry: object) -> bool:
 def cases() -> Iterator[Case]:
     """Yields every case: encoders with each head and option, then the models with a decoder and nn.TransformerEncoder.
 
-    A family that only renames another one's weights has a single case.
+    A family that only renames the weights of another family has a single case.
     """
     for name, family in encoders().items():
         if name in distinct_encoders():
             yield from _encoder_cases(name, family)
         else:
-            about = "another family's model under other names of weights"
+            about = "another family's model with other names for its weights"
             yield Case(f"{name}-{LABELLED[0]}", about, encoder_config(family, LABELLED[0]))
     yield from _other_cases()
 
@@ -202,7 +202,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     for head in (head for head in HEADS if head in family.architectures.values()):
         yield Case(f"{name}-{head}", f"the {head} head", encoder_config(family, head))
     plain = encoder_config(family, "sequence-classification", n_layers=1)
-    about = "the longest text it takes, with one of a single token"
+    about = "a text of the maximum length, in a batch with a text of one token"
     yield Case(f"{name}-lengths", about, plain, (plain.max_length, 1))
     for dtype in ("float16", "bfloat16"):
         yield Case(f"{name}-{dtype}", f"weights stored in {dtype}, computed in float32", plain, dtype=dtype)
@@ -218,7 +218,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.padding:
         positions = replace(plain.positions, first=4)
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, positions=positions)
-        yield Case(f"{name}-padding", "positions after those of another padding token", other, (10, 6))
+        yield Case(f"{name}-padding", "positions counted from another padding token", other, (10, 6))
     if plain.pooling == "last":
         about = "texts that end in padding, with a classifier that reads the token before it"
         padded = replace(plain, pad_id=3)
@@ -236,7 +236,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         convolved = replace(plain, convolution=InputConvolution(3, "gelu"))
         yield Case(f"{name}-convolution", about, convolved)
     if "distances" in family.encoder:
-        about = "one product of contents and distances, and tables of positions and token types"
+        about = "one product with distances instead of two, and tables of positions and token types"
         of_keys = tuple(replace(each, forms=("key",)) for each in plain.mechanisms)
         one = replace(plain, mechanisms=of_keys, positions=Positions(), n_token_types=2)
         yield Case(f"{name}-one-form", about, one)
@@ -248,7 +248,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-in-turn", "sequential blocks instead of parallel ones", replace(plain, parallel=False))
     if isinstance(family, Llama) and not plain.local:
         bias = family.biased({"attention_bias": True})
-        about = "heads 6 wide, and biases in attention" if bias else "heads 6 wide"
+        about = "heads of width 6, and biases in attention" if bias else "heads of width 6"
         for kind in family.scalings:
             rotary = Rotary(100.0, scaling=SCALINGS[kind])
             scaled = replace(plain, mechanisms=(rotary,), head_width=6, bias=bias)
@@ -256,7 +256,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
     yield Case(f"{name}-multi-label", "several labels at once, each with a sigmoid", several)
     number = replace(plain, problem_type="regression", labels=("A",))
-    yield Case(f"{name}-regression", "one number and no softmax", number)
+    yield Case(f"{name}-regression", "a regression: one number, without softmax", number)
 
 
 def _other_cases() -> Iterator[Case]:
@@ -322,7 +322,7 @@ def _listed(fields: Mapping[str, Any]) -> str:
 
 
 def _decoder(vocab_size: int) -> Decoder:
-    """Returns a decoder that differs from the encoder in the numbers of layers and heads."""
+    """Returns a decoder that differs from the encoder in its numbers of layers and heads."""
     return Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=vocab_size, start_id=vocab_size - 1, end_ids=(0,))
 
 

@@ -75,7 +75,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
 
 
 def narrowed(config: Config, reach: int) -> Config:
-    """Returns the config with windows of this reach, narrower than a text."""
+    """Returns the config with windows of this reach, so that a window is narrower than a text."""
 
     def narrow(mechanisms: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(replace(each, reach=reach) if isinstance(each, Window) else each for each in mechanisms)
@@ -85,7 +85,7 @@ def narrowed(config: Config, reach: int) -> Config:
 
 
 def _more(family: Family) -> dict[str, Any]:
-    """Returns sizes that only some families have. A decoder has another number of heads and another FFN width."""
+    """Returns sizes that only some families have. A decoder has its own number of heads and FFN width."""
     if isinstance(family, EncoderTable):
         return {
             "d_embedding": 16 if "d_embedding" in family.sizes else 0,

@@ -1,4 +1,4 @@
-"""Records stages inside the attention of a Hugging Face model in torch, which no module returns.
+"""Records the stages inside the attention of a Hugging Face model in torch, because no module returns them.
 
 Most families call an eager attention function, so its arguments and results are recorded. MPNet and DeBERTa write
 attention out in their modules: there, the products and the softmax that a module calls are recorded. `torch_model.py`
@@ -21,7 +21,7 @@ from npformer.golden.format import Golden
 from npformer.golden.fused import fused_layers
 from npformer.interpret import stages as table
 
-EAGER = "eager_attention_forward"  # the function's name in each family's module of transformers
+EAGER = "eager_attention_forward"  # the function's name in each family's transformers module
 PRODUCTS = ("matmul", "bmm", "__matmul__")
 #: Methods of DeBERTa's attention -> the stages that they return, in the order of the calls.
 METHODS = {
@@ -141,7 +141,7 @@ class _Attention:
     def method(self, own: Callable[..., Any], stages: Iterator[str]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
-            if (stage := next(stages, "")) and hasattr(result, "reshape"):  # DeBERTa returns 0 without distances
+            if (stage := next(stages, "")) and hasattr(result, "reshape"):  # DeBERTa returns 0 if it uses no distances
                 self.hear(stage, result)
             return result
 

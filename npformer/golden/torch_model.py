@@ -72,7 +72,7 @@ def is_training(model: Any) -> bool:
 def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str, Any]:
     """Returns the golden file's stages that the model has, padded (B, L, ...), and its weights, under npformer's names.
 
-    The model runs in its current mode, or after eval().
+    The model runs in its current mode, or with `after_eval` in eval mode.
     """
     import torch
 
@@ -104,7 +104,7 @@ def _reads_last(golden: Golden) -> bool:
 def _takes_no_batch(golden: Golden) -> bool:
     """Returns whether texts must run one by one.
 
-    They must if the head cannot find padding, or is BART's, whose texts in a batch need equal numbers of end tokens.
+    They must if the head cannot find padding, or in BART, where all texts in a batch need equally many end tokens.
     """
     config = golden.config
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
@@ -178,7 +178,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
         of_model = _reads_last(golden) or config.head == "translation"  # translation adds a bias outside the module
         if of_model and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
-        if convolution in modules:  # the columns of its output are tokens
+        if convolution in modules:  # its output has a column for each token
             hear(modules[convolution].register_forward_hook, ["convolution.hidden"], lambda args, output: output.mT)
         stack.enter_context(attention(model, golden, modules, heard))
         yield

@@ -31,7 +31,7 @@ TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
 OTHER, CHECKPOINT = "other weights", "another checkpoint"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
-MOVED = 4  # maximum number of rows by which a table of positions is moved
+MOVED = 4  # maximum number of rows by which a table of positions may be shifted
 MANY = 0.5  # the smallest share of unexplained weights that suggests another checkpoint
 
 
@@ -93,7 +93,7 @@ def check_weights(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray], dtyp
 
 
 def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> list[Finding]:
-    """Names the mistakes that mix several weights, such as a wrong split of a fused one."""
+    """Names the mistakes that mix several weights, such as a wrong split of a fused weight."""
     unlike = {each.where: each for each in findings if each.cause == OTHER}
     if not unlike:
         return findings
@@ -112,7 +112,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts another program's weights to (in, out). Square weights are taken to have the layout of most others."""
+    """Converts another program's weights to (in, out). Square weights are assumed to have the usual layout."""
     ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
@@ -138,7 +138,7 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _of_table(name: str, theirs: np.ndarray, own: np.ndarray, model: Model | Seq2Seq) -> Finding | None:
-    """Returns the finding for positions by another sinusoidal formula, or from another row; None for other tables."""
+    """Returns the finding for positions with another sinusoidal formula, or shifted by some rows; None if neither."""
     for cause, tables in {SINUSOIDS: other_orders(model.config), FORMULA: other_formulas(model.config)}.items():
         for way, table in tables.items():
             if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
@@ -154,7 +154,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     own = ours[name]
     expected = f"{own.shape} or {own.T.shape}" if linear else f"{own.shape}"
     if theirs.shape not in ({own.shape, own.T.shape} if linear else {own.shape}):
-        return Finding(name, f"expected {expected}, got {theirs.shape}", "weight of another shape")
+        return Finding(name, f"expected {expected}, got {theirs.shape}", "weight of the wrong shape")
     if linear and np.array_equal(theirs.ravel(), own.T.ravel()):
         return Finding(name, "values in (out, in) order, but the shape is (in, out)", TRANSPOSED)
     if linear and np.array_equal(theirs.ravel(), own.ravel()):
@@ -197,7 +197,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
 
 
 def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: int) -> Finding | None:
-    """Returns the finding if rows or columns are moved or copied, or if less than half of them are wrong; else None."""
+    """Returns the finding if rows or columns are moved or copied, or if at most half of them are wrong; else None."""
     for given in (theirs.T, theirs) if linear else (theirs,):
         if given.shape != own.shape:
             continue
@@ -219,7 +219,7 @@ def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: 
 
 
 def _moved_or_copied(order: np.ndarray) -> str:
-    """Returns the cause of a map of rows, columns or numbers: some are copies of others, or all are moved."""
+    """Returns the cause of this order of rows, columns or numbers: some are copies of others, or all are moved."""
     return "heads or columns missing" if len(set(order.tolist())) < len(order) else "in another order"
 
 
@@ -232,14 +232,14 @@ def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
 
 
 def _exchange(name: str, other: str) -> str:
-    """Names the mistake that puts one weight in the place of another."""
+    """Names the mistake that replaces one weight by another."""
     layers = [IN_LAYER.match(each) for each in (name, other)]
     if layers[0] and layers[1] and layers[0][2] == layers[1][2]:
         return LAYER
     pair = {each.rpartition(".")[0].rpartition(".")[2] for each in (name, other)}
     swaps = {frozenset(swap.removesuffix(" swapped").split(" and ")): swap for swap in SWAPS.values()}
     norms = all(each.endswith("norm") for each in pair)
-    return swaps.get(frozenset(pair), "norms exchanged" if norms else "weights of another place")
+    return swaps.get(frozenset(pair), "norms exchanged" if norms else "weights from elsewhere in the model")
 
 
 def _is_near(theirs: np.ndarray, rounded: np.ndarray) -> bool:
@@ -258,7 +258,7 @@ def _is_permuted(theirs: np.ndarray, own: np.ndarray) -> bool:
 
 
 def _together(findings: list[Finding], count: int) -> list[Finding]:
-    """Joins findings of one error: another checkpoint, a wrong layer, or many weights."""
+    """Joins findings with the same cause: another checkpoint, a wrong layer, or one mistake in many weights."""
     unlike = [each for each in findings if each.cause == OTHER]
     together = []
     if len(unlike) > 3:

@@ -17,7 +17,7 @@ from npformer.interpret.traces import Trace
 from npformer.tape import UnknownDerivative
 
 MOST = 5  # maximum number of outcomes
-CONTEXT = ".context"  # ending of the stages of heads' outputs
+CONTEXT = ".context"  # ending of the stages that have the heads' outputs
 
 
 class Effect(NamedTuple):
@@ -70,7 +70,7 @@ def answer_of(model: Any, given: Any) -> Answer | None:
 
 
 def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, float]]:
-    """Returns at most MOST outcomes with their probabilities, the most probable first."""
+    """Returns at most `MOST` outcomes with their probabilities, the most probable first."""
     config = model.config
     if config.head == "translation":
         return [(model.tokenizer.decode(text[1].ids[1:].tolist()), float(shares[0]))]

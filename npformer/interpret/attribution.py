@@ -69,7 +69,7 @@ class Target:
     first: int | None = None  # row of the first label in a text's logits (-1: the last row); None: one row per text
 
     def rows(self, lengths: np.ndarray) -> slice | np.ndarray:
-        """Returns the rows of the labels in the packed logits of texts with these lengths, text by text."""
+        """Returns which rows of the packed logits have the labels, text by text, for texts of these lengths."""
         if self.first is None:
             return slice(None)
         start = np.cumsum(lengths) - (lengths if self.first >= 0 else 0) + self.first
@@ -130,7 +130,7 @@ def leave_one_out(
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
     `label` is by default the model's answer. `group` adjacent words are left out together: by default one, or more if
-    the runs would read more than MOST tokens. Raises NpformerError for a text without words.
+    the runs would read more than `MOST` tokens. Raises NpformerError for a text without words.
     """
     from npformer.interpret.study_inputs import texts_of  # needed only with a model
     from npformer.text.inputs import Pair, as_text_or_pair
@@ -160,7 +160,7 @@ def leave_one_out(
 
 
 def _with_punctuation(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Joins punctuation, except opening brackets and quotes, with the word before it and the space between them."""
+    """Joins punctuation, except opening brackets and quotes, to the word before it, with the space between them."""
     joined: list[Span] = []
     for first, end in spans:
         kind = unicodedata.category(text[first])
@@ -201,7 +201,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields each input's logits, computed in packed batches. `progress` shows a bar."""
     words = model.config.head in ("causal-lm", "translation")  # their logits take V numbers per token
-    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edited forwards run whole
+    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edits need whole forwards
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
     yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)
@@ -216,7 +216,7 @@ def left_out(
     about = f"{about[0].upper()}{about[1:]} without the {part}."
     if size > 1:
         about += (
-            f" {size} adjacent words are left out together, because the text is long; group=1 leaves out each alone."
+            f" {size} adjacent words are left out together, because the text is long; group=1 leaves out one at a time."
         )
     beside = None
     if explained.is_odds and len(explained.labels) == 1:
@@ -242,7 +242,7 @@ def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces,
 
 
 def roll_out(stack: Stack, token: int) -> Method:
-    """Computes each word's share in the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
+    """Computes each word's share of the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
 
     A layer is half attention (the mean over its heads), half residual. Abnar and Zuidema, 2020,
     "Quantifying Attention Flow in Transformers", section 3.
@@ -252,7 +252,7 @@ def roll_out(stack: Stack, token: int) -> Method:
         mean = weights.mean(axis=0, dtype=np.float64)
         shares = (mean + np.eye(len(mean))) / 2 @ shares
     name = stack.queries.tokens[token]
-    about = f"Share of each word in the output at {name}: attention averaged over heads, multiplied through the layers"
+    about = f"Share of each word of the output at {name}: attention averaged over heads, multiplied through the layers"
     about += ", with half of each layer for the residual. It does not depend on the label."
     return on_tokens("Attention roll-out", about, stack.keys.tokens, shares[token], signed=False)
 
@@ -260,10 +260,8 @@ def roll_out(stack: Stack, token: int) -> Method:
 def on_logit(found: Any) -> Method:
     """Makes a measure from a `LogitAttribution`: each word's contribution over all layers."""
     layer, head = np.unravel_index(np.abs(found.heads.sum(axis=-1)).argmax(), found.heads.shape[:2])
-    about = (
-        f"Contribution of each word to {found.what} ({found.logit:z.4f}), with layer norms held: through the heads that"
-    )
-    about += f" read it for token {found.position}. That token also contributes through its own row. Biases add"
+    about = f"Contribution of each word to {found.what} ({found.logit:z.4f}), with layer norms fixed: through the heads"
+    about += f" that read it for token {found.position}. That token also contributes through its own row. Biases add"
     about += f" {sum(found.biases.values()):z.4f}. The largest head is head {head} of layer {layer}, with"
     about += f" {found.heads[layer, head].sum():z.4f}."
     return on_tokens("Logit attribution", about, found.tokens, found.words.sum(axis=0), signed=True)

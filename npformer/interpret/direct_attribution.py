@@ -59,10 +59,9 @@ class LogitAttribution:
     `embeddings` has the part of each table, `heads` (n_layers, n_heads, T) the part of each head by the token it reads,
     `ffn` (n_layers,) the part of each feed-forward network, `convolution` (T,) the part of each token in a convolution,
     and `biases` the part of each bias by the name of its stage. `lens` (n_layers + 1, C) has the logits that the head
-    gives for the row after the embeddings and after each layer.
-    If the model has a decoder, the layers are the decoder's. The heads of its self-attention precede those of
-    cross-attention, and the first token is the decoder's start token. `position` is an index of `tokens`; its row
-    predicts the token after it.
+    computes from the row after the embeddings and after each layer. If the model has a decoder, the layers are the
+    decoder's. The heads of its self-attention precede those of cross-attention, and the first token is the decoder's
+    start token. `position` is an index of `tokens`; its row predicts the token after it.
     """
 
     what: str
@@ -83,8 +82,8 @@ class LogitAttribution:
     def words(self) -> np.ndarray:
         """The contribution of each token, without biases, (n_layers + 1, T): to the embeddings, then to each layer.
 
-        A layer's heads attribute to the tokens that they read, its FFN to token `position`. The tokens of a convolution
-        count towards the first layer.
+        The contribution of a layer's heads is split among the tokens that they read; its FFN's counts for token
+        `position`. The tokens of a convolution count towards the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
         rows[:, self.position] += [sum(self.embeddings.values()), *self.ffn]
@@ -164,10 +163,11 @@ def logit_attribution(
 ) -> LogitAttribution:
     """Decomposes a logit into the contributions of the embeddings, each head, each FFN and each word.
 
-    The parts add up to the logit. They are exact if two things are held at their values: the mean and deviation of
-    layer norms, and the factor act(h) / h in the head. A later norm scales the output of earlier layers.
-    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the edited forward is explained. An edit
-    of a sum, a norm or a context shows as a difference between `total` and `logit`, because no part computes it.
+    The parts add up to the logit. They are exact if two things are held at their values on this text: the mean and
+    deviation of layer norms, and the factor act(h) / h in the head. A later norm scales the output of earlier layers.
+    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited
+    forward. An edit of a sum, a norm or a context shows as a difference between `total` and `logit`, because it belongs
+    to no part.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and the word, or None if it has no words."""
+    """Returns the position before a translation's least probable word, and that word, or None if there are no words."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None

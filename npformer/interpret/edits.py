@@ -32,20 +32,20 @@ Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     """Changes stages of every forward that runs inside the `with` block.
 
-    A gradient that is taken inside (training, attribution, a `Recording`) is the gradient of the edited forward. A
-    stage that an array replaces has gradient 0.
+    A gradient that is taken inside the block (training, attribution, a `Recording`) is that of the edited forward. A
+    stage that is replaced by an array has gradient 0.
 
     Parameters
     ----------
     *changes : mappings from a stage's name, or a pattern with `*`, to a change
         A change is a function of one text's array (and, with a second argument, of the stage's name), an array, or a
-        list with one array for each text. Several changes of one stage apply in the order given.
-        The name may also be TransformerLens's hook or the path of Hugging Face's module.
+        list with one array for each text. Several changes to one stage are applied in the order given.
+        The name may also be that of a TransformerLens hook, or the path of a Hugging Face module.
 
     Raises
     ------
     NpformerError
-        If a change returns another shape, a name has not fired by the end of the block, or a gradient passes through a
+        If a change returns another shape, a stage has not fired by the end of the block, or a gradient passes through a
         function without a known derivative (use `Differentiable`).
 
     Examples
@@ -168,7 +168,7 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
     return unknown
 
 
-# --- changes of a stage ----------------------------------------------------------------------------------------
+# --- changes to a stage ----------------------------------------------------------------------------------------
 
 
 def ablate_head(layer: int, head: int) -> dict[str, Change]:
@@ -236,8 +236,8 @@ def from_trace(
     """Replaces the stages that match `name` by those of the trace `source`: activation patching.
 
     `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), rows are queries.
-    `heads` limits it to these heads. Text i of the trace replaces text i of the forward. A trace of one text replaces
-    every text.
+    `heads` limits the change to these heads. Text i of the trace replaces text i of the forward. A trace of one text
+    replaces every text.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):

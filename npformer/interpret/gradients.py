@@ -1,6 +1,6 @@
 """Gradients of a metric with respect to every stage of a forward pass: `trace(..., grads=metric)`.
 
-The recorded forward is differentiated by training's backward, without gradients of weights.
+The backward pass is that of training, without the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def differentiate(
 ) -> tuple[list[dict[str, np.ndarray]], Gradients]:
     """Runs a model, and returns each text's answers and the gradients of its metric.
 
-    With metric True, the metric is the logit of the model's answer. Stages of one text do not affect another text's
+    If `metric` is True, the metric is the logit of the model's answer. Stages of one text do not affect another text's
     metric, so the gradient of the sum contains each text's gradient. Inside `npformer.edit`, gradients are those of the
     edited forward, with respect to stages after their edits.
     """
@@ -57,6 +57,6 @@ def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarr
 
 
 def _joined(head: str, name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    """Packs an answer of several texts like the forward: one row per text or per token."""
+    """Packs the answers of several texts as the forward does: one row per text or per token."""
     of_text = name == "pooler_output" or (name == "logits" and head in POOLED_HEADS)
     return np.stack(arrays) if of_text else np.concatenate(arrays)

@@ -52,12 +52,12 @@ def head_effects(
 
     Returns
     -------
-    HeadEffects, or None for a model without one answer for the text
+    HeadEffects, or None if the model has no single answer for the text
 
     Raises
     ------
     NpformerError
-        If the model cannot read the text or does not have a head.
+        If the model cannot read the text, or has no such head.
 
     References
     ----------

@@ -122,7 +122,8 @@ def explained_by_gradients(
         if "integrated" in methods:
             found.append(integrated(model, text, here, explained, tokens, columns, points, progress))
             if steps is None and points < STEPS:
-                found[-1] = replace(found[-1], about=f"{found[-1].about} The text is long: steps={STEPS} is closer.")
+                about = f"{found[-1].about} The text is long: steps={STEPS} is more exact."
+                found[-1] = replace(found[-1], about=about)
         return found
 
 
@@ -200,8 +201,8 @@ def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) 
     Through Propagating Activation Differences", its product with the input.
     """
     scores = _by_token(here.rows, here.gradient)
-    about = f"The gradient of {explained.what} ({here.values[0]:z.4f}) by each token's embedding, times the embedding:"
-    about += f" its contribution to first order. The scores sum to {scores.sum():z.4f}."
+    about = f"The gradient of {explained.what} ({here.values[0]:z.4f}) with respect to each token's embedding, times"
+    about += f" the embedding: its contribution to first order. The scores sum to {scores.sum():z.4f}."
     name = "Gradient \N{MULTIPLICATION SIGN} input"
     return on_tokens(name, about, tokens, scores, signed=True, unit=f"{name.lower()} of {explained.what}")
 
@@ -235,9 +236,9 @@ def integrated(
     mean = sum(with_bar(gradients, steps, "steps", shown=progress)) / steps
     scores = _by_token(way, mean)
     start, end, total = _value(model, text, explained, baseline), here.values[0], scores.sum()
-    about = f"The gradient of {explained.what} by each token's embedding, averaged over {steps} points on the path from"
-    about += f" {named}, times the step. The scores sum to {total:z.4f}; {explained.what} changed from {start:z.4f} to"
-    about += f" {end:z.4f}, by {end - start:z.4f}; the sum is off by {abs(total - (end - start)):.1g}."
+    about = f"The gradient of {explained.what} with respect to each token's embedding, averaged over {steps} points on"
+    about += f" the path from {named}, times the step. The scores sum to {total:z.4f}; {explained.what} changed from"
+    about += f" {start:z.4f} to {end:z.4f}, by {end - start:z.4f}; the sum is off by {abs(total - (end - start)):.1g}."
     unit = f"integrated gradients of {explained.what}"
     return on_tokens("Integrated gradients", about, columns, scores, signed=True, unit=unit)
 
@@ -261,7 +262,7 @@ def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tupl
     if translates:
         numbers = {"<pad>": model.config.pad_id}
     else:
-        with suppress(NpformerError):  # models of token ids have no tokenizer
+        with suppress(NpformerError):  # models that take token ids have no tokenizer
             numbers = {name: model.tokenizer.token_to_id(name) for name in STAND_INS}
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:

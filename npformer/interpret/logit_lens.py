@@ -1,4 +1,4 @@
-"""The logit lens: the logits that the head gives for each layer's hidden states, not only the last layer's."""
+"""The logit lens: the logits that the head computes from each layer's hidden states, not only from the last layer's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LogitLens:
 
 
 def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = None, most: int = 5) -> LogitLens:
-    """Computes the logits that the head gives, after the final norm, for the hidden states of each layer.
+    """Computes logits from the hidden states of each layer, with the final norm and the head.
 
     logits_l = head(Normalize(x_l)), x_l the output of layer l. Layers of a translation model are the decoder's.
 

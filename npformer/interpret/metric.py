@@ -1,7 +1,7 @@
 """Metrics: the number that an analysis explains, such as a logit, a mean of logits, or a function of the answers.
 
-`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` use these metrics of one text's answers, under
-the names of `Model.run`: `logits`, `start_logits`, `last_hidden_state`, ...
+`ablate_heads`, `patch`, `trace(..., grads=)` and `logit_attribution` use these metrics. A metric is computed from one
+text's answers, which have the names of `Model.run`: `logits`, `start_logits`, `last_hidden_state`, ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.text.words import name_after_word
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
 MOST = 1 << 16  # maximum size of an answer to differentiate by differences
-STEP = 1e-4  # relative step of central differences, with an error near its square
+STEP = 1e-4  # relative step of central differences; their error is about its square
 
 Answers = Mapping[str, np.ndarray]
 

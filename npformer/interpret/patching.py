@@ -28,7 +28,7 @@ from npformer.model import Model
 
 BY = ("position", "head", "layer")
 MOST = 65_536  # tokens that patching by position may read: a minute for BERT-base, because copies skip lower layers
-BLOCKS = ("attention", "cross_attention", "ffn")  # first parts of the names of a layer's stages, in order
+BLOCKS = ("attention", "cross_attention", "ffn")  # how the names of a layer's stages begin, in order
 
 
 def ablate_heads(
@@ -46,7 +46,7 @@ def ablate_heads(
         the logit of the unchanged model's answer: for tags and masked words the mean over the tokens, for spans the
         mean of start and end, for translations the mean log-probability of the tokens.
     position : int, optional
-        With a label, the token of the logit, for a head on tokens.
+        The token of the logit, if `metric` is a label and the head has a row for each token.
     progress : bool, optional
         Show a progress bar on stderr; by default if it is a terminal and the work takes over two seconds.
 
@@ -59,7 +59,7 @@ def ablate_heads(
     Raises
     ------
     NpformerError
-        If the model does not have the metric.
+        If the model does not support the metric.
 
     References
     ----------
@@ -102,7 +102,7 @@ def without_each_head(
 
 
 def contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
-    """Returns each layer's stage of heads' outputs -> a title and the number of heads."""
+    """Maps each layer's stage of heads' outputs to a title and the number of heads."""
     config = model.config
     if not config.decoder:
         return {f"layers.{i}.attention.context": (f"layer {i}", config.n_heads) for i in range(config.n_layers)}
@@ -138,16 +138,16 @@ def patch(
     clean, corrupted : str, Pair or token ids
         Two texts with the same number of tokens that differ in the words under study.
     stages : name of a stage, pattern, or several, optional
-        By position, the default is the outputs of the layers. By head, it is the outputs of the heads,
-        `layers.*.attention.context`. By layer, it is the outputs of attention, the FFN and the layer. For an
-        encoder-decoder, those of both stacks.
+        By default, the outputs of the layers for "position", the outputs of the heads (`layers.*.attention.context`)
+        for "head", and the outputs of attention, the FFN and the layer for "layer"; in an encoder-decoder, those of
+        both stacks.
     metric, position : as in `ablate_heads`, optional
         By default the logit of the clean text's answer.
     by : "position", "head" or "layer"
-        The parts: the row of one token (in scores and weights that of a query), one head, or the whole stage.
+        The parts to patch: the row of one token (in scores and weights, of a query), one head, or the whole stage.
     group : int, optional
-        By position, the number of adjacent tokens that are patched together; by default 1, more for a long text, with a
-        warning.
+        For "position", the number of adjacent tokens that are patched together; by default 1, or more for a long text,
+        with a warning.
     progress : as in `ablate_heads`, optional
 
     Returns
@@ -158,7 +158,7 @@ def patch(
     Raises
     ------
     NpformerError
-        If the texts differ in length, a stage has no such parts, or the model does not have the metric.
+        If the texts differ in length, a stage has no such parts, or the model does not support the metric.
 
     References
     ----------
@@ -285,7 +285,7 @@ def _together(model: Model, stages: int, length: int, asked: int | None) -> int:
         return whole("patch: group", asked, 1)
     size = math.ceil(stages * length**2 / affordable(model, MOST))
     if size > 1:
-        warn(f"patch: the text is long: {size} adjacent tokens are patched together; group=1 patches each alone")
+        warn(f"patch: the text is long: {size} adjacent tokens are patched together; group=1 patches one at a time")
     return size
 
 
@@ -320,5 +320,5 @@ def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator
 
 
 def _of_source(name: str) -> bool:
-    """Returns whether a decoder's stage has a row per source token, like keys and values of cross-attention."""
+    """Returns whether a decoder's stage has a row per source token, such as the keys of cross-attention."""
     return name.removesuffix("_heads").endswith(OF_SOURCE)

@@ -13,11 +13,13 @@ METHODS = ("pca", "tsne")
 
 
 def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
-    """Projects rows (N, D) to points (N, dimensions). For a trace of N texts, the rows are the last layer's first ones.
+    """Projects rows (N, D) to points (N, dimensions).
+
+    A trace of N texts has N rows: the first row of each text in the last layer.
 
     "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
-    signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, by
-    scikit-learn.
+    signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, computed
+    by scikit-learn.
     """
     one_of("method", method, METHODS)
     rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
@@ -45,7 +47,7 @@ def _tsne(rows: np.ndarray, dimensions: int, seed: int) -> np.ndarray:
     try:
         from sklearn.manifold import TSNE
     except ImportError:
-        raise NpformerError('t-SNE needs scikit-learn: pip install "npformer[plots]"; "pca" needs nothing') from None
+        raise NpformerError('t-SNE needs scikit-learn: pip install "npformer[plots]"; "pca" needs only NumPy') from None
     perplexity = min(30.0, (len(rows) - 1) / 3)
     points: np.ndarray = TSNE(dimensions, random_state=seed, perplexity=perplexity, init="pca").fit_transform(rows)
     return points

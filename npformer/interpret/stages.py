@@ -1,8 +1,8 @@
 """Finds stages: the stages of a model, or a stage by name, by pattern, or by another library's name.
 
 The parts of a model declare their stages (`npformer/stage.py`), `taps.py` fires them, `interpret/traces.py` records
-them, and `golden/` compares them with another program's. A stage that a group of weights outputs has that group's name;
-`*` stands for a layer's number.
+them, and `golden/` compares them with another program's. The output of a group of weights is a stage with the group's
+name; `*` stands for a layer's number.
 """
 
 from __future__ import annotations
@@ -196,9 +196,10 @@ def names(config: Config) -> list[str]:
 
 
 def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
-    """Selects the names that match one of the patterns, in their order; `*` matches any characters, including dots.
+    """Selects the names that match one of the patterns, in the order of `names`.
 
-    A pattern uses npformer's names, or is a name or pattern of another library that `resolve` knows.
+    `*` matches any characters, including dots. A pattern uses npformer's names, or is a name or pattern of another
+    library that `resolve` knows.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     wanted = [each for pattern in given for each in (pattern, *resolve(pattern))]
@@ -206,7 +207,7 @@ def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
-    """Selects like `selected`; raises NpformerError, with the nearest names, for a pattern that matches nothing."""
+    """Selects like `selected`, but raises NpformerError, with the nearest names, for a pattern that matches nothing."""
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not selected(pattern, names):
             raise NpformerError(unknown(pattern, names))
@@ -214,7 +215,7 @@ def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
-    """Returns the error message for an unknown stage, with the nearest of `names`, in that library's terms."""
+    """Returns the error message for an unknown stage, with the nearest of `names`, in the style of that name."""
     if not names:
         return f"{name!r}: no stage has fired; run a model first"
     for end, hint in HINTS.items():
@@ -311,7 +312,7 @@ def _with_layer(name: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _elsewhere() -> dict[str, str]:
-    """Returns stages' names in TransformerLens and Hugging Face's models -> npformer's, with `*` for the layer.
+    """Maps the names of stages in TransformerLens and Hugging Face's models to npformer's, with `*` for the layer.
 
     A path that means different stages in two families is omitted.
     """

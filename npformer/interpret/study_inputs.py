@@ -33,7 +33,7 @@ class StudyInputs(NamedTuple):
 
 
 def read_inputs(model: BaseModel, given: Any) -> StudyInputs:
-    """Reads one input or a list of inputs, like `texts_of`, or like `pair_of` for a translation model."""
+    """Reads one input or a list of inputs, with `texts_of`, or with `pair_of` for a translation model."""
     if model.config.head != "translation":
         return StudyInputs(*texts_of(model, given), [], [])
     pairs, tokens, source_tokens = zip(*(pair_of(model, each) for each in _listed(given)), strict=True)
@@ -82,7 +82,7 @@ def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool = False) -> list[
     """
     try:
         tokenizer = model.tokenizer
-    except NpformerError:  # models without tokenizer, such as a golden file's tiny model
+    except NpformerError:  # models without a tokenizer, such as a golden file's tiny model
         return [str(number) for number in ids.tolist()]
     if model.config.head == "translation":
         return tokenizer.tokens(ids.tolist(), is_source)
@@ -103,7 +103,7 @@ def pair_of(model: BaseModel, given: Any) -> tuple[tuple[Text, Text], list[str],
     """Reads a text (str or token ids) and translates it with the model's own settings.
 
     Returns the pair that the model reads, the decoder's tokens, and the source's tokens. A tuple of token ids (source,
-    target) is used as given. The decoder reads the start token and the translation without its end token, so that token
+    target) is used as given. The decoder reads the start token and the translation without its end token, so token
     i + 1 was chosen from row i of the logits. Raises NpformerError for a pair of texts, or a text without tokens.
     """
     if isinstance(given, tuple) and not isinstance(given, Pair):

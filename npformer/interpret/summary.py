@@ -109,7 +109,7 @@ class Table:
 
 
 def _format(numbers: Sequence[float]) -> str:
-    """Returns one format for a table's numbers, 8 wide: four decimals, or as many as fit the largest number."""
+    """Returns one format, 8 characters wide, for a table's numbers: four decimals, or fewer for large numbers."""
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     digits = len(f"{largest:.0f}")
     return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"

@@ -74,7 +74,7 @@ def _left_out(before: int, number: int) -> list[str]:
 
 
 def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
-    """Prints numbered tokens above their ids, as many in a line as fit."""
+    """Prints numbered tokens above their ids, as many on a line as fit."""
     lines, start = [], 0
     cells = [(str(i), token, str(number)) for i, (token, number) in enumerate(zip(tokens, ids.tolist(), strict=True))]
     widths = [max(map(len, cell)) + 2 for cell in cells]
@@ -136,7 +136,7 @@ def _edges(size: int, most: int) -> list[int]:
 
 
 def _format(shown: np.ndarray) -> tuple[str, int]:
-    """Returns one format for a stage's numbers; like torch, with an exponent if they are small, large or far apart."""
+    """Returns one format for a stage's numbers; as in torch, with an exponent if they are small, large or far apart."""
     sizes = np.abs(shown[shown != 0])
     if sizes.size and (sizes.max() > 1000 * sizes.min() or sizes.max() > 1e8 or sizes.min() < 1e-4):
         return ".3e", 10

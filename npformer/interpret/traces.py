@@ -109,7 +109,7 @@ class Trace(Mapping[str, Any]):
         self._token_type_ids += token_type_ids
 
     def keep_gradients(self, gradients: Gradients) -> None:
-        """Stores the gradients of a metric with respect to the recorded stages in `grads`, which is a trace too."""
+        """Stores the gradients of a metric with respect to the recorded stages in `grads`, which is also a trace."""
         grads = self._grads = Trace(self.wanted, self.config)
         grads._ids, grads._tokens, grads._token_type_ids = self._ids, self._tokens, self._token_type_ids
         for name in self._fired:
@@ -272,7 +272,7 @@ def trace(
         logit, True the logit of the model's answer. A function maps the dict of a text's answers to a number; its
         derivative is computed by differences, or given by `interpret.edits.Differentiable`.
     position : int, optional
-        With a label in `grads`, the token of the logit, for a head on tokens.
+        The token of the logit, if `grads` is a label and the head has a row for each token.
 
     Returns
     -------
@@ -281,7 +281,8 @@ def trace(
     Raises
     ------
     NpformerError
-        If `model` is not a model, a pattern matches no stage, a text cannot be read, or the model lacks the metric.
+        If `model` is not a model, a pattern matches no stage, a text cannot be read, or the model does not support the
+        metric.
 
     Examples
     --------

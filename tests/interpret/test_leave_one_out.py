@@ -58,7 +58,7 @@ def test_a_long_text_has_groups_unless_each_word_is_asked_for(monkeypatch: pytes
     model = tiny.model()
     found = leave_one_out(model, TEXT, 0)
     assert found.words == ["I love good", "ice cream"]
-    assert "because the text is long; group=1 leaves out each alone" in found.about
+    assert "because the text is long; group=1 leaves out one at a time" in found.about
     assert len(leave_one_out(model, TEXT, 0, group=1).words) == 5
 
 
@@ -67,7 +67,7 @@ def test_integrated_gradients_of_a_long_text_have_fewer_steps() -> None:
     (text,), (tokens,), _ = texts_of(model, " ".join(["ice"] * 510))
     by_default = by_gradients(model, text, tokens, 0, methods=["integrated"])[0]
     assert "averaged over 16 points" in by_default.about
-    assert by_default.about.endswith("The text is long: steps=50 is closer.")
+    assert by_default.about.endswith("The text is long: steps=50 is more exact.")
     asked = by_gradients(model, text, tokens, 0, 12, ["integrated"])[0]
     assert "averaged over 12 points" in asked.about
     assert "long" not in asked.about

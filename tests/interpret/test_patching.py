@@ -199,7 +199,7 @@ def test_a_long_text_is_patched_in_groups_unless_each_token_is_asked_for(
     each = patch(model, CLEAN, CORRUPTED)
     # a tiny model is allowed twice this number of tokens, enough for half of the runs
     monkeypatch.setattr(patching, "MOST", len(each.rows) * length**2 / 4)
-    with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches each alone"):
+    with pytest.warns(NpformerWarning, match="2 adjacent tokens are patched together; group=1 patches one at a time"):
         assert len(patch(model, CLEAN, CORRUPTED).columns) == math.ceil(length / 2)
     assert patch(model, CLEAN, CORRUPTED, group=1).values.tolist() == each.values.tolist()
     assert patch(model, CLEAN, CORRUPTED, by="head").values.size  # heads and layers are never grouped

@@ -176,7 +176,7 @@ def exchanged_biases(port: PlainPort) -> dict[str, np.ndarray]:
     return {query: port.w[key], key: port.w[query]}
 
 
-MISSING, PLACE, NAMES = "heads or columns missing", "weights of another place", "stages under other names"
+MISSING, PLACE, NAMES = "heads or columns missing", "weights from elsewhere in the model", "stages under other names"
 #: Mistakes that the diagnosis derives from a model's stages, weights and sizes: name, words of the way, plant.
 KINDS: dict[str, tuple[str, str, Plant]] = {
     "positions not added": ("sum with other factors", "without embeddings.position", put("embed", unsummed)),

@@ -1,4 +1,4 @@
-"""Mistakes in weights, made from the correct weights: weights of another place, in another order, or rounded."""
+"""Mistakes in weights, made from the correct weights: swapped, in another order, or rounded."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
 
 
 MISTAKES = (
-    Mistake("weights of another place", "a weight or bias has the values of another one", other_weights),
+    Mistake("weights from elsewhere in the model", "a weight or bias has the values of another one", other_weights),
     Mistake("another bias", "the bias is the checkpoint's, added once", other_bias),
     Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
     Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
