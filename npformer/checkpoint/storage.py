@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
 from npformer.runtime.mapped import release
 from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
+from npformer.runtime.threads import run_tasks, thread_count
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LINE = 64  # bytes of a cache line; copies are aligned to it
-_BLOCK = 64  # rows of a block in a transposing copy, so that source and target fit in the cache
+_BLOCK = 64  # rows of a block in a transposing copy, so that source and target fit in the cache: ten times as fast
+_PIECE = 1 << 20  # elements that one thread copies
 
 
 class MappedFile(mmap.mmap):
@@ -164,33 +167,40 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
     ]
     memory = np.empty(sum(sizes) + _LINE, np.uint8)
     end = -memory.__array_interface__["data"][0] % _LINE
-    loaded = []
+    loaded, copies = [], []
     for array, kind, is_copied, size in zip(arrays, kinds, copied, sizes, strict=True):
         result = array.view()
         if is_copied:
             result = memory[end : end + array.size * kind.itemsize].view(kind).reshape(array.shape)
-            _copy(array, result)
-            release(array)  # so that the file does not take memory in addition to the copy
-        result.flags.writeable = False
+            copies += [partial(_copy, *piece) for piece in _pieces(array, result)]
         loaded.append(result)
         end += size
-    memory.flags.writeable = False
+    run_tasks(copies, thread_count())
+    for each in (memory, *loaded):
+        each.flags.writeable = False
     return loaded
 
 
-@np.errstate(invalid="ignore")  # a later check finds NaN
-def _copy(array: Array, result: Array) -> None:
-    """Copies an array in blocks of rows, which is ten times as fast if the copy is transposed."""
+def _pieces(array: Array, result: Array) -> Iterator[tuple[Array, Array]]:
+    """Pieces of an array, which are contiguous in its file, and the same pieces of its copy."""
     transposed = array.ndim == 2 and not array.flags.c_contiguous
     source, target = (array.T, result.T) if transposed else (np.atleast_1d(array), np.atleast_1d(result))
-    step = _BLOCK if array.ndim > 1 else max(1, len(source))
-    by_bits = source.dtype == np.float16 and target.dtype == np.float32
+    rows = max(1, _PIECE * len(source) // max(1, source.size))
+    for i in range(0, len(source), rows):
+        yield source[i : i + rows], target[i : i + rows]
+
+
+@np.errstate(invalid="ignore")  # a later check finds NaN
+def _copy(source: Array, target: Array) -> None:
+    by_bits = source.dtype == np.float16 and target.dtype == np.float32 and not has_nonfinite(source)
+    step = len(source) if target.flags.c_contiguous else _BLOCK
     for i in range(0, len(source), step):
-        rows, result_rows = source[i : i + step], target[i : i + step]
-        if by_bits and not has_nonfinite(rows):
-            widen(rows, result_rows)
+        rows, copied = source[i : i + step], target[i : i + step]
+        if by_bits:
+            widen(rows, copied)
         else:
-            result_rows[...] = rows if rows.dtype == result.dtype else widened(rows)
+            copied[...] = rows if rows.dtype == copied.dtype else widened(rows)
+    release(source)  # so that the file does not take memory in addition to the copy
 
 
 def first_nonfinite(array: Array) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npformer.checkpoint import storage
 from npformer.checkpoint.storage import converted, open_buffer, view
 from npformer.common.errors import NpformerError
 from npformer.runtime.narrow import BFLOAT16
@@ -110,6 +111,20 @@ def test_half_precision_widens_exactly():
         assert np.array_equal(widened.view(np.uint32) >> 16, array["bfloat16"])
         assert not (widened.view(np.uint32) & 0xFFFF).any()
         assert np.array_equal(converted(array, np.dtype(np.float64)), widened.astype(np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_large_arrays_are_copied_in_pieces_by_several_threads(monkeypatch, threads):
+    """Every piece is copied: of rows and of columns, with the last one shorter, and with a row longer than a piece."""
+    monkeypatch.setattr(storage, "_PIECE", 1000)
+    monkeypatch.setenv("NPFORMER_THREADS", threads)
+    numbers = np.random.default_rng(0).normal(size=(130, 70)).astype(np.float16)
+    arrays = [numbers, numbers.T, numbers[:, 0], numbers.reshape(1, -1), numbers[:0], numbers[0, 0].reshape(())]
+    for dtype in (np.float32, np.float64):
+        for array, copy in zip(arrays, storage.converted_all(arrays, np.dtype(dtype)), strict=True):
+            assert np.array_equal(copy, array.astype(dtype))
+            assert copy.flags.c_contiguous
+            assert not copy.flags.writeable
 
 
 @pytest.mark.parametrize("shape", [(200, 3), (3, 200), (64, 64), (65, 129), (1, 1)])
