@@ -100,7 +100,7 @@ class ProjectedTokens(Embeddings):
 
 @dataclass(frozen=True)
 class ProjectedStack(Stack):
-    """A stack with an output that is projected to the width of the token table.
+    """A stack whose output is projected to the width of the token table.
 
     Parameters
     ----------

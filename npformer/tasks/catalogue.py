@@ -39,7 +39,7 @@ Blank lines stay blank: line N of the output belongs to line N of the input.""",
                 "--min-tokens N", "minimum tokens in an answer (default: the model's)", "min_new_tokens", type=whole
             ),
             option("--length-penalty P", "values above 1 favour long answers", "length_penalty", type=float),
-            option("--sample", "sample words by their probability", "do_sample"),
+            option("--sample", "sample words according to their probability", "do_sample"),
             option("--seed N", "seed for --sample", "seed", type=int),
         ),
         long=(long_or_error("texts that are too long (%(default)s)"),),
@@ -108,7 +108,7 @@ whole datasets, with pip install "npformer[data]":
             (
                 option(
                     "--strategy",
-                    "how to group tokens: none keeps tokens; first, average and max label whole words (%(default)s)",
+                    "how to group tokens: none keeps all apart; first, average and max label whole words (%(default)s)",
                     "aggregation_strategy",
                     choices=("none", "simple", "first", "average", "max"),
                     default="simple",
@@ -161,7 +161,7 @@ whole datasets, with pip install "npformer[data]":
     "sentence-embedding": Declaration(
         "sentence_embedding.SentenceEmbedding",
         "base",
-        "an encoder of dense vectors",
+        "an encoder that makes dense vectors",
         "sentence-transformers/all-MiniLM-L6-v2",
         route="/embed",
         command=Command(
@@ -256,7 +256,7 @@ With --input the rows keep their order: --column names the queries,
     "summarization": Declaration(
         "text_to_text.Summarization",
         "translation",
-        "an encoder-decoder for summaries, such as a BART or a T5",
+        "an encoder-decoder for summarization, such as BART or T5",
         "facebook/bart-large-cnn",
         route="/summarize",
         command=_text_to_text(
@@ -303,7 +303,7 @@ conversation there.""",
 By default at most 256 tokens (1024 in a chat) are sampled at temperature 0.7,
 unless the model's generation_config.json has other settings.""",
             (
-                option("--chat", "answer each text as a user's message, by the chat template", "chat"),
+                option("--chat", "answer each text as a user's message, using the chat template", "chat"),
                 option("--system TEXT", "with --chat: the system message", "system"),
                 option("--max-new-tokens N", "maximum new tokens", "max_new_tokens", type=whole),
                 option("--temperature T", "above 1: more variety; below 1: less (0.7)", "temperature", type=float),
@@ -321,7 +321,7 @@ unless the model's generation_config.json has other settings.""",
                 option("-b --num-beams N", "beam search with N beams, without sampling", "num_beams", type=whole),
                 option("--best N", "show N texts for each prompt", "num_return_sequences", type=whole),
                 option("--stop TEXT", "stop after TEXT; repeatable", "stop_strings", action="append"),
-                option("--new-text", "leave the prompt out of the text", "return_full_text", action="store_false"),
+                option("--new-text", "leave the prompt out of the output", "return_full_text", action="store_false"),
             ),
             long=(long_or_error("prompts that are too long (%(default)s); truncate keeps the end"),),
             reads="prompt",

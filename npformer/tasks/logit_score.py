@@ -28,7 +28,7 @@ KIND = "LogitScore"
 
 
 class LogitScore(NamedTuple):
-    """The tokens that give the score, and the form of the messages."""
+    """The tokens that determine the score, and the form of the messages."""
 
     true_id: int
     false_id: int | None

@@ -33,7 +33,7 @@ FLAGS = {
 DESCRIPTION = "config_sentence_transformers.json"
 #: Fields of config.json for a `CrossEncoder`'s activation: up to version 3 of sentence-transformers, and from 4 on.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
-PROMPTS = {"query": "", "document": ""}  # names that every folder has
+PROMPTS = {"query": "", "document": ""}  # prompt names that every folder has
 #: Files of the encoder's settings, with the names used before version 2.0.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 

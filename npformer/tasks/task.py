@@ -112,7 +112,7 @@ class Task(Answering):
         return bool(model.config.head == TASKS[cls.name].head)
 
     def is_one(self, inputs: Any) -> bool:
-        """Returns whether this is one input rather than several."""
+        """Returns whether `inputs` is one input rather than several."""
         several = isinstance(inputs, Iterable) and not isinstance(inputs, ONE)
         return not several or (isinstance(inputs, np.ndarray) and not inputs.ndim)
 

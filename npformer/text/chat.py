@@ -32,7 +32,7 @@ def is_chat(value: Any) -> bool:
 
 
 def as_messages(value: Sequence[Any]) -> list[dict[str, Any]]:
-    """Checks a conversation, and joins the parts of the content of each message into a text."""
+    """Checks a conversation, and joins the parts of each message's content into a text."""
     found = []
     for i, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -116,7 +116,7 @@ class Chat:
         return np.array(ids, np.int64)
 
     def _spelled(self, text: str) -> list[int]:
-        """The tokens of the text of a control token as ordinary text: it is split until no part is a control token."""
+        """Tokenizes the text of a control token as ordinary text, by splitting it until no part is a control token."""
         ids: list[int] = []
         for part in (text[:1], text[1:]):
             found = self.tokenizer.encode(part, add_special_tokens=False).ids

@@ -279,7 +279,7 @@ class Encoder:
         return self._encoded(pieces, n_tokens, starts=starts)
 
     def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
-        """Yields the blocks of a text: the character where tokenizing starts, the block's first character, its tokens.
+        """Yields for each block of a text where tokenizing starts, the block's first character, and the tokens.
 
         Tokenizing starts one character before the block, because a tokenizer may treat a leading space differently.
         """

@@ -73,7 +73,7 @@ def read_parts(where: str, content: bytes, rows: int, limits: Limits) -> dict[st
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Creates a dict from a JSON object, for json.loads. Refuses duplicate keys, which readers treat differently.
+    """Creates a dict from a JSON object, for json.loads. Refuses duplicate keys, which JSON readers treat differently.
 
     The key "table" replaces skipped tables, so it may occur several times.
     """
@@ -142,7 +142,7 @@ class _Reader:
         return prod([self.growth(kind, each) for each in several])
 
     def text(self, where: str, part: Part, name: str, default: str | None = None) -> str:
-        """A text in a part, after a check that it is not longer than the limit `piece`."""
+        """Returns a text in a part, after checking that it does not exceed the limit `piece`."""
         text = part.get(name, default)
         if not isinstance(text, str):
             raise NpformerError(f"{where}: {name}: expected a text, got {shown(text)}")
@@ -271,7 +271,7 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
     return lambda reader, part, where: growth
 
 
-NORMAL_FORMS = 18  # maximum number of characters that a Unicode normal form makes from one
+NORMAL_FORMS = 18  # maximum number of characters that a Unicode normal form makes from one character
 
 #: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1: they make a character up
 #: to 18 times as long, but applying them repeatedly has no further effect.

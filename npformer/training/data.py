@@ -1,4 +1,4 @@
-"""Reads examples from files: labelled texts (TSV, CSV or JSON Lines), sentences and their translations, plain texts.
+"""Reads examples from files: labelled texts (TSV, CSV or JSON Lines), sentences with translations, and plain texts.
 
 Every error names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use this module.
 """
@@ -74,7 +74,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     Raises
     ------
     NpformerError
-        If a row lacks a column or has an empty value, or the file has no rows. The message has file and line.
+        If a row lacks a column or has an empty value, or the file has no rows. The message has the file and line.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     Raises
     ------
     NpformerError
-        If the label of a row is unknown. The message has file and line.
+        If the label of a row is unknown. The message has the file and line.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Reads the lines of two files as pairs. Raises NpformerError, with file and line, for an empty line."""
+    """Reads the lines of two files as pairs. Raises NpformerError, with the file and line, for an empty line."""
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise NpformerError(f"{target}: expected {len(sources)} lines, as in {source}, got {len(targets)}")
@@ -229,7 +229,7 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
 
     A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
     block can contain the end of a document and the beginning of the next. Every token except the first is a target
-    once. Raises NpformerError, with file and line, for invalid text and for an empty file.
+    once. Raises NpformerError, with the file and line, for invalid text and for an empty file.
     """
     encoder, parts = Encoder(model, limit), []
     for path in paths:
@@ -284,7 +284,7 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
 
 
 def _table(path: Path, kind: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the rows of a TSV or CSV file as dicts by column. In a TSV file, quotes have no special meaning."""
+    """Yields the rows of a TSV or CSV file as dicts by column name. In a TSV file, quotes have no special meaning."""
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == "tsv" else {}
     rows = csv_rows(_lines(path), path, **options)
     _, names = next(rows, (0, []))

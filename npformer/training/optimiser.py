@@ -1,4 +1,4 @@
-"""Adam and AdamW, computed block by block, and clipping by the norm of the gradients.
+"""Adam and AdamW, computed block by block, and gradient clipping by norm.
 
 Kingma and Ba, 2015; Loshchilov and Hutter, 2019. Each step computes the same formulas as torch.optim.
 """
@@ -93,7 +93,7 @@ class Adam:
     betas, eps : b1 and b2, eps
     weight_decay : float, as in AdamW: w -= lr * weight_decay * w before each update
     lazy : bool
-        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam, which takes
+        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam; this takes
         time only for these rows. If False, the other rows have gradient 0, as in torch.optim.Adam.
     decayed : function from the name of a parameter to bool, whether weight decay applies
 

@@ -80,7 +80,7 @@ class Checkpoints:
     def resume(self, identity: str, state: TrainingState) -> None:
         """Reads weights, moments and state from `last.safetensors`, if it exists.
 
-        Raises NpformerError if its `identity` differs.
+        Raises NpformerError if the file belongs to a run with another `identity`.
         """
         if self.folder is None:
             return

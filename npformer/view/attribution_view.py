@@ -40,7 +40,7 @@ def attribution(
     methods: str | Sequence[str] | None = None,
     progress: bool | None = None,
 ) -> AttributionView:
-    """Marks the words of a text by how much the label depends on them, by several measures.
+    """Marks the words of a text by how much the label depends on them, according to several measures.
 
     A text classifier or next-word model has four measures: leaving out one word at a time (not for token ids), gradient
     times input, integrated gradients, and attention roll-out. Gradients are not available inside an edit with an

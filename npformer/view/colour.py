@@ -69,7 +69,7 @@ def _gamma(linear: float) -> float:
 
 
 def ramp(colours: Ramp, position: float) -> tuple[int, int, int]:
-    """Interpolates red, green, blue at `position` along `colours`, linearly; `position` is clamped to 0..1."""
+    """Interpolates red, green and blue linearly at `position` along `colours`; `position` is clamped to 0..1."""
     at = min(max(position, 0.0), 1.0) * (len(colours) - 1)
     low = min(int(at), len(colours) - 2)
     start, end = channels(colours[low]), channels(colours[low + 1])

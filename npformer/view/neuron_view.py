@@ -166,7 +166,7 @@ class NeuronView(View):
 
     @cached_property
     def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
-        """Returns all layers and heads if they fit the budget, else the selected layer, else its selected head."""
+        """Returns all layers and heads if they fit the budget, else the selected layer, else only its selected head."""
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
         for some in (self.parts, (first.only([self.layer], heads),), (first.only([self.layer], [self.head]),)):

@@ -1,7 +1,7 @@
 """Packs arrays as text for a page: rounding (for weights), planes of bytes, deflate, base64.
 
 Weights are stored as decimals (`round(w * 1000)` for three), not on a binary grid, so that the page prints them
-correctly rounded. Arrays that the browser computes with are stored as exact floats. The reader is `assets/core.js`.
+correctly rounded. Arrays that the browser computes with are stored as exact floats. `assets/core.js` unpacks them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_a_client_gets_the_bits_of_the_pipeline_alone_and_in_a_batch(server, fol
     ("path", "body", "status", "message"),
     [
         ("/embed_sparse", {"inputs": "a", "model": "encoder"}, 424, "this route needs a masked-language model, such as SPLADE; "),
-        ("/embed", {"inputs": "a", "model": "splade"}, 424, "this route needs an encoder of dense vectors; "),
+        ("/embed", {"inputs": "a", "model": "splade"}, 424, "this route needs an encoder that makes dense vectors; "),
         ("/embed_sparse", {"inputs": ["a", "music " * 100]}, 413, "inputs[1]: expected at most 64 tokens, got 102; "),
     ],
 )  # fmt: skip

@@ -171,5 +171,5 @@ def test_settings_that_make_no_sense(described: dict[str, Any], message: str, tm
 def test_models_that_do_not_fit() -> None:
     with pytest.raises(NpformerError, match="summarization: expected an encoder-decoder, got a masked-lm model"):
         npformer.pipeline("summarization", tiny.model("bert", "masked-lm"))
-    with pytest.raises(NpformerError, match=r"no default model; .* an encoder-decoder for summaries"):
+    with pytest.raises(NpformerError, match=r"no default model; .* an encoder-decoder for summarization"):
         npformer.pipeline("summarization")
