@@ -30,12 +30,12 @@ HEAD = """# Which checkpoints run
 
 `npformer info NAME` checks any checkpoint without downloading its weights. DistilBERT, BERT, ELECTRA, ALBERT, RoBERTa,
 XLM-RoBERTa, CamemBERT, MPNet, DeBERTa-v2 and -v3, ModernBERT, Nomic BERT, GPT-2, GPT-NeoX (Pythia), OPT, BLOOM,
-Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3; no pictures), Phi-3, BART, T5 (1.0, 1.1, FLAN-T5) and mT5 run with their
+Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3; text only), Phi-3, BART, T5 (1.0, 1.1, FLAN-T5) and mT5 run with their
 heads, as do Marian and torch's own `nn.Transformer`, from safetensors or `.bin`, in float16 to float64 or bfloat16.
 
-Below are well-known checkpoints on the hub and whether they run, according to their config.json. `python
-examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test compares it with
-npformer's results; no checkpoint was downloaded for it. Every encoder that runs also gives vectors
+Below are well-known checkpoints on the hub and whether they run, according to their config.json.
+`python examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test compares
+the page with npformer's results; no checkpoint was downloaded for it. Every encoder that runs also makes vectors
 (`feature-extraction`, `sentence-embedding`), whatever its own task is. A decoder with the modules of
 sentence-transformers in its folder makes vectors (Qwen3-Embedding, EmbeddingGemma) or ranks texts (Qwen3-Reranker). A
 checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`,
@@ -43,13 +43,13 @@ checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` w
 
 {counts}
 
-| checkpoint | people use it for | model_type | runs | task, or what is missing |
+| checkpoint | used for | model_type | runs | tasks, or the missing feature |
 | --- | --- | --- | --- | --- |
 """
 
 
 def verdict(config: dict[str, Any]) -> tuple[str, str]:
-    """Whether a checkpoint runs, and its task, or what is missing."""
+    """Whether a checkpoint runs, and its tasks or the missing feature."""
     try:
         read = read_config(config)
     except NpformerError as error:

@@ -1,4 +1,4 @@
-"""`Generated`: a directive that shows Markdown which a function generates from the code."""
+"""`Generated`: a directive that shows Markdown that a function generates from the code."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def escape(app: Sphinx, what: str, name: str, found: object, options: object, li
 
 
 def check(app: Sphinx, env: BuildEnvironment) -> None:
-    """Warns of public names that no page describes."""
+    """Warns about public names that no page describes."""
     for name in {name for names in rooms().values() for name in names} - set(env.domains["py"].objects):
         logger.warning("the reference lacks %s", name)
 

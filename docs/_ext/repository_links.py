@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 
 def check(app: Sphinx, failed: Exception | None) -> None:
-    """Warns of broken links within the site."""
+    """Warns about broken links within the site."""
     if failed or app.builder.format != "html":
         return
     site = Path(app.outdir).resolve()

@@ -1,4 +1,4 @@
-"""`{stages} CASE`: the stages of a model in the conformance suite, and a diagram of a layer that links to each.
+"""`{stages} CASE`: the stages of a model in the conformance suite, and a diagram of a layer that links to each stage.
 
 Both follow from the declarations of the model's parts (`npformer/stage.py`): the rows from their names, shapes
 and formulas, the diagram from their parents.

@@ -59,7 +59,7 @@ def standard(field: dataclasses.Field[Any]) -> str:
 
 
 def with_values(made: Any, text: str) -> str:
-    """Replaces the names of constants, such as ACTIVATIONS, by their values."""
+    """Replaces the names of constants, such as ACTIVATIONS, with their values."""
     constants = vars(sys.modules[made.__module__])
 
     def values(found: re.Match[str]) -> str:
