@@ -264,7 +264,7 @@ def test_finite_differences_of_the_encoder(norm_first: bool, only: bool) -> None
 def test_finite_differences_of_the_encoder_decoder(
     norm_first: bool, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every parameter, with one table for both sides and the projection, or three."""
+    """Every parameter, with one table shared by both sides and the projection, or with three tables."""
     config = replace(
         given.TRANSLATOR, n_layers=1, norm_first=norm_first, final_norm=norm_first, tied=tied, shared=tied, scale_embedding=tied,
         activation="gelu", decoder=replace(given.TRANSLATOR.decoder, vocab_size=31, n_heads=2),

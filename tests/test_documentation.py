@@ -1,9 +1,9 @@
 """Every code block of the pages, and every example of the help texts, runs unchanged, from another folder.
 
-A page's blocks run in order: python in one process and one namespace, console by bash. Blocks marked `text` are what a
-program prints, or commands that need the network, an hour or a file that does not come with npformer: these do not run.
-A `text` block below a command is that command's output, except for numbers and `...`.
-Models that an example names by their id on the hub are tiny ones of the same family and head, from a hub on loopback.
+A page's blocks run in order: `python` blocks in one process and one namespace, `console` blocks in bash. Blocks marked
+`text` are what a program prints, or commands that need the network, an hour or a file that does not come with npformer:
+these do not run. A `text` block below a command is that command's output, except for numbers and `...`. Models that an
+example names by their id on the hub are tiny ones of the same family and head, from a hub on loopback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglo
 PAGES = ("README.md", "examples/README.md", *DOCS, "tests/benchmarks/README.md")
 COURSE = "docs/learn/course.md"  # does not run: its commands need a learner's answers
 HOWTO = [page for page in DOCS if page.startswith("docs/howto/") and not page.endswith("/checkpoints.md")]
-#: Pages that need an extra -> a package of it.
+#: Page that needs an extra -> a package of that extra.
 NEEDS = {
     "docs/howto/datasets.md": "pyarrow",
     "docs/howto/dask.md": "distributed",
@@ -218,7 +218,7 @@ def test_a_notebook_was_run_from_its_first_cell_and_says_what_to_read_next(path)
 
 @pytest.mark.parametrize("page", PAGES)
 def test_linked_files_are_in_the_checkout(page):
-    """Links to the repository and its pictures are whole addresses in the README, which a package index shows too."""
+    """Links to the repository and its pictures are absolute URLs in the README, which a package index shows too."""
     text = (ROOT / page).read_text(encoding="utf-8")
     absent = [each for each in LEFT_OUT if not (ROOT / each).exists()]
     for link in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -1,4 +1,4 @@
-"""The functions of a Transformer: torch's numbers, odd numbers and shapes, and errors."""
+"""The functions of a Transformer: torch's numbers, unusual values and shapes, and errors."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_imports_make_no_circle() -> None:
     assert circles == []
 
 
-#: Module -> files that it opens itself. Other modules use `files`, which refuses pipes, devices and links out.
+#: Module -> files that it opens itself. Other modules use `files`, which refuses pipes, devices and outside links.
 OPENS = {
     "npformer.common.files": "any",
     "npformer.common.locks": "its locks",

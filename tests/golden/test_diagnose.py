@@ -196,7 +196,7 @@ def in_half(model: Model, texts: list[Text]) -> Made:
 
 @contextmanager
 def one_product_in_half(model: Model, texts: list[Text]) -> Made:
-    """A float16 product in a float32 port: its inputs are rounded, but not the sum."""
+    """A float16 product in a float32 port: its inputs are rounded, but its sum is not."""
     t = trace(model, texts, "layers.0.attention_norm")
     weights = model.weights["layers"][0]["ffn"]["hidden"]
     rounded = [

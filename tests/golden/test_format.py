@@ -22,7 +22,7 @@ HOWTO = (Path(__file__).parents[2] / "docs/howto/golden-test.md").read_text(enco
 
 
 def block(language: str) -> str:
-    """The only code block of the page in a language."""
+    """The page's only code block in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)[0]
 
 

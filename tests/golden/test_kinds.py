@@ -127,7 +127,7 @@ def test_a_rotation_of_other_frequencies_is_named(name: str, changes: dict[str, 
 
 @pytest.mark.slow
 def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
-    """The search for missing heads then has a singular matrix, without a solution."""
+    """With infinities, the search for missing heads meets a singular matrix, which has no solution."""
     arrays = stages("bert", KINDS["units missing"][2])
     arrays["layers.0.ffn.activation"] = arrays["layers.0.ffn.activation"] + np.inf
     assert diagnosed("bert", arrays).stage
@@ -285,7 +285,7 @@ def test_other_ids_are_found_from_the_embeddings_norm() -> None:
 
 
 def test_a_cap_that_is_left_out_is_not_a_wrong_name() -> None:
-    """The logits then have the numbers of `head.output`, but the cause is not "stages under other names"."""
+    """Without the cap, logits have the numbers of `head.output`, but the cause is not "stages under other names"."""
     model = load(Path(__file__).parent / "data" / "gemma2-causal-lm")
     recorded = golden.record(model, [[3, 5, 7, 2]])
     t = trace(model, recorded.texts)

@@ -1,6 +1,6 @@
 """A table of mistakes in ports of plain NumPy: how many of them are named, with all stages exported or only a few.
 
-Nearly all the time is spent in forward passes: about a hundred per diagnosis, three times as many with few stages.
+Nearly all the time is spent in forward passes: dozens per diagnosis, and two or three times as many with few stages.
 So each mistake is diagnosed with all stages exported in one tiny model, and with only a few exported in the other. Some
 mistakes are diagnosed in two layers of the bundled model too.
 """

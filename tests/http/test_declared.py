@@ -16,7 +16,7 @@ from tests.support import label_entropy, tiny
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Answers requests to /entropy by a service of one model and by a pipeline."""
+    """Returns a function that sends bodies to /entropy in a service of one model, and then requests /openapi.json."""
     label_entropy.declare(monkeypatch)
     route = declared("label-entropy", "/entropy", label_entropy.DECLARATION.command)
     monkeypatch.setattr(asgi, "ALL_ROUTES", (*ALL_ROUTES, route))

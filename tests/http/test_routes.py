@@ -320,7 +320,7 @@ def test_pages(server, folders):
     assert server.get("/")[1] == page
     for path in described["paths"]:
         assert f" {path}</h2>" in page
-    assert "http" not in page.replace("http-equiv", "")  # nothing is fetched from elsewhere
+    assert "http" not in page.replace("http-equiv", "")  # the page loads nothing from other servers
 
 
 def test_metrics(server):

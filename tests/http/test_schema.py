@@ -1,4 +1,4 @@
-"""The schemas of the OpenAPI page admit exactly what the checks of fields admit."""
+"""The schemas of the OpenAPI page accept exactly the values that the checks of fields accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribution by gradients: compared with finite differences, complete, and by hand for a model without blocks."""
+"""Attribution by gradients: finite differences, completeness, and computations by hand for a model without blocks."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_head_s_gradients_are_torch_s(option: str, kind: Any, tmp_path: Path) 
         ours = forward(tree, config, packed)
     grads = {name: random.standard_normal(array.shape) for name, array in ours.items()}
     rows = {name: each if name == "logits" else packed.split(each) for name, each in grads.items()}
-    for i, ids in enumerate(texts):  # alone, because transformers needs as many end tokens in each text of a batch
+    for i, ids in enumerate(texts):  # alone, because transformers needs equally many end tokens in all texts
         found = head_answers(model, {"input_ids": ids[None]})
         sum((found[name] * torch.from_numpy(rows[name][i])).sum() for name in found).backward()
     named = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}

@@ -140,7 +140,7 @@ def test_a_planted_mistake_is_named(plant: Plant, torch_model: Any, recorded: go
         golden.assert_close(recorded, torch_model)
 
 
-#: `tests/golden/test_mistakes.py` plants others in the same model.
+#: `tests/golden/test_mistakes.py` plants other mistakes in the same model.
 AT_REAL_WIDTHS = (tanh_gelu, mask_ignored, int8, missing_bias, pre_norm, layer_weights)
 
 

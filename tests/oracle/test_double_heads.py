@@ -1,4 +1,4 @@
-"""GPT2DoubleHeadsModel compared with transformers: both heads of one file, the tokens it writes, and gradients."""
+"""GPT2DoubleHeadsModel compared with transformers: both heads of one file, generated tokens, and gradients."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ BLOCKS = {
 
 
 def both(family: str, head: str, path: Path) -> tuple[Model, Any]:
-    """Our model and transformers', in float64, from one checkpoint."""
+    """npformer's model and transformers', in float64, from one checkpoint."""
     import transformers
 
     tiny.folder(path, family, head)

@@ -21,7 +21,7 @@ from tests.support import tiny
 from tests.support.sentence_folders import TOKENIZER
 
 TEXTS = ["I love ice cream", "", "not my MUSIC", "what [MASK] [SEP] the news 我爱 😀", "ice " * 90]
-pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # warns that they are truncated
+pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # warns that inputs are truncated
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):
@@ -97,7 +97,7 @@ def test_vectors_and_similarities_match_a_sentence_transformer(case, tmp_path):
 
 
 def test_a_lowercase_normalizer_counts_though_transformers_5_drops_it(tmp_path):
-    """The vectors equal those of the model before it was saved. sentence-transformers itself loads another model."""
+    """The vectors equal those of the model before it was saved; sentence-transformers loads it with a difference."""
     torch.manual_seed(0)
     folder = write_folder(tmp_path / "bare", TOKENIZERS["merges"])
     RobertaModel(RobertaConfig(**ROBERTA)).save_pretrained(folder)

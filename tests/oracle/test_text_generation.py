@@ -52,8 +52,9 @@ def test_texts_of_encoders_match_transformers(family: str, settings: dict[str, A
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_stop_strings_match_transformers(beams: int, folder: Path) -> None:
-    """The strings come from a text generated without them, so they occur. They may begin in the prompt or end inside a
-    token."""
+    """Stop strings are taken from a text generated without them, so they occur. They may begin in the prompt or end
+    inside a token.
+    """
     theirs, ours = (made("text-generation", model=str(folder)) for made in (pipeline, npformer.pipeline))
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 16, "num_beams": beams}
     for prompt in PROMPTS:

@@ -1,7 +1,7 @@
 """A service's use of a model: many threads, pipelines and processes at once, cancelled and interrupted tasks. Each
 caller gets its own answers, to the bit, and nothing is left behind.
 
-The suite makes few interrupts and calls. It was also run once with NPFORMER_TEST_INTERRUPTS=1000 and
+By default the suite makes few interrupts and calls. It was also run once with NPFORMER_TEST_INTERRUPTS=1000 and
 NPFORMER_TEST_CALLS=20000.
 """
 
@@ -168,7 +168,7 @@ def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
-    """Ctrl-C comes at a hundred moments of a call. The call is interrupted or answers, and the next call answers."""
+    """Ctrl-C arrives at a hundred different moments. A call is interrupted or answers; the next call always answers."""
     seconds, caught = 0.0003, 0
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:

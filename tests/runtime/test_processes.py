@@ -51,7 +51,7 @@ def run_in_a_child():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_can_run_a_model() -> None:
-    """The parent's threads do not exist in the child, so it starts its own."""
+    """The parent's threads do not exist in the child, so the child starts its own."""
     code = "for _ in range(3): run_in_a_child()\nprint(alike(model.run(texts)[0]['logits'], expected))"
     assert run_python(code) == (0, "True\n")
 

@@ -45,7 +45,7 @@ def found(environment: dict[str, str]) -> dict[str, Any]:
 def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
     """Each kernel runs in its own process, because a BLAS chooses its kernels when it is loaded.
 
-    A NumPy with another BLAS ignores the variable; then the test only checks that the trial ends.
+    A NumPy with another BLAS ignores the kernel's environment variable; the test then only checks that the trial ends.
     """
     facts = found(kernels.under(name))
     if facts["kernels"] and all(facts["kernels"]):

@@ -390,7 +390,7 @@ def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None:
-    """Ctrl-C comes at two thousand moments of entering and leaving. After each, another thread can enter."""
+    """Ctrl-C arrives at two thousand different moments, as a thread enters or leaves BLAS. Another can then enter."""
     moments, before = random.Random(0), signal.signal(signal.SIGALRM, signal.default_int_handler)
     free: list[bool] = []
 

@@ -28,7 +28,7 @@ You help.<|im_end|>
 
 @contextmanager
 def rendering_once() -> Iterator[None]:
-    """Caches renderings, because the process for each one takes a fifth of a second."""
+    """Caches renderings, because each one starts a process, which takes a fifth of a second."""
     found: dict[str, list[str]] = {}
 
     def remembered(*given: Any) -> list[str]:

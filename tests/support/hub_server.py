@@ -33,7 +33,7 @@ TOKEN = "hf_" + "x" * 34  # the only valid login
 class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
-    large: int = 100_000  # files from this size on are redirected to the CDN
+    large: int = 100_000  # files of at least this size are redirected to the CDN
     gated: bool = False  # files require a login that has been granted access
     granted: bool = False  # TOKEN has been granted access
 

@@ -35,7 +35,7 @@ PLANTED = {
 
 
 class PlainGemma:
-    """A model of one text. Mistakes are names of PLANTED."""
+    """A model that reads one text. `planted` holds names from PLANTED."""
 
     def __init__(self, config: Config, weights: Mapping[str, np.ndarray], planted: Collection[str] = ()) -> None:
         self.c, self.w, self.planted = config, weights, planted

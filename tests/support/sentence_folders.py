@@ -52,7 +52,7 @@ def write_modules(
 
 
 def decoder(folder: Path, prompt: str, family: str = "qwen3", **sizes: Any) -> Path:
-    """A folder of Qwen3-Embedding's form: last-token pooling, and a prompt for queries that counts among the tokens."""
+    """A folder of Qwen3-Embedding's form: last-token pooling, and a query prompt that pooling does not exclude."""
     made = tiny.folder(folder, family, "causal-lm", vocab_size=byte_level.N_TOKENS, max_length=200, **sizes)
     byte_level.tokenizer().save(str(made / "tokenizer.json"))
     (made / "tokenizer_config.json").write_text(json.dumps({"eos_token": byte_level.STOP, "padding_side": "left"}))

@@ -146,7 +146,9 @@ def test_torch_s_own_dtype():
 
 
 def test_a_keyword_for_one_of_several_answers_gets_a_hint():
-    """For a list of one text, Transformers returns the words without the outer list. Here a list gives a list."""
+    """For a list of one text, Transformers returns the words without the outer list. npformer returns a list for a
+    list.
+    """
     fill, classify = (pipeline(name, TASKS[name]) for name in ("fill-mask", "text-classification"))
     [words] = fill(["I [MASK] ice"])
     assert words == fill("I [MASK] ice")

@@ -1,4 +1,4 @@
-"""multi-vector-embedding: a vector for each token, by the head in a folder of BGE-M3's form."""
+"""multi-vector-embedding: a vector for each token, computed by the head in a folder of BGE-M3's form."""
 
 from __future__ import annotations
 

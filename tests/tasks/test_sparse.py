@@ -41,7 +41,7 @@ def folder(path, **config):
     ],
 )
 def test_a_vector_follows_the_folder_s_settings(config, strategy, twice, tmp_path):
-    """Special tokens take part, as in sentence-transformers."""
+    """Special tokens contribute words too, as in sentence-transformers."""
     made = tiny.folder(tmp_path / "m", "bert", "masked-lm") if config is None else folder(tmp_path / "m", **config)
     embed = pipeline("sparse-embedding" if config is None else None, made)
     model = load(made)

@@ -27,7 +27,7 @@ from tests.support import tiny
 GOLDEN = Path(__file__).parents[1] / "golden" / "tasks" / "tokenizer_ids.json"
 CUTS = json.loads(GOLDEN.read_text(encoding="utf-8"))["cuts"]
 MODEL = tiny.model("bert")
-LONG = "I love ice cream " * 20  # 82 tokens of a model that takes 64
+LONG = "I love ice cream " * 20  # 82 tokens, for a model that takes 64
 
 
 @pytest.mark.parametrize("kind", ["window", "truncate"])
@@ -148,11 +148,11 @@ def test_a_shortened_text_ends_at_the_end_of_a_word(first: list[str], second: li
     assert (short == text) == (not whole.truncated)
     for one, other in zip(short, text, strict=True):
         assert other.startswith(one)
-        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a word longer than the model
+        assert other.split()[: len(one.split())] == one.split() or len(one.split()) == 1  # a word over the limit
 
 
 def kept(model: Model, one: int, other: int, limit: int) -> tuple[int, int]:
-    """The numbers of tokens kept of each text of a pair with these lengths."""
+    """How many tokens are kept from each text of a pair with these lengths."""
     (read,) = Encoder(model).read([Pair("ice " * one, "cream " * other)], limit=limit)
     sources = read.pieces[0].sequence_ids
     return sources.count(0), sources.count(1)

@@ -297,7 +297,7 @@ def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [("a b " * 5000,), ("a", "b " * 9000), ("a " * 9000, None), ("a", "b")])
 def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, ...], tmp_path: Path) -> None:
-    """The library's encode holds the lock until it ends, seconds for a million characters; encode_batch does not."""
+    """encode holds the lock until it ends, which takes seconds for a million characters; encode_batch does not."""
     original = load_tokenizer(write(tmp_path), CONFIG)._tokenizer
     called: list[str] = []
 
@@ -318,7 +318,7 @@ def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, .
 
 
 def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
-    """A million letters, each repeated 200 times, would take 40 GB, and the library ends a process that has less."""
+    """A million letters, each repeated 200 times, would take 40 GB, and the library ends a process with less memory."""
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
     long, said = (

@@ -264,7 +264,9 @@ def test_a_corrupt_sentencepiece_file(content, said, tmp_path):
 
 
 def test_pieces_with_differently_encoded_fields(tmp_path):
-    """The fields of a piece may be in any order. The last of equal fields counts, and a missing one has a default."""
+    """The fields of a piece may be in any order. The last of several equal fields is used, and a missing field has a
+    default.
+    """
     pieces = [
         b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score, -1, comes first
         b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # has its text twice

@@ -57,7 +57,7 @@ def test_the_measure_of_blocks_is_the_perplexity_of_the_text(files: list[str]) -
 
 
 def test_a_model_learns_a_text(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command writes an ordinary folder, with the settings of generation."""
+    """The command writes an ordinary model folder, with generation settings."""
     before = npformer.perplexity(npformer.load(files[0]), TEXT).perplexity
     assert finetune(files, tmp_path / "out") == 0
     shown = capsys.readouterr()
