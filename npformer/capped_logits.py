@@ -83,7 +83,7 @@ CappedLogits.mistakes = (
         {"": {"logits": lambda y, at: at.source}},
     ),
     Mistake(
-        "another soft cap of logits",
+        "wrong soft cap of logits",
         "the logits over the vocabulary are cap * tanh(x / cap); cap is final_logit_softcapping in config.json",
         _capped_otherwise,
     ),

@@ -24,7 +24,8 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.threads import thread_count, wants_same_bits
 
-#: The bundled models. A checkout has all of them. An installed package has the first, unless it was built without it.
+#: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
+#: with NPFORMER_DEMO=0.
 OURS = ("distilbert-sst2", "en-de-multi30k", "gpt2-austen")
 REPOSITORY = "https://github.com/npformer/npformer"
 
@@ -56,8 +57,8 @@ def load(
     threads, same_bits : as in `Model`
     head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
     limits : Limits on the size of files and texts
-    mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. The mapped file
-        must not be written: the next call detects it, but a write during a call can kill the process. False reads the
+    mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. Do not write to
+        the file: the next call detects a change, but a write during a call can kill the process. False reads the
         weights into memory. Weights in any other layout or dtype are copied in either case.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
@@ -144,8 +145,8 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
 def bundled() -> dict[str, Path]:
     """The bundled models: name -> folder.
 
-    They are in the package, in the checkout that contains the package, or in a checkout that contains the working
-    directory at most two levels deep, such as in docs/learn.
+    They are in the package, in the checkout that contains the package, or in a checkout whose root is the working
+    directory or at most two levels above it, as for docs/learn.
     """
     package = Path(__file__).parent
     places = [package / "_weights"]
@@ -170,7 +171,7 @@ def _not_installed(name: str) -> str:
 def installed_from() -> Path:
     """The folder given to `pip install`, as recorded in the metadata of the package (PEP 610).
 
-    An empty path if the package was installed by name, such as `pip install npformer`.
+    An empty path if the package was installed by name, for example with `pip install npformer`.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

@@ -117,7 +117,7 @@ class Model(GeneratingModel):
         return answers
 
     def resume(self, texts: Sequence[Text], layer: int, rows: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Continues `run` at a layer, from the packed rows (T, D) that it reads."""
+        """Continues `run` at a layer, from the packed rows (T, D) that the layer reads."""
         with self.cores(1):
             answers = self._forward(texts, resumed=(layer, rows))
         expect_finite(answers)

@@ -111,7 +111,7 @@ def packed_attention(
         q_heads = tap("query_heads", _heads(q[rows], count, n_heads))
         k_heads = tap("key_heads", _heads(k[source_rows], count, n_kv_heads))
         v_heads = tap("value_heads", _heads(v[source_rows], count, n_kv_heads))
-        context = _heads(combined[rows], count, n_heads)  # a view: combined is written
+        context = _heads(combined[rows], count, n_heads)  # a view, so that heads are written to `combined`
         of_run = formulas(rows, source_rows, count)
 
         def work(

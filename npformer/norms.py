@@ -34,7 +34,7 @@ class Norm(ABC):
 
     @abstractmethod
     def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
-        """Pulls a direction in the output back to the input. The scale of the row is treated as a constant.
+        """Pulls a direction in the output back to the input, with the scale of the row treated as a constant.
 
         name, x: the stages of the output and of the input.
         """
@@ -139,7 +139,7 @@ def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable
 
 
 def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
-    """Rules that replace the formula of every norm with a function of x and eps; weight and bias are applied to it."""
+    """Rules that replace the formula of every norm with a function of x and eps, before weight and bias are applied."""
     return of_norms(lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps)))
 
 
@@ -176,7 +176,7 @@ def _other_affine(port: Any) -> Ways:
         return standard(at.affine(at.source), at.config.eps)
 
     yield "the weight multiplied before the row is normalized", {"*norm": weight_first}
-    yield "weight and bias before the row is normalized", {"*norm": affine_first}
+    yield "weight and bias applied before the row is normalized", {"*norm": affine_first}
     yield "1 + weight for weight", {"*norm": lambda y, at: y + standard(at.source, at.config.eps)}
 
 
@@ -220,7 +220,7 @@ LayerNorm.mistakes = (
     ),
     Mistake("unbiased variance", "layer norm divides the sum of squares by D, not by D - 1", _unbiased_variance),
     Mistake(
-        "another deviation in the norm",
+        "wrong deviation in the norm",
         "x - mean is divided by sqrt(variance + eps)",
         {
             "x - mean over the variance, not its root": normed(lambda x, eps: centred(x) / (variance(x) + eps)),

@@ -53,7 +53,7 @@ def pool_stages(x: str) -> list[Stage]:
 
 def pooled_stage(x: str) -> Stage:
     """The stage with the row that a head on texts reads, computed from stage x."""
-    formula = "act(pooler); Z[0] or the mean of Z without one"
+    formula = "act(pooler); without a pooler, Z[0] or the mean of Z"
     return Stage("pooled", "(D,)", formula, "output_heads.pool", "pooler.hook_pooler_out", (x,))
 
 
@@ -76,7 +76,7 @@ def classify_stage(x: str) -> Stage:
 
 
 def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
-    """The logits that the answer starts, and that it ends, at each token: (T, D) -> (T,), (T,). BERT, section 4.2."""
+    """The logits for an answer that starts, and that ends, at each token: (T, D) -> (T,), (T,). BERT, section 4.2."""
     start, end = np.moveaxis(linear(x, **output), -1, 0)
     return tap("start_logits", start), tap("end_logits", end)
 

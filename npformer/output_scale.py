@@ -1,4 +1,4 @@
-"""`OutputScale`, a factor of the rows before the projection to the vocabulary, and mistakes that ports make in it.
+"""`OutputScale`, which scales the rows before the projection to the vocabulary, and mistakes that ports make in it.
 
 The published code of Raffel et al., 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer.

@@ -120,7 +120,7 @@ RMSNorm.mistakes = (
         ),
     ),
     Mistake(
-        "sum for mean in RMSNorm",
+        "sum instead of mean in RMSNorm",
         "x is divided by the root of the mean square, not of the sum of squares",
         everywhere({"": normed(_root_of_sum)}),
     ),
@@ -130,7 +130,7 @@ RMSNorm.mistakes = (
         everywhere({"": normed(_root_of_unbiased)}),
     ),
     Mistake(
-        "square for root in RMSNorm",
+        "mean square instead of its root in RMSNorm",
         "x is divided by the root of the mean square",
         everywhere({"": normed(lambda x, eps: x / (np.square(x).mean(-1, keepdims=True) + eps))}),
     ),

@@ -134,7 +134,7 @@ UNSEEN |= {
     "texts in another order",
     "positions by another rule",
     "head without the last norm",
-    "other layers are local",
+    "the wrong layers are local",
 }
 #: Mistakes of decoders and of the convolution: tests/golden/test_decoder_mistakes.py and
 #: tests/oracle/test_relative_mistakes.py.

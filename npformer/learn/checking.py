@@ -1,4 +1,4 @@
-"""Checks a learner's file: one process after another, until each function has a verdict."""
+"""Checks a learner's file: starts one process after another until each function has a verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
     Returns
     -------
     Report
-        It prints as a table. Programs use `ok`, `verdicts`, `runs` and `as_dict()`.
+        The report prints as a table. Programs use `ok`, `verdicts`, `runs` and `as_dict()`.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class _Check:
         self.printed = ""
 
     def report(self) -> Report:
-        """Starts processes until one completes. Each judges only the functions that do not have a verdict yet."""
+        """Starts processes until one completes. Each process judges only the functions that have no verdict yet."""
         over = False
         while not over:
             known = {name: each.state for name, each in self.verdicts.items()} | dict.fromkeys(self.runs, "")

@@ -1,7 +1,7 @@
-"""Mistakes with a number that cannot be listed in advance, such as another constant in a formula.
+"""Mistakes with a number that cannot be listed in advance, such as a wrong constant in a formula.
 
 The number is computed from the learner's answers. The mistake with this number is then tested like any other: it must
-give every number in the learner's answers, so that a constant cannot fit by chance.
+reproduce every number in the learner's answers, so that a constant cannot fit by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEAR = 1e-10  # relative; float32 answers determine a number to about 1e-7
 
 
 def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields the exercise's mistakes with a number, with the number that best fits the learner's answers."""
+    """Yields the exercise's mistakes that have a number, each with the number that best fits the learner's answers."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     for constant in exercise.constants if wrong else ():
         for start in constant.starts:
@@ -29,9 +29,9 @@ def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _solved(program: Callable[[float], Function], start: float, cases: list[Case]) -> float | None:
-    """Returns the number with which a program comes nearest to the answers, by Gauss-Newton. It has the start's sign.
+    """Returns the number that brings a program closest to the answers, by Gauss-Newton. It has the sign of `start`.
 
-    Steps are taken in the logarithm, because constants such as eps vary in scale.
+    The steps change the number's logarithm, because constants such as eps vary in scale.
     """
 
     def errors(log: float) -> np.ndarray | None:

@@ -1,7 +1,7 @@
-"""The diagnosis of ports (`golden.diagnose`) for a learner's function: it knows more mistakes than the exercises.
+"""Diagnoses a learner's function with `golden.diagnose`, which recognises more mistakes than the exercises list.
 
-The function is called with stages of a tiny model, as if it were one stage of a port. The diagnosis gets its answers
-for two texts, and names a mistake that gives the same numbers within the error budget of the stage.
+The function is called with stages of a tiny model, as if it were one stage of a port. The diagnosis gets the function's
+answers for two texts, and names a mistake that gives the same numbers within the error budget of the stage.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ QUESTIONS = {
 
 #: Sentences for learners that replace the diagnosis's own, which are about ports.
 SENTENCES = {
-    "scaled by a constant": "All numbers of the answer differ from the right ones by the same factor or summand."
+    "scaled by a constant": "All numbers of the answer differ from the right ones by the same factor or offset."
 }
 
 
@@ -118,7 +118,7 @@ class _OutOfTime(Exception):
 
 
 class Doctor:
-    """Names mistakes in functions. Its models are made at first use.
+    """Names mistakes in functions. The models that it needs are made at first use.
 
     Parameters
     ----------

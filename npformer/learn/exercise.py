@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 class Undetermined(Exception):
-    """Raised if the answer depends on how a mistake is made, so that the case neither shows nor refutes it."""
+    """Raised if the answer depends on how a mistake is made, so that the case can neither show nor refute it."""
 
 
 class Slip(NamedTuple):
@@ -34,7 +34,7 @@ class Slip(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A mistake with a number that the learner's answers show, such as another constant in a formula.
+    """A mistake with a number that the learner's answers show, such as a wrong constant in a formula.
 
     Parameters
     ----------

@@ -75,7 +75,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict without its cause, and the cases in which a cause must give the learner's answers.
+    """A verdict without its cause, and the cases in which a cause must reproduce the learner's answers.
 
     The search for a cause does not run the learner's code, so it comes later, outside the time limit.
     """
@@ -181,7 +181,7 @@ def _judged(
         problem = f"It writes to its argument {made.written}. Return a new array, and change copies only."
         if "." in made.written:
             name, _, place = made.written.partition(".")
-            problem = f"It changes its argument {name}, at {place}. Change a copy, and a copy of its list."
+            problem = f"It changes its argument {name}, at {place}. Copy the array and its list, and change the copies."
         if same(made.outcome.answer, true):
             numbers = shown_case(names, made.args)
         return replace(
@@ -203,7 +203,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how often to repeat a call to detect randomness: a drawn word is often the same by chance."""
+    """Returns how many times to repeat a call to detect randomness: two drawn words are often the same by chance."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the last line of a file in a traceback, and the start of a sentence; 0 and "" without one."""
+    """Returns the last line of a file in a traceback, and the start of a sentence; 0 and "" if there is none."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""
@@ -270,9 +270,9 @@ def _values(answer: Any, true: Truth, values: Sequence[str]) -> str:
         numbers, right = np.asarray(value), np.asarray(exact[path])
         if numbers.dtype.kind == "f" and right.dtype.kind == "f":
             if np.isnan(numbers).any() and not np.isnan(right).any():
-                return "The answer has NaN."
+                return "The answer contains NaN."
             if np.isinf(numbers).any() and not np.isinf(right).any():
-                return "The answer has infinity."
+                return "The answer contains infinity."
     return f"The numbers are wrong{difference(answer, true, values)}."
 
 
@@ -287,7 +287,7 @@ def _dtype(name: str, answer: Any, true: Truth) -> Verdict | None:
         expected = {"f": "float32", "b": "bool"}.get(kind, "an integer dtype")
         if str(got) == expected or (got.kind in "iu" and kind in "iu"):
             continue
-        problem = f"Right numbers of the wrong dtype: expected {expected}, got {got}."
+        problem = f"Right numbers, but the wrong dtype: expected {expected}, got {got}."
         if str(got) != "float64" or kind != "f":
             return replace(wrong, problem=problem)
         sentence = (

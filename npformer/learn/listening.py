@@ -95,7 +95,7 @@ class Listener:
         return answer
 
     def _tapped(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Records stages of npformer's attention if the learner's is not yet written."""
+        """Records the stages of npformer's attention if the learner's attention is not yet written."""
         if name in ("scores", "weights"):
             self._keep(f"{self.layer}attention.{name}", array)
         return array

@@ -94,7 +94,7 @@ def learners_stages(file: Path, unwritten: list[str], text: str) -> dict[str, np
 
 
 def _views(of_trace: Trace, title: str) -> tuple[View, ...]:
-    """Returns the views of a trace, with this name for its text."""
+    """Returns the views of a trace, with `title` as the name of its text."""
     from npformer.view.page_view import page
     from npformer.view.stage_view import StageView
 

@@ -22,7 +22,7 @@ def checked(folder: Path, passed: Sequence[str]) -> dict[str, int]:
 
 
 def hinted(folder: Path, name: str, most: int) -> int:
-    """Counts one more hint for a function; returns the number of hints shown, at most `most`."""
+    """Adds one to a function's count of hints, up to `most`; returns the count."""
     state = read(folder)
     shown = min(most, int(state["hints"].get(name, 0)) + 1)
     _write(folder, {**state, "hints": {**state["hints"], name: shown}})

@@ -15,7 +15,7 @@ from typing import Any
 LIMIT = 5.0  # seconds for a function; a right one takes milliseconds, or a tenth of a second in plain loops
 RUN_LIMIT = 20.0  # seconds for the whole model, which takes less than a second
 WHOLE = 900.0  # seconds for one process, in case its own limits fail
-TAIL = 4000  # characters kept of the file's output
+TAIL = 4000  # characters of the file's output to keep
 #: The arrays of the exercises are so small that a second BLAS thread only waits, which doubles the processor time.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -41,7 +41,7 @@ class Ended:
 
     @property
     def complete(self) -> bool:
-        """Whether it did all that was requested, or reported that the file cannot be loaded."""
+        """Whether the process did everything that was requested, or reported that the file cannot be loaded."""
         return any("end" in each or "problem" in each for each in self.told)
 
     @property
@@ -51,7 +51,7 @@ class Ended:
 
 
 def run_worker(file: Path, **request: Any) -> Ended:
-    """Runs `worker.py` with the fields of a `Request`, and waits for its end."""
+    """Runs `worker.py` with the fields of a `Request`, and waits until it ends."""
     with tempfile.TemporaryDirectory(prefix="npformer-") as work:
         results, stack = Path(work) / "results", Path(work) / "stack"
         given = {"file": str(file), "results": str(results), "ended_at": str(stack), "run_limit": RUN_LIMIT, **request}
@@ -63,7 +63,7 @@ def run_worker(file: Path, **request: Any) -> Ended:
 
 
 def text_of(path: Path) -> str:
-    """Returns the text of a file; "" without one."""
+    """Returns the text of a file, or "" if there is no such file."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 

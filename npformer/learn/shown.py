@@ -92,7 +92,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
 
 
 def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Describes where a large answer differs most from the right one. A small answer is shown in full, and gives ""."""
+    """Describes where a large answer differs most from the right one; "" for a small answer, which is shown in full."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         right = np.asarray(exact[path])

@@ -1,4 +1,4 @@
-"""Runs the learner's whole model: it classifies a text, learns from a few texts, and writes.
+"""Runs the learner's whole model: it classifies a text, learns from a few texts, and generates a text.
 
 Each run gets the learner's module. It starts only if all functions that it needs are right.
 """
@@ -23,7 +23,7 @@ CLASSIFIER, WRITER = "distilbert-sst2", "gpt2-austen"
 PROMPT = "It is a truth universally acknowledged"
 WORDS = 24
 STEPS, RATE = 30, 0.5
-NEAR = 1e-3  # tolerance of probabilities; float32 rounding in six layers changes them by less than 1e-5
+NEAR = 1e-3  # tolerance for probabilities; float32 rounding in six layers changes them by less than 1e-5
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Run:
     Parameters
     ----------
     name : "classify", "learn" or "write"
-    ok : bool, whether the result is right; None if it could not be run
+    ok : bool, whether the result is right; None if the model could not be run
     text : str, one sentence
     """
 
@@ -46,7 +46,7 @@ class Run:
 
 
 def classify(module: Any) -> Run:
-    """Compares the answers to TEXT of the learner's and npformer's models, with the bundled classifier's weights."""
+    """Compares the learner's answer to TEXT with npformer's, both with the bundled classifier's weights."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
     shares = softmax(np.asarray(module.classify(text.ids, model.config.n_heads, model.weights), np.float64))
@@ -83,7 +83,7 @@ def _descended(weights: Any, grads: Any, rate: float) -> Any:
 
 
 def write(module: Any) -> Run:
-    """Writes a text with the learner's model and the weights of the GPT in a checkout."""
+    """Generates a text with the learner's model and the weights of the GPT in a checkout."""
     try:
         model = _writer()
     except NpformerError:

@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
-    """Runs the whole model, as far as the functions that it needs are right."""
+    """Runs those parts of the whole model for which all needed functions are right."""
     for chapter, run in whole.RUNS.items():
         needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
         right_all = chapter in request.chapters and all(states.get(name) == PASSED for name in needed)
@@ -117,7 +117,7 @@ def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tel
 def _look(request: Request, module: ModuleType) -> None:
     """Writes the stages of the learner's classifier. npformer's functions replace unwritten ones.
 
-    The replacements call the learner's functions for their own steps, so that the listener records these.
+    The replacements call the learner's functions for their own steps, so that the listener records those steps.
     """
     for name in request.known:
         setattr(module, name, getattr(right, name))
@@ -183,7 +183,7 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
         _, place = raised_at(error, file)
         return None, f"{place or 'The file raises'} {type(error).__name__}: {error}"
     if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:
-        return None, f"The file changes np.{changed[0]} for the whole program. Give your own function another name."
+        return None, f"The file changes np.{changed[0]} for the whole program. Give your own function a different name."
     return module, ""
 
 

@@ -1,4 +1,4 @@
-"""ALiBi: scores decrease with the distance of the key, at a different rate in each head.
+"""ALiBi: scores decrease with the distance to the key, at a different rate in each head.
 
 Press et al., 2022, Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation, section 3.
 """
@@ -80,7 +80,7 @@ def alibi_slopes(n_heads: int) -> np.ndarray:
 
 
 def _geometric(count: int) -> np.ndarray:
-    """2^(-8 h / count) for h = 1 ... count, with powers of a float32 ratio, as in the training of the checkpoints."""
+    """2^(-8 h / count) for h = 1 ... count: powers of a float32 ratio, as in the training of the checkpoints."""
     return np.power(np.float32(2.0 ** (-8 / count)), np.arange(1, count + 1), dtype=np.float32)
 
 
@@ -99,7 +99,7 @@ def alibi_of(at: Any, scores: np.ndarray) -> np.ndarray | float:
 
 
 def _changed(change: Callable[[np.ndarray, Any], Any]) -> Rules:
-    """Rules that add the biases change(bias, at) instead of the biases of the model."""
+    """Rules that add change(bias, at) to the scores instead of the model's biases."""
 
     def rule(scores: np.ndarray, at: Any) -> np.ndarray:
         bias = np.asarray(alibi_of(at, scores))
@@ -120,7 +120,7 @@ def _other_slopes(port: Any) -> Ways:
     above = 2 ** math.ceil(math.log2(count))
     others = {
         "2^(-8 h / H), even if H is not a power of two": 2.0 ** (-8 * np.arange(1, count + 1) / count),
-        "the first of the power of two above": _geometric(above)[:count],
+        "the first slopes of the next higher power of two": _geometric(above)[:count],
         "in ascending order": np.sort(alibi_slopes(count)),
         "in descending order": np.sort(alibi_slopes(count))[::-1],
         "from h = 0": 2.0 ** (-8 * np.arange(count) / count),
@@ -154,7 +154,7 @@ Alibi.mistakes = (
         },
     ),
     Mistake(
-        "ALiBi with other slopes",
+        "ALiBi with wrong slopes",
         "slopes are 2^(-8 h / H) for a power of two; other numbers of heads combine slopes of the two nearest powers",
         _other_slopes,
     ),

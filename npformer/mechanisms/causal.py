@@ -31,7 +31,7 @@ Picture = Callable[[int], np.ndarray]  # number of tokens -> (queries, keys), Tr
 
 
 def _earlier(n: int) -> np.ndarray:
-    """A strict causal mask in which the first token sees itself, because it would see nothing otherwise."""
+    """A strict causal mask, except that the first token sees itself, because it would otherwise see nothing."""
     seen = np.tri(n, k=-1, dtype=bool)
     seen[0, 0] = True
     return seen
@@ -39,9 +39,9 @@ def _earlier(n: int) -> np.ndarray:
 
 AFTER: dict[str, Picture] = {"a token sees itself and later ones": lambda n: np.tri(n, dtype=bool).T}
 SHIFTED: dict[str, Picture] = {
-    "a token sees earlier ones": lambda n: np.tri(n, k=-1, dtype=bool),
-    "a token sees earlier ones, the first itself": lambda n: _earlier(n),
-    "a token sees itself, earlier ones and the next": lambda n: np.tri(n, k=1, dtype=bool),
+    "a token sees only earlier ones": lambda n: np.tri(n, k=-1, dtype=bool),
+    "a token sees only earlier ones, the first sees itself": lambda n: _earlier(n),
+    "a token sees itself, earlier ones and the next one": lambda n: np.tri(n, k=1, dtype=bool),
 }
 
 
@@ -57,7 +57,7 @@ def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rule
 
 
 def misused(pattern: str) -> Ways:
-    """Ways to misuse the mask: after the softmax, with its values exchanged, or with 0 for -inf."""
+    """Ways to misuse the mask: applied after the softmax, inverted, or with 0 instead of -inf."""
     yield "applied after the softmax", {pattern: lambda y, at: np.tril(softmax(at.uncovered))}
     yield (
         "-10000 added to the visible scores",

@@ -1,7 +1,7 @@
 """Disentangled attention: a score is a sum of products of content and of distance. DeBERTa (He et al., 2021), 3.1.
 
-A word has one vector for its content and one for its distance from another word. `attention.py` computes the products
-of content.
+A word has one vector for its content, and one for its distance from each other word. `attention.py` computes the
+products of content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from npformer.weight_group import Group
 class Disentangled(Mechanism):
     """score_ij = (q_i . k_j + q_i . K_r(i, j) + k_j . Q_r(i, j)) / sqrt(3 K), where r is the distance. Section 3.1.
 
-    With only one of the two products that contain r, the divisor is sqrt(2 K); without both, it is sqrt(K).
+    With only one of the two products that contain r, the divisor is sqrt(2 K); with neither, it is sqrt(K).
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Disentangled(Mechanism):
 
     @property
     def n_buckets(self) -> int:
-        """The number of buckets of each sign, which is also the row of distance 0 in the whole table."""
+        """The number of buckets for each sign, which is also the row of distance 0 in the whole table."""
         return self.n_rows // 2
 
     def groups(self, d_model: int) -> dict[str, Group]:
@@ -293,7 +293,7 @@ def _scattered(grad: np.ndarray, rows: np.ndarray, n_rows: int) -> np.ndarray:
     for text, of_text in enumerate(rows):
         here = slice(None) if len(rows) == 1 else slice(text, text + 1)
         for i, row in enumerate(of_text):
-            order = np.argsort(row, kind="stable")  # equal rows become neighbours and are summed
+            order = np.argsort(row, kind="stable")  # equal rows become adjacent and are summed
             starts = np.flatnonzero(np.diff(row[order], prepend=-1))
             total[here, ..., i, row[order[starts]]] = np.add.reduceat(grad[here, ..., i, order], starts, axis=-1)
     return total
@@ -316,7 +316,7 @@ def _without_buckets(port: Any) -> Ways:
 
 
 Disentangled.mistakes = (
-    Mistake("distances reversed", "the distance is the place of the query minus that of the key", _reversed_distances),
+    Mistake("distances reversed", "the distance is the query's place minus the key's place", _reversed_distances),
     Mistake(
         "distances without buckets",
         "distances greater than position_buckets / 2 share rows of the table by their logarithm",

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of queries (N, L) and keys (N, S). If all texts have the same distances, only the first text's."""
+    """The places of queries (N, L) and keys (N, S), of the first text only if all texts have the same distances."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]
@@ -25,7 +25,7 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
     if queries.size == 0:
         return np.empty((1, len(values), 0, width), values.dtype)
     ahead = keys[:, 0] - queries[:, 0]
-    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0; one column less for each later query
+    first = values.shape[-1] // 2 + int(ahead[0])  # column of query 0 and key 0; it decreases by 1 for each later query
     within = length <= first + 1 and first + width <= values.shape[-1]
     if within and (np.diff(queries) == 1).all() and (np.diff(keys) == 1).all() and (ahead == ahead[0]).all():
         runs = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)  # [h, s, j] = values[h, s + j]
@@ -34,12 +34,12 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def at_distances_backward(grad: np.ndarray, queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Backward of `at_distances`: adds up grad (N, H, L, S) for each value that was read, -> (H, count)."""
+    """Backward of `at_distances`: sums grad (N, H, L, S) for each value that was read, -> (H, count)."""
     columns = _columns(queries, keys, count).ravel()
     heads = np.moveaxis(grad, 1, 0).reshape(grad.shape[1], -1)
     return np.stack([np.bincount(columns, head, minlength=count) for head in heads]).astype(grad.dtype)
 
 
 def _columns(queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """The column M - 1 + key - query of each query and key, limited to the `count` = 2 M - 1 columns."""
+    """The column M - 1 + key - query for each query and key, limited to the `count` = 2 M - 1 columns."""
     return np.clip(count // 2 + keys[:, None, :] - queries[:, :, None], 0, count - 1)

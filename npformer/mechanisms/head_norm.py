@@ -104,7 +104,7 @@ NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
 
 
 def _normed(x: np.ndarray, at: Any) -> np.ndarray:
-    """Rows x with normalized heads. The norm has the weight for queries or for keys, depending on the stage."""
+    """Rows x with normalized heads. The norm uses the weight for queries or for keys, depending on the stage."""
     norms = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, HeadNorm)).for_model(at.config)
     name = at.name.rpartition(".")[2].partition("_")[0]
     return norms.norm(norms._heads(x), weight=at.weight(f"attention.{name}_norm")).reshape(x.shape)
@@ -159,7 +159,7 @@ HeadNorm.mistakes = (
         "heads are normalized first and then rotated",
         _after_rotation,
     ),
-    Mistake("norms of rows for norms of heads", "each head is normalized separately", {"": _both(_of_rows)}),
+    Mistake("norms of rows instead of norms of heads", "each head is normalized separately", {"": _both(_of_rows)}),
     Mistake(
         "norms of queries and keys exchanged",
         "query_norm has the weight of q_norm, key_norm the weight of k_norm",

@@ -25,10 +25,11 @@ class Mechanism:
     """A mechanism that changes nothing. Subclasses override some steps; the backward of a step is directly below it.
 
     Subclasses are frozen dataclasses and are listed in a `Config`. Their fields are the options of a model. `for_model`
-    fills in sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for a batch and a layer.
+    fills in the sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for a batch and a
+    layer.
     """
 
-    cached: ClassVar[bool] = False  # whether it works with the keys and values in a cache
+    cached: ClassVar[bool] = False  # whether the mechanism works with keys and values from a cache
     in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache gives the same bits
     read: ClassVar[tuple[str, ...]] = ()  # stages of attention that its backward reads
     mistakes: ClassVar[tuple[Mistake, ...]] = ()

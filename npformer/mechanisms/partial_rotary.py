@@ -86,7 +86,7 @@ def _other_frequencies(y: np.ndarray, at: Any) -> np.ndarray:
 def _other_columns(port: Any) -> Ways:
     rules: dict[str, Rules] = {
         "whole heads": dict.fromkeys(ROTATED, _whole_heads),
-        "the last columns for the first": dict.fromkeys(ROTATED, _last_columns),
+        "the last columns instead of the first": dict.fromkeys(ROTATED, _last_columns),
         "with d_head in the frequencies": dict.fromkeys(ROTATED, _other_frequencies),
     }
     yield from rules.items()
@@ -94,7 +94,7 @@ def _other_columns(port: Any) -> Ways:
 
 PartialRotary.mistakes = (
     Mistake(
-        "rotation of other columns",
+        "rotation of the wrong columns",
         "the first columns of each head are rotated, and the frequencies depend on the number of rotated columns",
         _other_columns,
     ),

@@ -141,8 +141,8 @@ def relative_bias(
 ) -> np.ndarray:
     """b[h, M - 1 + d] = weight[bucket(d), h] for each distance d, from a table (B, H) -> (H, 2 M - 1).
 
-    M - 1 is the greater of max_distance and the farthest distance in the batch. Raffel et al., 2020, section 2.1; Song
-    et al., 2020, for MPNet.
+    M - 1 is max_distance or the greatest distance in the batch, whichever is greater. Raffel et al., 2020, section 2.1;
+    Song et al., 2020, for MPNet.
     """
     last = max(farthest, max_distance)
     buckets = relative_buckets(np.arange(-last, last + 1), len(weight), max_distance, bidirectional)
@@ -189,7 +189,7 @@ def _changed(change: Callable[[Any, Any], Any]) -> Rules:
 
 
 def _other_buckets(port: Any) -> Ways:
-    """Buckets for one direction instead of two, or the reverse, or buckets with another max_distance."""
+    """Buckets for one direction instead of two, or for two instead of one, or with a wrong max_distance."""
 
     def with_other(**choices: Any) -> Rules:
         return _changed(lambda bias, at: bias_of(at, bias, **choices))
@@ -231,7 +231,7 @@ def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int]
 
 
 def _rounded_otherwise(port: Any) -> Ways:
-    """Ways to round the buckets of far distances to the nearest or up, or to have another number of exact buckets."""
+    """Ways to round the buckets of far distances to the nearest or up, or to have a wrong number of exact buckets."""
     for way, far in ROUNDINGS.items():
         yield f"far ones rounded {way}", _with_buckets(far, lambda count: count // 2)
     for way, exact in EXACT.items():
@@ -276,17 +276,17 @@ RelativeBias.mistakes = (
         {"": _changed(lambda bias, at: bias if at.layer == 0 else 0 * bias)},
     ),
     Mistake(
-        "relative bias with other buckets",
+        "relative bias with wrong buckets",
         "an encoder has buckets for both directions, the decoder of T5 for one; max_distance is in config.json",
         _other_buckets,
     ),
     Mistake(
-        "relative bias with other borders of buckets",
+        "relative bias with wrong bucket boundaries",
         "half of a direction's buckets hold one distance each; the logarithm for the others is rounded down",
         _rounded_otherwise,
     ),
     Mistake(
-        "relative bias of another row",
+        "relative bias of the wrong row",
         "each query has its own row of biases; a step with a cache uses the row of the query's position",
         {
             "the first query's for all": _changed(lambda bias, at: 0 * bias + bias[:, :1]),

@@ -156,7 +156,7 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """y_1 = x_1 cos - x_2 sin; y_2 = x_2 cos + x_1 sin, where x_1 and x_2 are the halves of the columns of each head.
 
     x (T, D), cos and sin (T, K / 2) -> (T, D). The product of a rotated query and a rotated key depends only on the
-    distance of their positions. The paper pairs neighbouring columns; checkpoints pair the two halves.
+    distance between their positions. The paper pairs neighbouring columns; checkpoints pair the two halves.
 
     References
     ----------
@@ -200,7 +200,7 @@ def rotated_in(
     positions: np.ndarray | None = None,
     change: Callable[[Rotary], Rotary] = lambda rotary: rotary,
 ) -> np.ndarray:
-    """Rows rotated as in their layer, with another formula, other positions, or changed frequencies."""
+    """Rows rotated as in their layer, but with another formula, other positions, or changed frequencies."""
     rotary = rotary_in(at)
     angles = change(rotary).angles_at(np.arange(len(x)) if positions is None else positions, x.dtype)
     return rotary.rotated(x, *angles, formula)
@@ -223,7 +223,7 @@ def _with_power(power: Callable[[Any], float]) -> Rules:
 def _turned(port: Any) -> Ways:
     yield "left out", _rotated(lambda x, cos, sin: x)
     yield "the other way", _rotated(rotate_backward)
-    yield "with d_model for d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
+    yield "d_model instead of d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
     yield "without the 2 in the frequencies' exponents, theta^(-i / d_head)", _with_power(lambda at: 0.5)
     yield "of the whole row, not of each head", dict.fromkeys(ROTATED, _whole_row)
     yield "of the first half of each head alone, with whole heads' frequencies", _rotated(_half_of(slice(None)))
@@ -241,11 +241,11 @@ def _whole_row(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _half_of(columns: slice) -> Formula:
-    """Rotates the first half of each head. columns: which angles of whole heads it uses."""
+    """Rotates the first half of each head. columns: which angles of a whole head it uses."""
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]
-        if half == 1:  # half of two columns is one column, which is no pair
+        if half == 1:  # half of two columns is one column, which is not a pair
             return x
         heads = x.reshape(len(x), -1, 2 * half).copy()
         cos, sin = (each[:, columns][:, : half // 2] for each in (cos, sin))
@@ -256,11 +256,11 @@ def _half_of(columns: slice) -> Formula:
     return formula
 
 
-MOST_AHEAD = 16  # the longest prompt after which positions are tried from 0 again
+MOST_AHEAD = 16  # the longest prompt after which a restart of the positions at 0 is tried
 
 
 def _other_positions(port: Any) -> Ways:
-    """Ways to count positions: from 1, with the padding before a text, or from 0 again after a prompt."""
+    """Wrong ways to count positions: from 1, including the padding before a text, or again from 0 after a prompt."""
 
     def at_positions(positions: Callable[[np.ndarray, int], np.ndarray]) -> Rules:
         def rule(y: np.ndarray, at: Any) -> np.ndarray:
@@ -336,7 +336,7 @@ def _pairs(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def _permuted(to_pairs: bool) -> Rules:
-    """Rules that permute the columns of each head of queries and keys between the layouts of halves and of pairs."""
+    """Rules that permute the columns of each head of queries and keys between the layouts in halves and in pairs."""
 
     def rule(y: np.ndarray, at: Any) -> np.ndarray:
         if at.d_head % 2:
@@ -348,7 +348,7 @@ def _permuted(to_pairs: bool) -> Rules:
 
 
 def _other_thetas(port: Any) -> Ways:
-    """Ways to use another base: the base of another kind of layer, or a common value."""
+    """Ways to use a wrong base: the base of another kind of layer, or a common value."""
 
     def based(wide: float, near: float) -> Any:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
@@ -361,15 +361,15 @@ def _other_thetas(port: Any) -> Ways:
     wide, near = thetas[0], thetas[-1]
     if len(thetas) > 1:
         yield "the bases of global and local layers exchanged", based(near, wide)
-        yield "the global layers' in all", based(wide, wide)
-        yield "the local layers' in all", based(near, near)
+        yield "the global layers' base in all layers", based(wide, wide)
+        yield "the local layers' base in all layers", based(near, near)
     for theta in (10_000.0, 500_000.0, 1_000_000.0):
         if wide != theta:
             yield f"{theta:.0f}", based(theta, theta)
 
 
 def _other_scaling(port: Any) -> Ways:
-    """Ways to scale otherwise, if the model scales: not at all, linearly, or with other borders in Llama 3's way."""
+    """Wrong scalings, if the model has one: none, a linear one, or one as in Llama 3 with wrong borders."""
     scaling = next((each.scaling for each in port.config.mechanisms if isinstance(each, Rotary)), None)
     if scaling is None:
         return
@@ -385,9 +385,9 @@ def _other_scaling(port: Any) -> Ways:
     if isinstance(scaling, Llama3 | Yarn):
         others["scaled and unscaled frequencies exchanged in the blend"] = _exchanged(scaling, ends=False)
         others["scaled and unscaled frequencies exchanged"] = _exchanged(scaling, ends=True)
-        others["original length for another"] = replace(scaling, original=port.config.max_length)
+        others["max_length as the original length"] = replace(scaling, original=port.config.max_length)
         for length in (4096, 8192):
-            others[f"original length {length} for {scaling.original}"] = replace(scaling, original=length)
+            others[f"original length {length} instead of {scaling.original}"] = replace(scaling, original=length)
     if isinstance(scaling, Yarn | LongRope):
         others["cosines and sines without their factor"] = replace(scaling, attention=1.0)
     if isinstance(scaling, LongRope):
@@ -396,7 +396,7 @@ def _other_scaling(port: Any) -> Ways:
         others["short_factor and long_factor exchanged"] = replace(scaling, short=scaling.long, long=scaling.short)
     if isinstance(scaling, Dynamic):
         others["linear"] = Linear(scaling.factor)
-        others["the scaling of the longest text in texts of any length"] = _Changed(
+        others["the scaling for the longest text in texts of any length"] = _Changed(
             scaling, lambda own, frequencies, theta: scaling.scaled(frequencies, theta, scaling.longest)
         )
     for way, other in others.items():
@@ -410,7 +410,7 @@ def _other_scaling(port: Any) -> Ways:
 
 Rotary.mistakes = (
     Mistake(
-        "rotation of pairs for halves",
+        "rotation of pairs instead of halves",
         "checkpoints rotate column i of a head with column i + d_head / 2, not with its neighbour",
         {
             "": _rotated(_pairs),
@@ -419,16 +419,16 @@ Rotary.mistakes = (
         },
     ),
     Mistake(
-        "rotation left out or turned",
+        "rotation left out or wrong",
         "queries and keys are rotated by their positions, both in the same direction",
         _turned,
     ),
     Mistake(
-        "rotation at other positions",
+        "rotation at wrong positions",
         "a token is rotated by its place in its text, from 0, without padding",
         _other_positions,
     ),
-    Mistake("rotation with another base", "theta is rope_theta in config.json for this kind of layer", _other_thetas),
+    Mistake("rotation with the wrong base", "theta is rope_theta in config.json for this kind of layer", _other_thetas),
     Mistake("rotation scaled otherwise", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
     Mistake(
         "rotation rounded",

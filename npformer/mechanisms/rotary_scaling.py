@@ -25,7 +25,7 @@ class Scaling(ABC):
 
     @property
     def magnitude(self) -> float:
-        """The factor of cosines and sines."""
+        """The factor by which cosines and sines are multiplied."""
         return 1.0
 
     def check(self, config: Any, d_head: int) -> None:  # noqa: B027, most scalings fit every model

@@ -97,7 +97,7 @@ SoftCap.mistakes = (
         {"": {SCORES: lambda y, at: at(f"attention.{UNCAPPED_SCORES}")}},
     ),
     Mistake(
-        "another soft cap of scores",
+        "wrong soft cap of scores",
         "the scores are cap * tanh(q k^T * scale / cap); cap is attn_logit_softcapping in config.json",
         _other_caps,
     ),

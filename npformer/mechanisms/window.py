@@ -59,7 +59,7 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Makes other layers local: the layers with a window in the port's weights, or one layer more or fewer."""
+    """Makes the wrong layers local: the layers with a window in the port's weights, or one layer more or fewer."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
@@ -91,13 +91,13 @@ def _layers_seen(port: Any) -> set[int] | None:
 
 Window.mistakes = (
     Mistake(
-        "another local window",
+        "wrong local window",
         "in a local layer a query sees sliding_window keys up to itself, or half as many on either side",
         _other_windows,
     ),
     Mistake(
-        "other layers are local",
-        "layer_types in config.json, or a number of layers, decides which layers have a window and its rotation",
+        "the wrong layers are local",
+        "layer_types or a layer count in config.json decides which layers have a window and its rotation",
         _other_layers,
     ),
 )

@@ -1,4 +1,4 @@
-"""Arrays that are memory-mapped from a file: tests for them, and release of their memory."""
+"""Arrays that are memory-mapped from a file: recognizes them, and releases their memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NARROW: dict[str, np.dtype[Any]] = {"bfloat16": BFLOAT16, "float16": np.dtype("f
 
 _TIMES = np.float32(2 ** (127 - 15))  # compensates for the different exponent biases of float16 and float32
 _LARGEST = 127  # int8 values are -127 ... 127
-_BLOCK = 64  # rows converted at a time
+_BLOCK = 64  # number of rows that are converted at a time
 
 
 class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
@@ -95,7 +95,7 @@ class NarrowWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes and methods of the float32 array, such as `mean` and `astype`."""
-        if name.startswith("_") or name in ("values", "scale"):  # not set yet while it is copied or unpickled
+        if name.startswith("_") or name in ("values", "scale"):  # not yet set while the object is copied or unpickled
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
@@ -142,7 +142,7 @@ def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> N
 
 
 def has_nonfinite(array: np.ndarray) -> bool:
-    """Whether a float16 array contains infinity or NaN, in a fifth of the time of np.isfinite.
+    """Whether a float16 array contains infinity or NaN, in a fifth of the time that np.isfinite takes.
 
     Only these numbers have all exponent bits set.
     """
@@ -177,7 +177,7 @@ def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = Fal
     values = np.empty(array.shape, dtype)
     scale = _scales(array, outputs) if stored == "int8" else None
     factors = np.broadcast_to(np.float32(1) if scale is None else scale, array.shape)
-    turned = array.strides[0] < array.strides[1]  # if so, read the transpose, which is in the order of memory
+    turned = array.strides[0] < array.strides[1]  # if so, read the transpose, whose rows are contiguous in memory
     source, target, factors = (each.T if turned else each for each in (array, values, factors))
     for rows in _blocks(len(source)):
         _round(source[rows], target[rows], factors[rows])

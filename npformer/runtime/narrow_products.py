@@ -1,8 +1,8 @@
 """Products with `NarrowWeight`s: tiles are widened into the cache of a core and multiplied there.
 
-A tile is some columns of one block of the inner axis. The products have the same bits as with float32 weights, for two
-reasons: a large product sums the inner axis in the same blocks, and margins of zeros keep columns away from the edges
-of the blocks of BLAS.
+A tile consists of some columns of one block of the inner axis. The products have the same bits as with float32 weights,
+for two reasons: a large product sums the inner axis in the same blocks, and margins of zeros keep columns away from the
+edges of the blocks of BLAS.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _tile(values: np.ndarray, margin: int, whole: int, ordered: bool) -> np.ndar
     """The widened values, (rows, count) -> (rows, whole), with at least `margin` columns of zeros on both sides.
 
     The next call on the same thread overwrites the result. ordered: the result is contiguous even if the values are
-    transposed, because small kernels add the columns of a transposed array in another order.
+    transposed, because small kernels add the columns of a transposed array in a different order.
     """
     rows, count = values.shape
     memory = getattr(_memory, "floats", None)

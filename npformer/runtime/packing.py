@@ -17,8 +17,8 @@ from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 
 SHARD = 1024  # tokens
-PIECE = 16  # tokens per core of a single text from which a trial decides whether threads share its rows
-LONG = 96  # tokens per core of a single text from which the first guess is that threads share its rows
+PIECE = 16  # with fewer tokens of a single text per core, threads do not share its rows; with more, a trial decides
+LONG = 96  # from this number of tokens per core on, the first guess is that threads share the rows of a single text
 SMALL_SHARD = 32  # tokens per core below which a batch is a single shard, with products shared between cores
 
 

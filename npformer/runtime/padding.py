@@ -62,7 +62,7 @@ def _integers(name: str, values: Any) -> np.ndarray:
         raise NpformerError(f"{name}: expected at least one token, got shape {array.shape}")
     if isinstance(values, Mapping):
         raise NpformerError(f"{name}: expected token ids, got {type(values).__name__}; use model(**inputs)")
-    if hasattr(array.flat[0], "type_ids"):  # an Encoding of tokenizers
+    if hasattr(array.flat[0], "type_ids"):  # an Encoding from the tokenizers library
         raise NpformerError(
             f"{name}: expected token ids, got Encoding; use model(encoding.ids, token_type_ids=encoding.type_ids)"
         )

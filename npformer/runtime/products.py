@@ -32,7 +32,7 @@ def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
 
 @functools.cache
 def same_bits(dtype: np.dtype) -> bool:
-    """Tests at several sizes whether rows have the same bits alone and among others on this BLAS.
+    """Tests at several sizes whether rows have the same bits alone and among other rows on this BLAS.
 
     One size has 600 rows, because BLIS uses other kernels from 512 rows on.
     """
@@ -102,13 +102,13 @@ def inner_products(a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> np.ndarr
 def inner_products_in_room(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b.mT, (..., M, K) and (..., N, K) -> (..., M, N): the bits of an element depend neither on M nor on N.
 
-    b.mT is made contiguous, because BLAS may add the columns of a transposed array in another order.
+    b.mT is made contiguous, because BLAS may add the columns of a transposed array in a different order.
     """
     return matmul(a, b.mT if b.mT.strides[-1] == b.itemsize else np.ascontiguousarray(b.mT))
 
 
 class Scratch:
-    """Memory that one product after another is written to. The first use of new memory can take longer than a product.
+    """Memory that successive products are written to. The first use of new memory can take longer than a product.
 
     Part 0 is for products, part 1 for results that join several products.
     """
@@ -128,7 +128,7 @@ class Columns(NamedTuple):
     """b (..., K, N), laid out by `in_columns` for several products, which have the same bits as `matmul`."""
 
     plain: np.ndarray
-    whole: np.ndarray  # plain with margins on both sides
+    whole: np.ndarray  # `plain` with margins on both sides
     margin: int  # number of columns of each margin
 
     def part(self, *index: Any) -> Columns:

@@ -39,7 +39,7 @@ class Runner:
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """Inside, BLAS uses one thread, `parallel_for` uses `threads` or all, and `same_bits` has effect."""
+        """Inside the block, BLAS uses one thread, `parallel_for` uses `threads` or all, and `same_bits` has effect."""
         for_products = num_threads(self.threads if threads is None else threads)
         with single_blas_thread(), for_products, products(plain=not self.same_bits):
             yield

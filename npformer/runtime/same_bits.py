@@ -1,11 +1,11 @@
-"""Finds by trial how to make the bits of a row of a product independent of the other rows, for the BLAS in use.
+"""Finds by trial how to make the bits of a row of a product independent of the other rows with the BLAS in use.
 
 A BLAS chooses a kernel by the sizes of a product, and kernels add in different orders. OpenBLAS does the following:
 
 * it computes one row with a matrix-vector routine, and some numbers of rows with special kernels (`Kernel.rows`);
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
   to a multiple of `VECTOR` columns);
-* it adds the first and last columns of each block of a wide product in another order (`Kernel.edges`);
+* it adds the first and last columns of each block of a wide product in a different order (`Kernel.edges`);
 * it sums the inner axis of a large product block by block (`Kernel.k_blocks`), and that of a small product in one pass
   (`Kernel.small`).
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from npformer.runtime.threads import single_blas_thread
 
-VECTOR = 16  # columns in the widest vector register; products are padded to a multiple of it
+VECTOR = 16  # number of columns that fill the widest vector register; products are padded to a multiple of it
 GROUP = 8  # columns at an edge
 ROWS = 48  # period of usable row counts: a multiple of every known tile height
 FAR = 16  # distance along the inner axis between terms that a kernel adds to the same accumulator
@@ -161,7 +161,7 @@ class Kernel:
         # Twice the limit, to be safe. Products up to this size are summed in blocks below, with the same bits.
         if size > 2 * self.small:
             return np.matmul(a, b, out=out)
-        if b.strides[-1] != b.itemsize:  # small kernels add the columns of a transposed array in another order
+        if b.strides[-1] != b.itemsize:  # small kernels add the columns of a transposed array in a different order
             b = np.ascontiguousarray(b)
         if len(parts := self.k_blocks(a.shape[-1])) == 1:
             return np.matmul(a, b, out=out)

@@ -1,8 +1,8 @@
 """Worker threads for shards of a batch or parts of a product, with BLAS limited to one thread.
 
-Threads suffice, because NumPy releases the GIL inside its loops. While they work, BLAS uses one thread each; its
-original setting is restored afterwards. `runner.py` distributes shards; `products.py` and `tiles.py` distribute parts
-of them.
+Threads suffice, because NumPy releases the GIL inside its loops. While they work, BLAS uses one thread in each; its
+original setting is restored afterwards. `runner.py` distributes shards; `weight_products.py` and `tiles.py` distribute
+parts of products and of activations.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def start_workers(count: int) -> int:
 
 
 def _forget_workers() -> None:
-    """Resets this module in a forked child, in which only the calling thread exists. Restores the threads of BLAS."""
+    """Resets this module in a forked child, which has only the calling thread. Restores the number of BLAS threads."""
     global _jobs, _starting, _one_text
     _jobs, _starting, _one_text = queue.SimpleQueue(), threading.Lock(), threading.Lock()
     _workers.clear()
@@ -160,7 +160,7 @@ def run_tasks(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """Lets `parallel_for` on this thread use `count` threads inside."""
+    """Inside the block, `parallel_for` on this thread may use `count` threads."""
     before = _local.num_threads
     _local.num_threads = count
     try:
@@ -171,7 +171,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def products(plain: bool) -> Iterator[None]:
-    """Inside, products have reproducible bits, or with `plain` skip the steps that ensure them."""
+    """Inside the block, products have reproducible bits, or with `plain` skip the steps that ensure them."""
     before = plain_products()
     _local.plain = plain
     try:
@@ -202,7 +202,7 @@ def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int,
 
 
 def parallel_for(work: Callable[[slice], None], count: int, nanoseconds: float) -> None:
-    """Calls work(slice) for slices that cover range(count), on one thread each. A trial finds the number of slices."""
+    """Calls work(slice) for slices that cover range(count), one per thread. A trial finds the number of slices."""
     counts, first = part_counts(nanoseconds, count)
     if len(counts) == 1:
         work(slice(0, count))
@@ -253,7 +253,7 @@ _one_text = threading.Lock()  # two texts at once could each wait for a worker t
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of tasks that must all run at the same time, on one thread each. Needs that many `start_workers`."""
+    """The results of tasks that must all run at the same time, each on its own thread. Needs enough started workers."""
     barrier, slots = threading.Barrier(len(tasks)), [[None] * len(tasks), [None] * len(tasks)]
     members = [_Member(index, barrier, slots) for index in range(len(tasks))]
     with _one_text:
@@ -277,8 +277,8 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 class _Blas:
     """The BLAS libraries of this process, limited to one thread while any caller requests it.
 
-    Forks wait until no other thread computes. Otherwise a lock that a thread held inside BLAS or threadpoolctl at the
-    fork would stay locked in the child forever.
+    Forks wait until no other thread is computing. Otherwise a lock that a thread held inside BLAS or threadpoolctl at
+    the fork would stay locked in the child forever.
     """
 
     def __init__(self) -> None:
@@ -290,7 +290,7 @@ class _Blas:
 
     @functools.cached_property
     def libraries(self) -> list[Any]:
-        """Controllers of the BLAS libraries. Without threadpoolctl the list is empty, and there is one warning."""
+        """Controllers of the BLAS libraries. Without threadpoolctl the list is empty, and one warning is issued."""
         try:
             from threadpoolctl import ThreadpoolController
         except ImportError:
@@ -327,7 +327,7 @@ class _Blas:
         return not self.forking or thread in self.users.values() or thread in _workers
 
     def before_fork(self) -> None:
-        """Waits until no other thread computes, for at most FORK_PATIENCE. Keeps the lock, so that no thread begins."""
+        """Waits up to FORK_PATIENCE until no other thread is computing. Keeps the lock, so that no thread begins."""
         self.lock.acquire()
         self.forking.add(threading.current_thread())
         try:
@@ -361,7 +361,7 @@ _blas = _Blas()
 
 
 def single_blas_thread() -> Any:
-    """Limits BLAS to one thread inside. When the last caller leaves, the original setting is restored."""
+    """Limits BLAS to one thread inside the block. When the last caller leaves it, the original setting is restored."""
     return _blas.single()
 
 

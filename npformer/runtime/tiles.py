@@ -70,7 +70,7 @@ def over_heads(
 
 
 def _blocks(n_texts: int, heads: slice, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of at most SCORES scores, or of one head of one text."""
+    """Blocks of at most SCORES scores, or of one head of one text if that has more."""
     some = max(1, SCORES // max(1, scores))
     n_heads = heads.stop - heads.start
     heads_of_block, texts_of_block = min(n_heads, some), max(1, some // n_heads)

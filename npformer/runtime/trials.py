@@ -1,7 +1,7 @@
 """`Trial`: chooses the fastest of several ways to do the same work, by timing the work itself.
 
 The gain from a second thread or from another layout of weights depends on the machine and its load, so a fixed cost
-model would not do. A trial runs real work in each way several times, in turn, and compares median times. All ways
+model would not work. A trial runs real work in each way several times, in turn, and compares median times. All ways
 return the same bits.
 """
 
@@ -15,7 +15,7 @@ Way = TypeVar("Way")
 Result = TypeVar("Result")
 
 TURNS = 5  # runs of each way in a trial; the median tolerates two slow ones
-GAIN = 0.95  # a way replaces the current one only if it takes at most this fraction of its time, because of noise
+GAIN = 0.95  # because of noise, a way replaces the current one only if it takes at most this fraction of the time
 SHARE = 0.01  # maximum fraction of all time that trials may lose on slower ways
 PATIENCE = 0.05  # seconds of work before a trial, so that a process for a single sentence does not begin one
 
@@ -27,7 +27,7 @@ class Trial(Generic[Way]):
     be free later, so trials are repeated: the next one begins once the time lost in the last one is at most SHARE of
     the time since then.
 
-    Threads may share a trial without a lock, because a race only loses a measured time.
+    Threads may share a trial without a lock, because a race loses at most one measured time.
     """
 
     def __init__(self, ways: Sequence[Way], first: Way) -> None:

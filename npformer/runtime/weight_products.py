@@ -176,7 +176,7 @@ def _columns_at_edges(
 
 @functools.lru_cache(maxsize=1000)
 def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, slice, slice]]:
-    """The columns to recompute: the index of the share, its columns, and their places among the gathered columns."""
+    """The columns to recompute: for each edge, the index of its share, its columns, and their places when gathered."""
     places, end = [], 0
     for i, (start, stop) in enumerate(shares):
         for edge in k.edges((stop - start) // VECTOR * VECTOR):
@@ -187,7 +187,7 @@ def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, sl
 
 
 def in_order(weight: np.ndarray) -> np.ndarray:
-    """Makes a weight contiguous if a small product may use it: in other layouts, small kernels add in another order."""
+    """Makes a weight contiguous if a small product may use it: the order in which it adds depends on the layout."""
     return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
 
 
@@ -255,7 +255,7 @@ class Panels:
                     y += terms @ panels[some, None]
 
     def times_large(self, x: np.ndarray, columns: slice, out: np.ndarray) -> None:
-        """The same as `times`, by large products with a matrix of several panels at a time."""
+        """The same as `times`, but with large products, each of which reads several panels as one matrix."""
         count = max(1, TILE // (PANEL * 4 * self.blocks[0][0].stop))
         for first in range(columns.start // PANEL, columns.stop // PANEL, count):
             some = slice(first, min(first + count, columns.stop // PANEL))
@@ -273,7 +273,7 @@ def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
     """Slices of `rows` rows, and the number of rows in one product within each slice: at most `few`, but never 1."""
     if rows <= few:
         return [(slice(0, rows), rows)]
-    count = (few - 1) // 4 * 4  # kernels take rows in fours
+    count = (few - 1) // 4 * 4  # kernels process rows in groups of four
     last = rows % count + (count if rows % count == 1 else 0)
     return [(slice(0, rows - last), count), (slice(rows - last, rows), last)][: 2 if last else 1]
 

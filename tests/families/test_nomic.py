@@ -169,4 +169,4 @@ def test_another_base_is_named(tmp_path: Path) -> None:
     port = npformer.trace(Model(replace(config, mechanisms=(Rotary(10_000.0),)), weights), recorded.texts)
     arrays = {f"{i}/{name}": array for name in port for i, array in enumerate(port.texts(name))}
     diagnosis = golden.diagnose(recorded, arrays, npformer.load(tmp_path / "tiny"))
-    assert diagnosis.mistake == "rotation with another base", str(diagnosis)
+    assert diagnosis.mistake == "rotation with the wrong base", str(diagnosis)

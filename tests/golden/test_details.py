@@ -79,7 +79,7 @@ def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
     said = str(golden.diagnose(golden.record(model, texts, kept), {f"0/{name}": stages[name] for name in kept}, model))
     lists = ["0, 1, 2", "0, 1", "0, 1, 3"] if few else ["0, 1, 3"]
     causes = [line.strip() for line in said.splitlines() if "cause:" in line]
-    assert causes == [f"cause: other layers are local (local: {each})" for each in lists], said
+    assert causes == [f"cause: the wrong layers are local (local: {each})" for each in lists], said
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1), (1, 2), (0, 1, 2)])
@@ -92,7 +92,7 @@ def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) 
     stages = trace(Model(replace(model.config, local=replace(local, layers=layers)), model.weights), text)
     given = {name: [stages[name]] for name in stages if name.endswith("attention.weights")}
     port = Port(model.config, {}, [text], "", [], frozenset(), 30, (30,), given=given)
-    (mistake,) = (each for each in Window.mistakes if each.name == "other layers are local")
+    (mistake,) = (each for each in Window.mistakes if each.name == "the wrong layers are local")
     assert [way for way, _ in mistake.ways(port)] == (["local: 0, 1"] if layers == (0, 1) else [])
 
 
@@ -109,7 +109,7 @@ def test_local_layers_may_differ_by_their_rotation_alone() -> None:
     stages = trace(port, texts)
     said = golden.diagnose(golden.record(model, texts), {f"0/{name}": stages[name] for name in stages}, model)
     assert said.stage == "layers.3.attention.query_rotated"
-    assert "other layers are local" in said.causes
+    assert "the wrong layers are local" in said.causes
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
     "dropout in GPT-2": (
         "gpt2", ("0.attention_residual", "0.ffn.output", "0.ffn_residual"), "dropout left on", put("ffn", with_dropout)
     ),
-    "keys alone rotated": ("modernbert", ("0.attention.query", "0.attention.key", *WEIGHTS), "rotation left out or turned", put("rotated", keys_alone)),
+    "keys alone rotated": ("modernbert", ("0.attention.query", "0.attention.key", *WEIGHTS), "rotation left out or wrong", put("rotated", keys_alone)),
     "mask of -5 in a batch": ("gpt2", WEIGHTS, "masked scores not low enough", put("masked", weakly_masked)),
 }  # fmt: skip
 

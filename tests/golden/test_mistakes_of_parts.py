@@ -119,28 +119,28 @@ LLAMA: dict[str, tuple[str, str, Plant]] = {
         (*NORMS, lambda x, weight, eps, out=None: x / size(centred(x), eps) * weight),
     ),
     "norms of heads exchanged": ("norms of queries and keys exchanged", "", exchanged),
-    "half of each head": ("rotation left out or turned", "first half of each head", (*TURNS, half_of_head)),
+    "half of each head": ("rotation left out or wrong", "first half of each head", (*TURNS, half_of_head)),
     "cosine and sine": (
-        "rotation left out or turned", "cosines and sines exchanged", (*TURNS, lambda x, cos, sin: turn(x, sin, cos)),
+        "rotation left out or wrong", "cosines and sines exchanged", (*TURNS, lambda x, cos, sin: turn(x, sin, cos)),
     ),
     "tables in bfloat16": (
         "rotation rounded", "cosines and sines in bfloat16",
         (*TURNS, lambda x, cos, sin: turn(x, half("bfloat16", cos), half("bfloat16", sin))),
     ),
     "theta^(-i / K)": (
-        "rotation left out or turned", "without the 2",
+        "rotation left out or wrong", "without the 2",
         (rotary, "rotary_angles", lambda at, k, theta, *rest: angles(at, k, theta**0.5, *rest)),
     ),
-    "positions again": ("rotation at other positions", "from 0 again at token 4", (rotary, "rotary_angles", again_after_4)),
-    "columns in pairs": ("rotation of pairs for halves", "", in_pairs),
+    "positions again": ("rotation at wrong positions", "from 0 again at token 4", (rotary, "rotary_angles", again_after_4)),
+    "columns in pairs": ("rotation of pairs instead of halves", "", in_pairs),
     "the product activated": ("activation of the product with the gate", "", (gated, "gated_feed_forward", of_product)),
 }  # fmt: skip
 T5: dict[str, tuple[str, str, Plant]] = {
     "buckets to the nearest": (
-        "relative bias with other borders of buckets", "rounded to the nearest", (relative_bias, "_away", nearest)
+        "relative bias with wrong bucket boundaries", "rounded to the nearest", (relative_bias, "_away", nearest)
     ),
     "buckets of one distance": (
-        "relative bias with other borders of buckets", "all buckets",
+        "relative bias with wrong bucket boundaries", "all buckets",
         (relative_bias, "_away", lambda away, count, most: np.minimum(away, count - 1)),
     ),
     "weights of self-attention": ("cross-attention with self-attention's weights", "all", of_self),

@@ -53,9 +53,9 @@ def biased(port: PlainT5, scores: np.ndarray, at: str) -> np.ndarray:
 #: Name of a planted mistake -> its name in the diagnosis, and how it is planted.
 PLANTED: dict[str, tuple[str, Plant]] = {
     "scores divided": ("scores divided by sqrt(d_head)", put("scale_of", lambda port, q, at: q.shape[-1] ** -0.5)),
-    "decoder's buckets of both directions": ("other buckets", put("goes_both_ways", lambda port, side: True)),
-    "encoder's buckets of one direction": ("other buckets", put("goes_both_ways", lambda port, side: False)),
-    "max_distance 128": ("other buckets", attr("most", lambda port: 128)),
+    "decoder's buckets of both directions": ("wrong buckets", put("goes_both_ways", lambda port, side: True)),
+    "encoder's buckets of one direction": ("wrong buckets", put("goes_both_ways", lambda port, side: False)),
+    "max_distance 128": ("wrong buckets", attr("most", lambda port: 128)),
     "head not scaled": ("rows below the projection not scaled", attr("factor", lambda port: 1.0)),
     "bias across": ("relative bias in attention to the source", put("biased", biased)),
     "bias in the first layer only": (

@@ -79,7 +79,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
         "got embeddings(tokens, token_table, position_table, start=0)."
     )
     assert found["layer_norm"] == "It writes to its argument x. Return a new array, and change copies only."
-    assert found["gelu"] == "Right numbers of the wrong dtype: expected float32, got float64."
+    assert found["gelu"] == "Right numbers, but the wrong dtype: expected float32, got float64."
     assert found["linear"] == "It returns None. Is a return missing?"
     assert found["split_heads"] == "Wrong shape: expected (2, 3, 2), got (3, 2, 2)."
     assert re.fullmatch(
@@ -194,7 +194,7 @@ def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -
         ("import numpy as np\nnp.ones(3) @ np.ones(4)\n", "Line 2, `np.ones(3) @ np.ones(4)`, raises ValueError"),
         (
             "import numpy as np\nnp.exp = lambda x: 1 + x\n",
-            "The file changes np.exp for the whole program. Give your own function another name.",
+            "The file changes np.exp for the whole program. Give your own function a different name.",
         ),
     ],
 )

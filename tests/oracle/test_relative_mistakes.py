@@ -125,12 +125,12 @@ def padding_counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 PLANTED: list[tuple[str, Plant, str]] = [
     ("mpnet", bucket_sign, "relative bias with the wrong sign"),
     ("mpnet", no_bias, "relative bias left out"),
-    ("modernbert", pairs, "rotation of pairs for halves"),
+    ("modernbert", pairs, "rotation of pairs instead of halves"),
     ("modernbert", halves_swapped, "gate and hidden swapped"),
-    ("modernbert", window_off_by_one, "another local window"),
-    ("modernbert", one_base, "rotation with another base"),
+    ("modernbert", window_off_by_one, "wrong local window"),
+    ("modernbert", one_base, "rotation with the wrong base"),
     ("nomic_bert", nomic_swapped, "gate and hidden swapped"),
-    ("nomic_bert", usual_base, "rotation with another base"),
+    ("nomic_bert", usual_base, "rotation with the wrong base"),
     ("deberta-v2", distances_reversed, "distances reversed"),
 ]
 CONVOLUTIONS: list[tuple[Plant, str]] = [

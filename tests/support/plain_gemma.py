@@ -22,14 +22,14 @@ PLANTED = {
     "no cap of scores": "soft cap of scores left out",
     "no cap of logits": "soft cap of logits left out",
     "1 / sqrt(d_head)": "scores divided by sqrt(d_head)",
-    "no window": "another local window",
-    "exclusive window": "another local window",
-    "window everywhere": "another local window",
+    "no window": "wrong local window",
+    "exclusive window": "wrong local window",
+    "window everywhere": "wrong local window",
     "unscaled embeddings": "embeddings scaled otherwise",
     "heads not normalized": "norms of heads left out",
     "rotated first": "norms of heads after the rotation",
     "w for 1 + w in heads": "1 + weight of RMSNorm misused",
-    "thetas exchanged": "rotation with another base",
+    "thetas exchanged": "rotation with the wrong base",
     "silu": "another activation",
 }
 

@@ -169,10 +169,10 @@ KNOWN: dict[str, tuple[str, Plant]] = {
         "unbiased variance", instead("normalize", lambda x: centred(x) / x.std(-1, keepdims=True, ddof=1))
     ),
     "variance": (
-        "another deviation in the norm", instead("normalize", lambda x: centred(x) / x.var(-1, keepdims=True))
+        "wrong deviation in the norm", instead("normalize", lambda x: centred(x) / x.var(-1, keepdims=True))
     ),
     "root of std": (
-        "another deviation in the norm", instead("normalize", lambda x: centred(x) / np.sqrt(x.std(-1, keepdims=True)))
+        "wrong deviation in the norm", instead("normalize", lambda x: centred(x) / np.sqrt(x.std(-1, keepdims=True)))
     ),
     "rms norm": (
         "mean not subtracted", instead("normalize", lambda x: x / np.sqrt((x * x).mean(-1, keepdims=True)))
@@ -305,10 +305,10 @@ IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "mask ignored": ("mask ignored", instead("masked", lambda s: s)),
     "mask after": ("mask misused", KNOWN["mask after"][1]),
     "queries": ("softmax over the wrong axis", KNOWN["queries"][1]),
-    "no window": ("another local window", attr("reach", lambda port: 99)),
+    "no window": ("wrong local window", attr("reach", lambda port: 99)),
     "half the window": ("another mask", attr("reach", lambda port: 1)),
-    "bases exchanged": ("rotation with another base", attr("bases", lambda port: port.bases[::-1])),
-    "other local layers": ("other layers are local", attr("local", lambda port: (0, 2))),
+    "bases exchanged": ("rotation with the wrong base", attr("bases", lambda port: port.bases[::-1])),
+    "other local layers": ("the wrong layers are local", attr("local", lambda port: (0, 2))),
 }  # fmt: skip
 
 

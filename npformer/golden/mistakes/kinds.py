@@ -305,7 +305,7 @@ def _said(port: Port, name: str, columns: np.ndarray) -> str:
 
 
 MISTAKES = (
-    Mistake("scaled by a constant", "all values of the stage are off by the same factor or summand", constant),
+    Mistake("scaled by a constant", "all values of the stage are off by the same factor or offset", constant),
     Mistake("sum with other factors", "the stage is the plain sum of other stages", summands),
     Mistake("a part left out", "the stage is computed without a stage that it depends on", left_out),
     Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),

@@ -58,22 +58,22 @@ GELU_TANH = Exercise(
             lambda x: _tanh_form(x, root=1.0),
         ),
         Slip(
-            "2 / pi for sqrt(2 / pi)",
+            "2 / pi instead of sqrt(2 / pi)",
             "The argument of tanh is multiplied by 2 / pi. The factor should be the square root of that.",
             lambda x: _tanh_form(x, root=2 / math.pi),
         ),
         Slip(
-            "sqrt(2) / pi for sqrt(2 / pi)",
+            "sqrt(2) / pi instead of sqrt(2 / pi)",
             "The argument of tanh is multiplied by sqrt(2) / pi. The factor should be sqrt(2 / pi).",
             lambda x: _tanh_form(x, root=math.sqrt(2) / math.pi),
         ),
         Slip(
-            "sqrt(pi / 2) for sqrt(2 / pi)",
+            "sqrt(pi / 2) instead of sqrt(2 / pi)",
             "The argument of tanh is multiplied by sqrt(pi / 2). The factor should be sqrt(2 / pi).",
             lambda x: _tanh_form(x, root=math.sqrt(math.pi / 2)),
         ),
         Slip(
-            "sqrt(2 / pi) for the first term only",
+            "sqrt(2 / pi) in the first term only",
             "sqrt(2 / pi) multiplies x only. It should multiply the sum of x and 0.044715 x^3.",
             lambda x: x * (1 + np.tanh(ROOT * x + 0.044715 * x**3)) / 2,
         ),
@@ -96,8 +96,7 @@ GELU_TANH = Exercise(
         ),
         Slip(
             "brackets",
-            "tanh is added to x / 2. It should be added to 1, before that is multiplied by x / 2: put 1 + tanh in "
-            "brackets.",
+            "tanh is added to x / 2. Add it to 1 first, then multiply by x / 2: put 1 + tanh in brackets.",
             lambda x: x / 2 + np.tanh(ROOT * (x + 0.044715 * x**3)),
         ),
         Slip("relu", "This is relu.", relu),
@@ -105,13 +104,13 @@ GELU_TANH = Exercise(
     ),
     constants=(
         Constant(
-            "another factor of the cube",
+            "wrong factor of x^3",
             "The factor of x^3 is {number}. It should be 0.044715.",
             lambda number: partial(_tanh_form, factor=number),
             (0.04, -0.04),
         ),
         Constant(
-            "another factor in tanh",
+            "wrong factor in tanh",
             "The argument of tanh is multiplied by {number}. The factor should be sqrt(2 / pi).",
             lambda number: partial(_tanh_form, root=number),
         ),
@@ -128,7 +127,7 @@ def _sample_cases() -> list[tuple[Any, ...]]:
     wide = [
         (_distinct(seed), t, p, u) for seed in (1, 2) for t in (0.7, 1.5) for p in (0.3, 0.8) for u in (0.03, 0.5, 0.9)
     ]
-    close = [(_distinct(3), 0.7, 1.0, u) for u in _near_sums(_distinct(3), 0.7)]  # a small error draws another word
+    close = [(_distinct(3), 0.7, 1.0, u) for u in _near_sums(_distinct(3), 0.7)]  # a small error draws a different word
     return [*small, *wide, *close, (array([1, 2, 9]), 1.0, 0.5, 0.9)]
 
 
@@ -139,12 +138,12 @@ def _near_sums(logits: Array, temperature: float) -> list[float]:
 
 
 def _distinct(seed: int) -> Array:
-    """Returns logits without ties, which would have no order."""
+    """Returns logits without ties, because tied words have no definite order."""
     return (np.random.default_rng(seed).permutation(7) / 2.5).astype(np.float32)
 
 
 def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
-    """Returns whether each word is among the most likely words that add up to top_p, and `one` more words (or -1)."""
+    """Returns the mask of the most likely words that add up to top_p, with one word more (one=1) or fewer (one=-1)."""
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(p[order].cumsum(), top_p * p.sum() - 1e-9)) + 1 + one
     kept = np.zeros(len(p), bool)
@@ -155,14 +154,14 @@ def _kept(p: Array, top_p: float, *, one: int = 0) -> Array:
 
 
 def _without_last(p: Array, top_p: float) -> Array:
-    """Returns whether each word is in the set, if the last word of the set is left out."""
+    """Returns the mask of the most likely words that add up to top_p, without the last of them."""
     if top_p == 1:
         raise Undetermined  # whether all probabilities together reach top_p depends on rounding
     return _kept(p, top_p, one=-1)
 
 
 def _kept_ranks(p: Array, top_p: float) -> Array:
-    """Returns the set of ranks, as if ranks were ids."""
+    """Returns the mask of the set in order of rank, as if ranks were ids."""
     kept = _kept(p, top_p)
     if not p[: kept.sum()].any():
         raise Undetermined
@@ -200,7 +199,7 @@ def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -
 
 
 def _least_likely(p: Array, top_p: float) -> Array:
-    """Returns whether each word is among the least likely ones that add up to top_p."""
+    """Returns the mask of the least likely words that add up to top_p."""
     order = np.argsort(p, kind="stable")
     kept = np.zeros(len(p), bool)
     kept[order[: int(np.searchsorted(p[order].cumsum(), top_p - 1e-9)) + 1]] = True
@@ -212,8 +211,8 @@ SAMPLE = Exercise(
     right.sample,
     _sample_cases,
     (
-        "Divide the logits by the temperature, take softmax, and sort the probabilities from the largest on: "
-        "np.argsort(-p).",
+        "Divide the logits by the temperature, take softmax, and sort the probabilities in descending "
+        "order: np.argsort(-p).",
         "A word belongs to the set if the sum of all more likely words is still below top_p. Set the others to 0 and "
         "divide by the sum.",
         "np.cumsum(p) in the order of the ids, then the first index where it is larger than u: "
@@ -253,7 +252,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "one word more",
-            "The set has one word more than it needs to reach top_p.",
+            "The set has one more word than it needs to reach top_p.",
             partial(_drawn, keep=lambda p, top: _kept(p, top, one=1)),
         ),
         Slip(
@@ -268,12 +267,12 @@ SAMPLE = Exercise(
             partial(_drawn, again=False),
         ),
         Slip(
-            "in the order of probability",
-            "Probabilities are summed from the most likely word on. Sum them in the order of the ids.",
+            "words in the order of probability",
+            "The probabilities are summed from the most likely word to the least. Sum them in the order of the ids.",
             lambda *a: _drawn(*a, by_rank=True),
         ),
         Slip(
-            "rank for the word",
+            "rank instead of id",
             "The rank of the word is returned, 0 for the most likely one. Return its id.",
             partial(_drawn, by_rank=True, word=lambda order, at: at),
         ),
@@ -285,7 +284,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "most likely word",
-            "The most likely word is returned. The number u draws a word.",
+            "The most likely word is returned. The number u should select the word.",
             lambda logits, *a: int(logits.argmax()),
         ),
         Slip(
@@ -295,12 +294,12 @@ SAMPLE = Exercise(
         ),
         Slip(
             "least likely words",
-            "The set has the least likely words: they are sorted from the smallest probability on.",
+            "The set has the least likely words: they are sorted by ascending probability.",
             partial(_drawn, keep=_least_likely),
         ),
         Slip(
             "drawn backward",
-            "u draws from the last word on. It should draw from the first.",
+            "The sum that is compared with u starts at the last word. It should start at the first.",
             lambda logits, t, p, u: _drawn(logits, t, p, 1 - u),
         ),
     ),

@@ -25,7 +25,7 @@ def _softmax_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 3),),
         (array([[1000, 1001], [-1000, -999], [0, 1]]),),
         (array([0.5, 0.25, 4]),),
-        (drawn(2, 3, 3),),  # square: without keepdims, a sum of the rows would fit the columns
+        (drawn(2, 3, 3),),  # square, so that sums without keepdims broadcast along the columns
     ]
 
 
@@ -70,7 +70,7 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "maximum of the whole array",
-            "The largest x of the whole array is subtracted, so exp of a row far below it is 0, and 0 / 0 is NaN. "
+            "The largest x of the whole array is subtracted, so exp is 0 in a row far below it, and 0 / 0 is NaN. "
             "Subtract the largest x of each row.",
             lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum(-1, keepdims=True),
         ),
@@ -122,7 +122,7 @@ SOFTMAX = Exercise(
             lambda x: _over(x, np.sum),
         ),
         Slip("log softmax", "This is the logarithm of softmax.", log_softmax),
-        Slip("sign", "exp is taken of -x. It should be taken of x.", lambda x: softmax(-x)),
+        Slip("sign", "exp is applied to -x. It should be applied to x.", lambda x: softmax(-x)),
         Slip(
             "base 2",
             "This is 2^x divided by its sum. It should be e^x divided by its sum.",
@@ -144,7 +144,7 @@ SOFTMAX = Exercise(
         ),
         Constant(
             "x multiplied",
-            "exp is taken of x times {number}. It should be taken of x.",
+            "exp is applied to x times {number}. It should be applied to x.",
             lambda number: lambda x: softmax(number * x),
         ),
     ),
@@ -191,7 +191,7 @@ SPLIT_HEADS = Exercise(
         ),
         Slip(
             "interleaved",
-            "Head h has the columns h, h + H, h + 2 H, ... It should have neighbouring columns, h K ... (h + 1) K - 1.",
+            "Head h has the columns h, h + H, h + 2 H, ... It should have adjacent columns, h K ... (h + 1) K - 1.",
             lambda x, n_heads: x.reshape(len(x), _k(x, n_heads), n_heads).transpose(2, 0, 1),
         ),
         Slip(
@@ -205,7 +205,7 @@ SPLIT_HEADS = Exercise(
             lambda x, n_heads: right.split_heads(x, n_heads).transpose(2, 0, 1),
         ),
         Slip(
-            "axes of the heads in another order",
+            "axes of the heads in the wrong order",
             "The axes of the result are (K, L, H). They should be (H, L, K).",
             lambda x, n_heads: right.split_heads(x, n_heads).transpose(2, 1, 0),
         ),
@@ -240,13 +240,13 @@ COMBINE_HEADS = Exercise(
         ),
         Slip(
             "interleaved",
-            "The first columns of all heads stand side by side. Put the columns of one head side by side.",
+            "The first columns of all heads are side by side. Put the columns of each head side by side.",
             lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1),
         ),
         Slip("heads in reverse order", "The heads are in reverse order.", lambda x: right.combine_heads(x[::-1])),
         Slip(
-            "one below another",
-            "The heads stand one below another. They should stand side by side: (L, H K).",
+            "heads stacked vertically",
+            "The heads are stacked vertically. They should be side by side: (L, H K).",
             lambda x: x.reshape(-1, x.shape[2]),
         ),
         Slip(
@@ -254,9 +254,9 @@ COMBINE_HEADS = Exercise(
             "x.T reverses all three axes. Exchange the first two only: x.transpose(1, 0, 2).",
             lambda x: x.T.reshape(x.shape[1], -1),
         ),
-        Slip("heads added", "The heads are added. They should stand side by side.", lambda x: x.sum(0)),
+        Slip("heads added", "The heads are added. They should be side by side.", lambda x: x.sum(0)),
         Slip(
-            "mean of the heads", "This is the mean of the heads. They should stand side by side.", lambda x: x.mean(0)
+            "mean of the heads", "This is the mean of the heads. The heads should be side by side.", lambda x: x.mean(0)
         ),
         Slip(
             "not reshaped",

@@ -134,8 +134,8 @@ LOSS_AND_GRADIENTS = Exercise(
     (
         Slip(
             "repeated tokens assigned",
-            "A token that occurs several times gets the gradient of its last row only. It should get the sum of "
-            "all: np.add.at adds them.",
+            "A token that occurs several times gets the gradient of its last row only. It should get the sum "
+            "over all its rows: np.add.at adds them.",
             partial(_gradients, scatter=_assigned),
         ),
         Slip(
@@ -261,12 +261,12 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "positions by token id",
-            "The rows of the position table are those of the token ids. They should be rows 0, 1, ...",
+            "The gradient of the position table is in the rows of the token ids. It should be in rows 0, 1, ...",
             partial(_gradients, dposition=_by_id),
         ),
         Slip(
             "position table left out",
-            "The gradient of the position table is 0. It should be dx in the rows 0 ... L - 1.",
+            "The gradient of the position table is 0. It should be dx in rows 0 ... L - 1.",
             partial(_gradients, dposition=lambda p, dx, ids: 0 * p),
         ),
         Slip(
