@@ -26,8 +26,8 @@ class Stage(NamedTuple):
     formula: str
     function: str  # module and name, relative to npformer
     hook: str = ""  # the name of the hook in TransformerLens's HookedEncoder, if any
-    parents: tuple[str, ...] = ()  # the stages it is computed from, or INPUT, SOURCE, EMBEDDED
-    kept: bool = True  # a backward pass reads it
+    parents: tuple[str, ...] = ()  # the stages that it is computed from, or INPUT, SOURCE, EMBEDDED
+    kept: bool = True  # whether a backward pass reads it
 
 
 def within(

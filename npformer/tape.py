@@ -20,11 +20,11 @@ from npformer.common.errors import NpformerError
 from npformer.taps import listeners
 
 Pullback = Callable[[np.ndarray], np.ndarray]  # gradient after a change -> gradient before it
-Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> array before it, pullback
+Changes = Mapping[tuple[str, int], list[tuple[np.ndarray, Pullback]]]  # (stage, firing) -> old array, pullback
 
 
 class UnknownDerivative(NpformerError):
-    """The gradient of a change is needed, but its derivative is unknown."""
+    """A gradient through a change is needed, but the derivative of the change is unknown."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class _Check:
 
 
 def _stopped_run(ended: Ended) -> Run:
-    """Returns the result of a whole model that was too slow or ended the process."""
+    """Returns the result for a whole model that was too slow or ended the process."""
     if ended.in_time:
         return Run("whole model", False, f"The whole model ended the process with exit code {ended.code}.")
     slow = f"Your whole model takes more than {RUN_LIMIT:g} seconds here, so it was stopped"

@@ -118,7 +118,7 @@ class _OutOfTime(Exception):
 
 
 class Doctor:
-    """Names mistakes in functions. The models that it needs are made at first use.
+    """Names mistakes in functions. Its models are created when they are first needed.
 
     Parameters
     ----------

@@ -20,5 +20,5 @@ def template() -> str:
 def signatures() -> dict[str, inspect.Signature]:
     """Returns the signature of every function in the file."""
     names: dict[str, Any] = {}
-    exec(compile(template(), FILE, "exec"), names)  # the code is the package's own
+    exec(compile(template(), FILE, "exec"), names)  # the executed code is part of this package
     return {name: inspect.signature(each) for name, each in names.items() if inspect.isfunction(each)}

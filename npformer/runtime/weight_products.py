@@ -197,7 +197,7 @@ _kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
 
 
 def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
-    """make(), a copy of the weights in another layout, which is kept as long as they exist.
+    """make(), a copy of the weights in another layout, which is kept as long as the weights exist.
 
     Returns None before the third use, and for weights that are writable, because the copy would not follow a change.
     """

@@ -1,9 +1,9 @@
 """An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs it. It needs the extra `serve`.
 
-Requests of different clients share batches (`batching.py`), and each answer has the bits that it would have alone.
-`routes.py`, `text_to_text.py` and `text_generation.py` define the routes, `fields.py` validates requests, `asgi.py` has
-the code shared by all routes, `bodies.py` reads requests, `watch.py` counts and logs them, and `supervisor.py` runs
-servers and workers.
+Requests of different clients share batches (`batching.py`), and each answer has the same bits as if it were computed
+alone. `routes.py`, `text_to_text.py` and `text_generation.py` define the routes, `fields.py` validates requests,
+`asgi.py` has the code shared by all routes, `bodies.py` reads requests, `watch.py` counts and logs them, and
+`supervisor.py` runs servers and workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def app(
     Parameters
     ----------
     models : a model or several, each a bundled name, a folder, a hub id or a loaded model; or a mapping from names
-        A request without a model's name gets the first model that has the route's task.
+        A request without a model's name uses the first model that has the route's task.
     limits : ServiceLimits, the limits of requests, batches and the queue
     api_key : str, the key that requests must send as `Authorization: Bearer KEY`; /health needs no key
     threads, revision, offline : as in `npformer.pipeline`

@@ -1,8 +1,8 @@
 """The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py`, `text_generation.py` and `chat.py`.
 
 A request passes these checks in order: the API key, shutdown, its body, the number of open requests, its fields, the
-limits of its texts, and the queue. If its client disconnects, its texts leave the queue. Refusals are exceptions; the
-handlers at the end of this file turn them into responses.
+limits of its texts, and the queue. If the client disconnects, the request's texts leave the queue. Refusals are
+exceptions; the handlers at the end of this file turn them into responses.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class App:
         try:
             async for piece in reply.pieces:
                 yield piece
-                await asyncio.sleep(0)  # lets others run, and detects that the client has disconnected
+                await asyncio.sleep(0)  # lets other tasks run, and detects whether the client has disconnected
         except Exception as error:  # the status has been sent, so the error is the last event
             log.error("a stream ended early: %s", place_of(error))
             if reply.media_type == "text/event-stream":
@@ -203,7 +203,7 @@ def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
 
 
 async def _left(request: Request) -> None:
-    """Waits until the client disconnects. No other message can come, because its body has been read."""
+    """Waits until the client disconnects. No other message can arrive, because the request's body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -297,6 +297,6 @@ def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, 
             Refusal: _refused, TimeoutError: too_late, Gone: _gone, HTTPException: _not_a_route,
         },
     )  # fmt: skip
-    made.router.redirect_slashes = False  # a redirect would go to the host named in the client's request
+    made.router.redirect_slashes = False  # a redirect would point to the host named in the client's request
     made.state.npformer = state
     return made

@@ -1,7 +1,7 @@
 """Dynamic batching: texts of independent requests are computed together.
 
 One thread takes the oldest text from a bounded queue, with later texts that need the same computation. A text's answer
-has the same bits in any batch, so batching affects only the time.
+has the same bits in any batch, so batching affects only the time that it takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("npformer.serve")
 
 
 class Work(Protocol):
-    """A computation on requests. Requests with equal work share a batch, if `together`."""
+    """A computation on requests. Requests with equal work share a batch if `together` is True."""
 
     @property
     def together(self) -> bool: ...  # False: a batch holds the requests of one ticket only
@@ -124,7 +124,7 @@ class Batcher:
         """Waits for the answers to requests, in order: a value or an error for each.
 
         If the waiting task is cancelled, its queued requests are dropped. Raises QueueFull, and queues no request, if
-        there is no room for all of them. With `admitted`, they are queued even if it is full.
+        there is no room for all of them. With `admitted`, the requests are queued even if the queue is full.
         """
         if not requests:
             return []
@@ -146,9 +146,9 @@ class Batcher:
                     self.queue = deque(entry for entry in self.queue if entry.ticket is not ticket)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Waits until the batching thread has computed function() alone, in its turn. Raises its errors.
+        """Waits until the batching thread has computed function() alone, in its turn. Raises the function's errors.
 
-        A full queue does not refuse the call, because the request has been admitted already.
+        A full queue does not refuse the call, because its request has already been admitted.
         """
         (answer,) = await self.answers(Call(), [function], [1], admitted=True)
         if isinstance(answer, Exception):

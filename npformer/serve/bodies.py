@@ -33,7 +33,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Reads the body of a request. Its bytes count in `held` until the request is answered.
+        """Reads the body of a request. Its bytes count towards `held` until the request is answered.
 
         Raises Refusal for a body that is too large or too slow, Gone if the client disconnects.
         """
@@ -72,7 +72,7 @@ class Bodies:
                     1,
                 ) from None
             time = f"{self.patience:g} s plus 1 s per {RATE} bytes"
-            message = f"body: expected all of it within {time}, got {len(body)} bytes"
+            message = f"body: expected the whole body within {time}, got {len(body)} bytes"
             raise Refusal(HTTPStatus.REQUEST_TIMEOUT, message) from None
         except ClientDisconnect:
             raise Gone from None
@@ -81,7 +81,7 @@ class Bodies:
         return bytes(body)
 
     def _refuse_largest(self) -> None:
-        """Refuses the largest unfinished body. An attacker sends much and stalls; a slow client has sent little."""
+        """Refuses the largest unfinished body. An attacker sends a lot, then stalls; a slow client has sent little."""
         largest = max((each for each in self.unfinished if not each.expired()), key=self.unfinished.__getitem__)
         self.held -= self.unfinished.pop(largest)
         largest.reschedule(asyncio.get_running_loop().time())

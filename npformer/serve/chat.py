@@ -47,7 +47,7 @@ MESSAGE = {
     **{name: Field(f.nothing_else(NO_TOOLS, []), None) for name in ("tool_calls", "function_call")},
     **{name: Field(f.nothing_else("models read texts", []), None) for name in ("annotations", "audio")},
 }
-OWN = "default: the model's generation_config.json"
+OWN = "default: from the model's generation_config.json"
 CHAT = {
     "messages": Field(f.messages(MESSAGE)),
     **MODEL,
@@ -62,8 +62,8 @@ CHAT = {
     "stream": Field(f.BOOLEAN, False, "Send server-sent events."),
     "stream_options": COMPLETIONS["stream_options"],
     "logprobs": Field(f.BOOLEAN, False, "Return the log probabilities of the answer's tokens."),
-    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: also return those of this many most likely tokens."),
-    "chat_template_kwargs": Field(f.JSON_OBJECT, None, "Further variables of the chat template."),
+    "top_logprobs": Field(f.whole(0, 20), None, "With logprobs: also return this many top tokens at each position."),
+    "chat_template_kwargs": Field(f.JSON_OBJECT, None, "Additional variables for the chat template."),
     "response_format": Field(f.an_object({"type": Field(f.nothing_else("answers are texts", "text"))}), None),
     "tools": Field(f.nothing_else(NO_TOOLS, []), None),
     "tool_choice": Field(f.nothing_else(NO_TOOLS, "none", "auto"), None),
@@ -106,7 +106,7 @@ def _role(role: str) -> str:
 
 
 def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
-    """Returns the task's options, changed by a request's."""
+    """Returns the task's options, overridden by those of a request."""
     temperature = given["temperature"]
     settings = {name: given[name] for name in ("top_p", "top_k", "repetition_penalty", "seed", *MORE_LIMITS)}
     settings["max_new_tokens"] = given["max_completion_tokens"] or given["max_tokens"]
@@ -117,7 +117,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
     if given["logprobs"]:
         settings["logprobs"] = given["top_logprobs"] or 0
     elif given["top_logprobs"] is not None:
-        raise f.wrong("top_logprobs", "expected logprobs=true with it")
+        raise f.wrong("top_logprobs", "expected logprobs=true with this field")
     if given["stop"] is not None:
         settings["stop_strings"] = given["stop"]
     settings["chat_template_kwargs"] = given["chat_template_kwargs"]
@@ -126,7 +126,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i. Each answer has a different seed if the request has a seed."""
+    """Returns the options of answer i. If the request gives a seed, each answer gets a different one."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": seed + i})
 
@@ -161,7 +161,7 @@ class Answers:
         return {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
 
     async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
-        """Yields an event for each piece of the answers, and with `counts` one with the numbers of tokens."""
+        """Yields an event for each piece of the answers, and with `counts` a last one with the numbers of tokens."""
         frame = {**frame, "usage": None} if counts else frame
 
         def chunk(i: int, delta: dict[str, str], ended: str | None = None) -> bytes:

@@ -8,11 +8,11 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD = 10.0  # seconds for a request's head, from the start of the connection or from a later request's first byte
+HEAD = 10.0  # seconds for a request's head, from the start of the connection or the first byte of a later request
 STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
 AT_ONCE = 16 * 1024  # maximum bytes read before other tasks run; in one-byte chunks they take a tenth of a second
-KEEP_ALIVE = 75  # seconds without a request; most load balancers close a connection after 60, so they close it first
+KEEP_ALIVE = 75  # seconds without a request; more than the 60 s of most load balancers, which thus close first
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]

@@ -1,4 +1,4 @@
-"""All routes, including those made from a task's declaration, which return the values of its answers.
+"""All routes. Those made from a task's declaration return the values of the task's answers.
 
 Routes for vectors, labels, ranks and generated texts follow the formats of other services (`routes.py`,
 `text_to_text.py`, `text_generation.py` and `chat.py`). The parameters of all other routes are the options of a task's
@@ -48,7 +48,7 @@ def declared(name: str, path: str, command: Command) -> Route:
 
 
 async def answered(name: str, service: Service, given: dict[str, Any]) -> Reply:
-    """Returns a task's answer to a text, or a list of answers to a list."""
+    """Returns a task's answer to one text, or a list of answers to a list of texts."""
     _, task = choose(service.models, given["model"], name)
     parameters = {key: value for key, value in (given["parameters"] or {}).items() if value is not None}
     work = TaskWork(task, settled(task, parameters, "parameters"))

@@ -1,7 +1,7 @@
 """The fields of requests. One description validates a field and defines its entry on the OpenAPI page.
 
-A refusal names an invalid value's place (`inputs[2]`), the expected type and the actual type. It never contains the
-value, which may be a user's text.
+A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. It never contains
+the value, which may be a user's text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from npformer.common.errors import NpformerError
 from npformer.text.inputs import Pair, as_text
 
 REQUIRED = object()
-MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; a search for each of them follows every token
+MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each string is searched for after every token
 STOP_LENGTH = 1000  # characters
-MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json makes them
+MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json creates them
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -52,7 +52,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a request. The value null means its default, if it has one."""
+    """A field of a request. The value null stands for the field's default, if it has one."""
 
     kind: Kind
     default: Any = REQUIRED
@@ -73,7 +73,7 @@ Fields = Mapping[str, Field]
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts or pairs of a request, and whether they came in a list."""
+    """The texts or pairs of a request, and whether they were given as a list."""
 
     items: Sequence[str | Pair]
     several: bool
@@ -115,7 +115,7 @@ def _text_list(where: str, value: Any) -> list[str]:
 
 
 def _stops(where: str, value: Any) -> list[str]:
-    """Reads stop strings. Clients of text-generation-inference send an empty list for no stop strings."""
+    """Reads stop strings. Clients of text-generation-inference send an empty list if there are none."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
         raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
     texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
@@ -233,7 +233,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns the kind of a field of other servers, for which this one supports only these values."""
+    """Returns the kind of a field that other servers have, and of which this server supports only these values."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):

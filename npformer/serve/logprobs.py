@@ -21,7 +21,7 @@ class Scored(NamedTuple):
 
 
 def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Scored]:
-    """Returns the tokens of a text without its end token. `ended` is the reason for its end, None if it goes on."""
+    """Returns the tokens of a text without its end token. `ended`: why the text ended; None if it goes on."""
     found = []
     steps = [] if likely is None else list(zip(likely.tokens.tolist(), likely.scores.tolist(), strict=True))
     for ids, scores in steps[:-1] if ended == "end" else steps:

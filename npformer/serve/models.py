@@ -34,7 +34,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TaskWork:
-    """A task with settled options, as work for the batcher: from prepared requests to answers."""
+    """A task with fixed options, as work for the batcher: it computes the answers to prepared requests."""
 
     task: Task
     options: Any
@@ -48,7 +48,7 @@ class TaskWork:
     __hash__ = None  # type: ignore[assignment]
 
     def run(self, requests: list[Request]) -> list[Any]:
-        """Returns the requests' answers, with an InputError for a request without one."""
+        """Returns the requests' answers, with an InputError for each request that has no answer."""
         self.task.run(requests)
         return list(self.task.finish(requests, 0, self.options))
 
@@ -86,10 +86,10 @@ class Served:
 
 
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
-    """Loads models, under the names of a mapping, or else under the name of each model or of its folder.
+    """Loads models under the names of a mapping, or else under each model's own name or the name of its folder.
 
-    `loading` has threads, revision and offline, as in `pipeline`. Raises NpformerError without a model and for
-    duplicate names.
+    `loading` has threads, revision and offline, as in `pipeline`. Raises NpformerError if there is no model or a name
+    is duplicated.
     """
     if isinstance(models, Given):
         models = [models]
@@ -135,10 +135,10 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
-    """Returns the model with this name. Returns all models without a name, or if only one is served.
+    """Returns the model with this name, or all models if there is no name or only one model is served.
 
-    With one model any name is accepted, because some clients must send one. Otherwise raises Refusal for an unknown
-    name.
+    With only one model any name is accepted, because some clients must send a name. With several, raises Refusal for an
+    unknown name.
     """
     if name is None or len(models) == 1:
         return list(models.values())
@@ -161,14 +161,14 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[s
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
-    """Returns the task of the first generative model, or of the one with this name. Raises Refusal without one."""
+    """Returns the task of the first generative model, or of the one with this name. Raises Refusal if there is none."""
     tasks = [task for each in candidates(models, name) for task in each.tasks.values()]
     found = next((task for task in tasks if isinstance(task, Writing)), None)
     return found or choose(models, name, "text-generation")[1]
 
 
 def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, where: str, several: bool) -> Prepared:
-    """Tokenizes texts into prepared requests. Raises Refusal for more than `most` tokens in all."""
+    """Tokenizes texts into prepared requests. Raises Refusal for more than `most` tokens in total."""
     found: list[list[dict[str, Any]]] = []
     count = 0
     for index, text in enumerate(texts):
@@ -204,7 +204,7 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
         if request.encoded[0].truncated:
             cut.append(index)
             if not truncate:
-                most = limit + isinstance(task, TextGeneration)  # a whole prompt may have one more token, see `_whole`
+                most = limit + isinstance(task, TextGeneration)  # a prompt may have one more token, see `_whole`
                 taken = f"expected at most {most} tokens, got {request.encoded[0].n_tokens}"
                 raise too_large(f"{place}: {taken}; shorten it or set truncate=true")
         requests.append(request)
@@ -217,7 +217,7 @@ def for_client(reason: str) -> str:
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:
-    """Returns the request for a prompt. A whole prompt may have one token more than a truncated one."""
+    """Returns the request for a prompt. An untruncated prompt may have one token more than a truncated one."""
     limit = task.limit(options)
     if limit < 1 if isinstance(request, InputError) else request.encoded[0].n_tokens == limit + 1:
         [whole] = task.prepare([item], 0, replace(options, long="error"))

@@ -1,4 +1,4 @@
-"""The pages /openapi.json and /docs, made from the table of routes. Neither loads anything from a network."""
+"""The pages /openapi.json and /docs, made from the table of routes. Neither page loads anything from a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ERRORS = {
     401: "The API key is missing or wrong",
     404: "Unknown model name; the message lists the known names",
     408: "The body did not arrive in time",
-    413: "Too many bytes, texts or tokens, or a text too long for the model without truncate",
+    413: "Too many bytes, texts or tokens, or a text that is too long for the model and is not truncated",
     422: "Invalid JSON or an invalid field; the message says where",
     424: "The model does not support this task; the message lists its tasks",
     429: "The queue is full; retry after the time in Retry-After",
@@ -68,7 +68,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def docs(routes: Iterable[Route]) -> str:
-    """Returns the same description as a web page without scripts."""
+    """Returns the description of all routes as a web page without scripts."""
     parts = [f"<h1>npformer {__version__}</h1><p>See also <a href=openapi.json>openapi.json</a>.</p>"]
     for route in routes:
         rows = "".join(

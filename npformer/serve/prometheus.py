@@ -1,6 +1,7 @@
 """Metrics for Prometheus at /metrics: requests by route and status, the queue, the batches.
 
-With several processes, PROMETHEUS_MULTIPROC_DIR names a shared folder, and each process shows the sums.
+With several processes, PROMETHEUS_MULTIPROC_DIR names a shared folder, and each process reports the sums over all
+processes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def as_json(value: Any) -> bytes:
 def in_parts(value: Any) -> Iterator[bytes]:
     """Yields the JSON of a value in parts. An iterator becomes a list, and its elements are computed one at a time.
 
-    No other Python thread runs while a part is encoded, so large answers have small parts.
+    No other Python thread runs while a part is encoded, so large answers are split into small parts.
     """
     if isinstance(value, Iterator):
         yield b"["

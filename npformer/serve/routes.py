@@ -105,7 +105,7 @@ class Route:
 
 MODEL = {
     "model": Field(
-        f.TEXT, None, "A name from /v1/models (default: the first that has the task). Ignored if only one is served."
+        f.TEXT, None, "A model from /v1/models (default: the first with the task). Ignored if only one is served."
     )
 }
 TRUNCATE = {
@@ -120,7 +120,7 @@ TEI = {
 EMBED = {
     "inputs": Field(f.TEXTS),
     "normalize": Field(f.BOOLEAN, True, "Scale vectors to length 1; false: leave them as pooled."),
-    "dimensions": Field(f.whole(1), None, "Keep the first numbers of each vector."),
+    "dimensions": Field(f.whole(1), None, "Truncate each vector to this many numbers."),
     **TEI,
 }
 CLASSIFY = {
@@ -165,7 +165,7 @@ async def embed_all(service: Service, given: dict[str, Any]) -> Reply:
 
 
 async def _rows_of(service: Service, arrays: Sequence[np.ndarray], rows: int = 16) -> AsyncIterator[bytes]:
-    """Yields vectors (1, L, D) of texts as JSON, some rows at a time, so that other requests get a turn."""
+    """Yields vectors (1, L, D) of texts as JSON, a few rows at a time, so that other requests get a turn."""
     for i, array in enumerate(arrays):
         for at in range(0, array.shape[1], rows):
             opened = b"," if at else b",[" if i else b"[["
@@ -338,7 +338,7 @@ ROUTES = (
             "input": Field(f.OPENAI_TEXTS),
             **MODEL,
             "encoding_format": Field(f.one_of("float", "base64"), "float", "base64: little-endian float32."),
-            "dimensions": Field(f.whole(1), None, "Keep the first numbers of each vector, scaled to length 1."),
+            "dimensions": Field(f.whole(1), None, "Truncate each vector to this many numbers, scaled to length 1."),
             "user": Field(f.TEXT, None, "Ignored."),
             **TRUNCATE,
         },

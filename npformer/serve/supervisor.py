@@ -2,8 +2,8 @@
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
 second signal ends it at once if it comes more than POLL seconds later: the command `timeout` sends two in a row.
-A worker that dies is replaced. Workers share their models' weights, which are mapped from files: a model in another
-format is first converted to the mapped format in a temporary folder.
+A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A model in another
+format is first converted to the mapped format, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
 
     async def _stop_when_idle(self) -> None:
         end = time.monotonic() + self.grace
-        await asyncio.sleep(POLL)  # until then, new requests get 503
+        await asyncio.sleep(POLL)  # new requests get 503 until the exit
         if not self.is_worker:  # a worker is killed by its parent
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
@@ -193,8 +193,8 @@ class Worker:
         self.is_ready = False
 
     def look(self) -> None:
-        """Notes whether the worker has reported that it is ready."""
-        with suppress(OSError, EOFError):  # raised by a pipe with its other end closed
+        """Records whether the worker has reported that it is ready."""
+        with suppress(OSError, EOFError):  # raised by a pipe whose other end is closed
             self.is_ready = self.is_ready or (self.ready.poll() and self.ready.recv())
 
 
@@ -211,7 +211,7 @@ class Supervisor:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
             settings = shared(self.settings, home)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # so that each worker shows the sums over all workers
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # so that each worker reports the sums over all workers
             for each in HANDLED:
                 before = signal.signal(each, self._note)
                 stack.callback(signal.signal, each, before)
@@ -280,7 +280,7 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """Returns the settings of workers: divides the cores, and converts models that cannot be mapped, into `home`."""
+    """Returns the settings of workers: divides the cores, and converts models that cannot be mapped (into `home`)."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.loaded().items():

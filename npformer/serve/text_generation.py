@@ -29,7 +29,7 @@ from npformer.tasks.writing import Writing
 
 COLDEST = 1e-6  # temperature below which sampling is greedy anyway
 
-#: Sampling parameters beyond OpenAI's, by the names its clients use with other servers.
+#: Sampling parameters that OpenAI does not have, under the names that its clients use with other servers.
 MORE_LIMITS = {
     "min_p": Field(f.number(0, 1), None, "Sample from tokens at least this fraction as likely as the best one."),
     "typical_p": Field(f.number(1e-6, 1), None, "Sample from the most typical tokens with this total probability."),
@@ -68,10 +68,10 @@ COMPLETIONS = {
     "stop": Field(f.STOPS, None, "Stop strings: generation stops before the first of these."),
     "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
     "echo": Field(f.BOOLEAN, False, "Include the prompt in the text."),
-    "stream": Field(f.BOOLEAN, False, "Send server-sent events, for one prompt and n of 1."),
+    "stream": Field(f.BOOLEAN, False, "Send server-sent events; requires one prompt and n=1."),
     "stream_options": Field(f.an_object({"include_usage": Field(f.BOOLEAN, False)}), None),
     "best_of": Field(f.nothing_else("n texts are generated", 1), None),
-    "logprobs": Field(f.whole(0, 5), None, "Log probabilities of the new tokens, and of this many most likely ones."),
+    "logprobs": Field(f.whole(0, 5), None, "Log probabilities of each new token and of this many top tokens."),
     "suffix": Field(f.nothing_else("there is no infilling"), None),
     "logit_bias": Field(f.nothing_else("logits cannot be biased", {}), None),
     "frequency_penalty": Field(f.nothing_else("this penalty is not supported", 0), None),
@@ -82,14 +82,14 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # batch cost of a token of a source, in tokens of an encoder, because the decoder runs once per new token
-STEP = 4  # batch cost of a new token, in tokens of a prompt, which are read together
+COST = 8  # batch cost of a source token, where an encoder's token costs 1: the decoder runs once per new token
+STEP = 4  # batch cost of a new token, where a prompt's token costs 1: prompt tokens are read together
 #: A parameter of /generate for translation only.
 NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a target language"), None)}
 
 
 def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max_new_tokens") -> Any:
-    """Returns the task's options with a request's values. `length` is the request's name for max_new_tokens."""
+    """Returns the task's options, with a request's values. `length` is the request's name for max_new_tokens."""
     try:
         return task.settle(task.options, given)
     except NpformerError as error:
@@ -109,7 +109,7 @@ def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, An
 
 
 async def begun(service: Service, pieces: Iterator[str], where: str) -> AsyncIterator[str]:
-    """Computes a text's first piece at once, so that an error gets its HTTP status, and later ones in their turn."""
+    """Computes a text's first piece at once, so that an error gets its HTTP status, and later pieces in their turn."""
     try:
         first = await service.piece(pieces)
     except NpformerError as error:
@@ -234,7 +234,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = name
     if given["stream"] and (len(texts.items) > 1 or n > 1):
-        raise f.wrong("stream", "expected one prompt and n of 1 for a stream, got more")
+        raise f.wrong("stream", "expected one prompt and n=1 for a stream, got more")
     prompts = await read_prompts(service, task, texts, given["truncate"], "prompt", options)
     if given["stream"]:
         return await _completed(service, given, prompts, options, frame)

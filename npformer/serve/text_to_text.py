@@ -1,6 +1,6 @@
 """The routes of encoder-decoders: whole answers in batches, or one answer as a stream of pieces.
 
-/generate also serves causal language models, by the functions of `text_generation.py`.
+/generate also serves causal language models, with the functions of `text_generation.py`.
 """
 
 from __future__ import annotations

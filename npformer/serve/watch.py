@@ -20,8 +20,8 @@ GONE = 499  # nginx's status, in metrics and logs, for a request whose client di
 class Watch:
     """ASGI middleware around the app of a service.
 
-    A route stores `route` and the number of `rows` in the request's state. A log line has only these, the method and
-    the path, and "-" for an unknown method or path, which may be a user's text.
+    A route stores `route` and the number of `rows` in the request's state. A log line has the method, path, status,
+    time and number of rows, with "-" for an unknown method or path, which may be a user's text.
     """
 
     def __init__(self, app: Any, metrics: Metrics, paths: Collection[str], access_log: bool) -> None:
@@ -47,7 +47,7 @@ class Watch:
 
         try:
             await self.app(scope, receive, noting)
-        except ClientDisconnect:  # the client left during a stream
+        except ClientDisconnect:  # the client disconnected during a stream
             pass
         except Exception as error:
             log.error("internal error: %s", place_of(error))

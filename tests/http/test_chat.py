@@ -152,7 +152,7 @@ def test_openai_errors(client: openai.OpenAI) -> None:
             r"content\[0\]: expected .* other types of parts are not supported",
         ),
         ({"messages": [{**ASKED[0], "tool_calls": [{}]}]}, "tool_calls: unsupported: there are no tools"),
-        ({"top_logprobs": 2}, "top_logprobs: expected logprobs=true with it"),
+        ({"top_logprobs": 2}, "top_logprobs: expected logprobs=true with this field"),
         ({"n": 2}, "n: expected 1 with a temperature below"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unsupported: there are no tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type: unsupported: answers are texts"),

@@ -92,7 +92,7 @@ def test_unfinished_bodies_do_not_block_other_clients(hasty):
         for each in held:
             answer = rest(each)
             assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"body: expected all of it within 0.6 s plus 1 s per 2000 bytes, got 11 bytes" in answer
+            assert b"body: expected the whole body within 0.6 s plus 1 s per 2000 bytes, got 11 bytes" in answer
 
 
 def test_a_slow_body_is_waited_for(hasty):

@@ -319,7 +319,7 @@ def test_a_port_that_is_taken(folders):
         (("./no-such-model",), "./no-such-model: there is no folder of this name"),
         (("./no-such-model", "--workers", 2), "./no-such-model: there is no folder of this name"),
         (("{encoder}", "{encoder}"), "two models are named encoder"),
-        (("{encoder}", "--max-texts", 5, "--max-queue", 4), "texts: expected at most the 4 texts of the queue, got 5"),
+        (("{encoder}", "--max-texts", 5, "--max-queue", 4), "texts: expected at most 4, the size of the queue, got 5"),
         (("{encoder}", "--timeout", -1), "seconds: expected a number from 0 to 1000000"),
         (("{encoder}", "--api-key-file", "/no/such/file"), "/no/such/file: cannot be read: No such file or directory"),
         (("{encoder}", "--api-key-file", "/dev/null"), "the API key is empty"),

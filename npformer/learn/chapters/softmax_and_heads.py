@@ -102,7 +102,7 @@ SOFTMAX = Exercise(
             lambda x: _over(x, lambda y: y.sum(-1), x.max(-1)),
         ),
         Slip(
-            "maximum subtracted above the line only",
+            "maximum subtracted in the numerator only",
             "The maximum is subtracted from x in exp(x), but not in the sum. Subtract it once, before exp.",
             lambda x: np.exp(x - x.max(-1, keepdims=True)) / np.exp(x).sum(-1, keepdims=True),
         ),

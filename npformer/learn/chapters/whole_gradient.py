@@ -170,7 +170,7 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "value's part alone",
-            "The gradient of x has the part that comes through value, without those of query and key.",
+            "The gradient of x has the part that comes through value, without the parts through query and key.",
             partial(_gradients, paths=("value",)),
         ),
         Slip(
