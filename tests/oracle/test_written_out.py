@@ -42,4 +42,4 @@ def test_every_stage_of_attention_is_heard_and_within_its_budget(option: str, tm
     assert set(comparison.missing) == {"probabilities", *left}
     assert max(row.budgets for row in comparison.rows) < 0.5
     kept = {name for module in other.modules() for name in vars(module) if callable(getattr(module, name))}
-    assert not kept & {"transpose_for_scores", "disentangled_attention_bias"}  # as in their classes
+    assert not kept & {"transpose_for_scores", "disentangled_attention_bias"}  # both are restored
