@@ -70,7 +70,7 @@ def rooms() -> dict[str, list[str]]:
     modules = {name for name in npformer.__all__ if inspect.ismodule(getattr(npformer, name))}
     left = {name for names in defined.values() for name in names} | (modules - {*MODULES})
     if left:
-        raise ExtensionError(f"docs/_ext/public_names.py: no room for {', '.join(sorted(left))}")
+        raise ExtensionError(f"docs/_ext/public_names.py: add these names to a room: {', '.join(sorted(left))}")
     for module in MODULES:
         found[module] = [f"npformer.{module}.{name}" for name in import_module(f"npformer.{module}").__all__]
     return found | {room: [f"{module}.{name}" for name in names.split()] for room, (module, names) in FURTHER.items()}

@@ -74,7 +74,7 @@ def check(app: Sphinx, failed: Exception | None) -> None:
             if not target.is_file():
                 logger.warning("%s: the link %s leads nowhere", path.relative_to(site), link)
             elif address.fragment and target in pages and unquote(address.fragment) not in pages[target].anchors:
-                logger.warning("%s: nothing at the anchor of the link %s", path.relative_to(site), link)
+                logger.warning("%s: the link %s has an anchor that does not exist", path.relative_to(site), link)
     logger.info("checked the links of %d pages", len(pages))
 
 
