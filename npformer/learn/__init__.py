@@ -1,9 +1,9 @@
-"""The course: a learner writes their own Transformer in one file of plain NumPy, and is corrected.
+"""The course: a learner writes their own Transformer in one file of plain NumPy, and npformer corrects it.
 
     npformer.learn.start("my_transformer")      writes the file
-    npformer.learn.check("my_transformer")      runs it in a separate process, and lists what is right, wrong and why
+    npformer.learn.check("my_transformer")      runs it in a separate process, and explains what is wrong
 
-`chapters/` has the exercises, and `right.py` computes their answers by npformer's functions. `judge.py` judges a
+`chapters/` has the exercises, and `right.py` computes their answers with npformer's functions. `judge.py` judges a
 function, `causes.py` names the mistake in it, and `doctor.py` runs the port diagnosis (`golden.diagnose`) on it.
 `running.py` starts the process `worker.py`, which executes the file. `look.py` draws the learner's model. The command
 is `npformer learn`.

@@ -1,10 +1,10 @@
-"""Compares an answer with the right one, value by value, within an error budget.
+"""Compares an answer with the right answer, value by value, within an error budget.
 
-A right solution may add in another order or compute in float64. Its last bits then differ, by an amount that depends on
-the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in float32 after the
-numbers in the arguments are moved at random by up to one unit in the last place. The budget is FACTOR times the largest
-difference from float64, plus FACTOR times EPS times the answer's largest number. tests/learn/test_exercises.py compares
-right solutions with it.
+A right solution may add in another order or compute in float64. The last bits of its answer then differ, by an amount
+that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in
+float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The budget is
+FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
+tests/learn/test_exercises.py checks right solutions against it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Truth:
 
 
 class Case(NamedTuple):
-    """A case: its arguments as given and in float64 (`wide`), the learner's answer and the right one."""
+    """A case: its arguments as given and in float64 (`wide`), the learner's answer and the right answer."""
 
     args: tuple[Any, ...]
     wide: tuple[Any, ...]
@@ -144,7 +144,7 @@ def gives(function: Function, args: tuple[Any, ...], wide: tuple[Any, ...], outc
 
 
 def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[str]:
-    """Returns the paths at which a program with a known mistake gives the learner's values."""
+    """Returns the paths at which a program with a known mistake returns the learner's values."""
     true, answer = truth(function, args), dict(leaves(outcome.answer))
     return {
         path
@@ -154,7 +154,7 @@ def fitting(function: Function, args: tuple[Any, ...], outcome: Outcome) -> set[
 
 
 def _roughly(answer: Any, exact: Any) -> bool:
-    """Returns whether two answers have the same structure and agree to about 1%, which is quicker than `truth`."""
+    """Returns whether two answers have the same structure and agree to about 1%, a quicker test than `truth`."""
     first, second = dict(leaves(answer)), dict(leaves(exact))
     if first.keys() != second.keys() or any(np.shape(first[path]) != np.shape(second[path]) for path in second):
         return False
@@ -221,7 +221,7 @@ def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """Returns the arguments with each float number moved by -1, 0 or 1 unit in the last place; zeros stay zero."""
+    """Returns the arguments with each float number changed by -1, 0 or 1 unit in the last place; zeros stay zero."""
     random = np.random.default_rng(seed)
 
     def change(array: np.ndarray) -> np.ndarray:

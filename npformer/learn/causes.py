@@ -1,9 +1,9 @@
-"""Names the cause of a wrong answer: a program with known mistakes that gives the learner's numbers in every case.
+"""Names the cause of a wrong answer: finds a program with known mistakes that returns the learner's numbers.
 
-The table of each exercise lists single mistakes. Learners also make a mistake in only one branch of a function, make
-two mistakes at once, or copy the steps of a function that they should call and make one of its mistakes. `CANDIDATES`
-makes a program for each. `constants.py` makes programs with an unlisted number, and `changed.py` changes the right
-answer.
+The program must return them in every case. The table of each exercise lists single mistakes. Learners also make a
+mistake in only one branch of a function, make two mistakes at once, or copy the steps of a function that they should
+call and make one of its mistakes. `CANDIDATES` makes a program for each. `constants.py` makes programs with an
+unlisted number, and `changed.py` changes the right answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from npformer.learn.shown import value_name
 
 
 def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) -> tuple[str, str]:
-    """Returns the name and sentence of the first program that gives the learner's answers, or two empty strings.
+    """Returns the name and sentence of the first program that returns the learner's answers, or two empty strings.
 
     seconds: processor time for programs other than the table's single mistakes.
     """
@@ -45,7 +45,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
-    """Returns whether a program gives the learner's answers in every case, at least one of them wrong.
+    """Returns whether a program returns the learner's answers in every case, at least one of them wrong.
 
     Cases in which the program's answer is undetermined do not count. by_message: an exception with the same message
     counts as the same wrong answer. It is weaker evidence than numbers, because many mistakes confuse the same sizes.
@@ -63,7 +63,7 @@ def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
 
 
 def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields the mistakes of the table."""
+    """Yields the mistakes in the exercise's table."""
     yield from exercise.slips
 
 
@@ -83,10 +83,10 @@ def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _in_a_part(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields right answers that call a function with a mistake, because the learner may have copied its steps."""
+    """Yields right solutions that call a function with a mistake, because the learner may have copied its steps."""
     for part in _parts(exercise.name):
         for slip in EXERCISES[part].slips:
-            yield Slip(slip.name, f"At the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
+            yield Slip(slip.name, f"In the step {part}: {slip.sentence}", _with(part, slip.wrong)[exercise.name])
 
 
 def _parts(name: str) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names that a function reads, also in its nested functions."""
+    """Yields the names that a function and its nested functions read."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -139,7 +139,7 @@ CANDIDATES: tuple[Callable[[Exercise, Sequence[Case]], Iterator[Slip]], ...] = (
 
 
 def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str]:
-    """Returns the first listed mistake that gives some of the wrong values and changes no right value."""
+    """Returns the first listed mistake that explains some of the wrong values and changes no right value."""
     if not exercise.values or any(case.outcome.raised for case in cases):
         return "", ""
     wrong = [case.wrong_values() for case in cases]
@@ -157,12 +157,12 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
         if found and harmless:
             given = ", ".join(value_name(exercise.values, path) for path in found)
             others = ", ".join(value_name(exercise.values, path) for path in everywhere if path not in found)
-            return slip.name, f"{slip.sentence} This gives your {given}, but not your {others}."
+            return slip.name, f"{slip.sentence} This explains your {given}, but not your {others}."
     return "", ""
 
 
 def _only_0(cases: Sequence[Case], path: str) -> bool:
-    """Returns whether the right value is 0 up to rounding in every case. Then the learner's value is only rounding."""
+    """Returns whether the right value is 0 up to rounding in every case: the learner's is then only rounding error."""
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
         for case in cases

@@ -1,4 +1,4 @@
-"""Mistakes that are possible in any function: a factor, a wrong sign, or rows and columns exchanged.
+"""Mistakes that are possible in any function: a factor, a wrong sign, or a transposed value.
 
 Each is applied to the right answer, but only to the values that the learner got wrong.
 """
@@ -22,7 +22,7 @@ CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
 
 
 def changed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields right answers in which the values that the learner got wrong are transposed, or have a factor."""
+    """Yields right answers in which the values that the learner got wrong are transposed or multiplied by a factor."""
     wrong = [case for case in cases if case.wrong and not case.outcome.raised]
     paths = list(dict.fromkeys(path for case in wrong for path in case.wrong_values()))
     if not wrong or not paths:

@@ -189,7 +189,7 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "decoder_layer",
             keys_and_values_without_the_norm,
-            "Keys and values are made from X. They should be made from Normalize(X), like the queries.",
+            "Keys and values are computed from X. They should be computed from Normalize(X), like the queries.",
             id="operand",
         ),
         pytest.param(
@@ -207,26 +207,26 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "decoder_layer",
             mask_without_a_cache,
-            "If cache is given: The tokens also attend to later ones. Use causal_mask.",
+            "If cache is given: The tokens also attend to later tokens. Use causal_mask.",
             id="branch",
         ),
         pytest.param(
             "decoder_layer",
             joined_on_axis_0,
-            "The cached and the new keys are joined along another axis. They are (H, S, K) and (H, L, K): the axis of "
-            "the tokens is 1.",
+            "The cached and the new keys are joined along another axis. The arrays are (H, S, K) and (H, L, K): "
+            "the axis of the tokens is 1.",
             id="exception",
         ),
         pytest.param(
             "encoder_layer",
             unbiased_layer,
-            "At the step layer_norm: The divisor of the variance is D - 1. It should be D.",
+            "In the step layer_norm: The divisor of the variance is D - 1. It should be D.",
             id="part",
         ),
         pytest.param(
             "decoder_layer",
             unmasked_with_another_eps,
-            "Two mistakes. First: The tokens also attend to later ones. Use causal_mask. Second: eps is 1e-12 by "
+            "Two mistakes. First: The tokens also attend to later tokens. Use causal_mask. Second: eps is 1e-12 by "
             "default. The default should be 1e-5, as in GPT-2.",
             id="pair",
             marks=pytest.mark.slow,
@@ -242,14 +242,14 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "linear_backward",
             two_wrong_gradients,
-            "dweight is grad^T x. It should be x^T grad. This gives your dweight, but not your dbias.",
+            "dweight is grad^T x. It should be x^T grad. This explains your dweight, but not your dbias.",
             id="values",
         ),
         pytest.param(
             "attention_backward",
             divided_too_often,
-            "The scores are divided by K before the softmax. They should be divided by its square root. This gives your "
-            "dv, but not your dq, dk.",
+            "The scores are divided by K before the softmax. They should be divided by its square root. This explains "
+            "your dv, but not your dq, dk.",
             id="one value",
         ),
     ],

@@ -1,4 +1,4 @@
-"""Chapter 5, the backward of attention. `whole_gradient.py` has the last exercise."""
+"""Chapter 5, the backward pass of attention. `whole_gradient.py` has the last exercise."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ ATTENTION_BACKWARD = Exercise(
         ),
         Slip(
             "softmax_backward of the scores",
-            "softmax_backward gets the scores. It should get the weights, W = softmax(S).",
+            "softmax_backward is applied to the scores. It should be applied to the weights, W = softmax(S).",
             lambda g, q, k, v: _of_weights(g, q, k, v, lambda s, w: (s, w)),
         ),
         Slip(
@@ -207,7 +207,7 @@ def _of_scores(grad: Array, q: Array, k: Array, v: Array, gradients: Any) -> tup
 
 
 def _of_weights(grad: Array, q: Array, k: Array, v: Array, read: Any) -> tuple[Array, Array, Array]:
-    """The gradients with other arrays for W in softmax_backward and in dv, as functions of scores and weights."""
+    """The gradients with functions of scores and weights in place of W, in softmax_backward and in dv."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     of_softmax, of_v = read(scores, softmax(scores))
     ds = softmax_backward(grad @ v.mT, of_softmax) / math.sqrt(q.shape[-1])

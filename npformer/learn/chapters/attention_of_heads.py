@@ -56,7 +56,7 @@ ATTENTION = Exercise(
     _attention_cases,
     (
         "k.swapaxes(-1, -2), or k.mT, transposes the last two axes of k. The scores are (H, L, S).",
-        "np.where(mask, scores, -np.inf) hides keys, before the softmax. Divide by math.sqrt of the last axis of q.",
+        "Before the softmax, np.where(mask, scores, -np.inf) hides keys. sqrt(K) is math.sqrt(q.shape[-1]).",
         "Multiply q by the transpose of k, divide by sqrt(K), hide keys if there is a mask, take softmax, "
         "multiply by v.",
     ),
@@ -96,7 +96,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "weights divided by sqrt(K)",
-            "sqrt(K) divides the weights, after the softmax. It should divide the scores, before the softmax.",
+            "The weights are divided by sqrt(K), after the softmax. Divide the scores instead, before the softmax.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(q.shape[-1])) / math.sqrt(q.shape[-1]),
         ),
         Slip(
@@ -243,7 +243,7 @@ CAUSAL_MASK = Exercise(
     right.causal_mask,
     lambda: [(3, 3), (2, 4), (1, 3), (1, 1), (4, 5)],
     (
-        "With as many keys as queries it is a lower triangle with the diagonal: np.tri or np.tril makes one.",
+        "With as many keys as queries, the mask is a lower triangle with the diagonal: np.tri or np.tril makes one.",
         "The last query sees all keys, the one before it all but the last. Query i is token n_keys - n_queries + i.",
         "Compare np.arange(n_keys) with the tokens of the queries as a column, or give np.tri its third argument.",
     ),
@@ -267,21 +267,21 @@ CAUSAL_MASK = Exercise(
         ),
         Slip(
             "upper triangle",
-            "This is an upper triangle, and query i is taken for token i. A query should see its own and earlier "
+            "This is an upper triangle, and query i is treated as token i. A query should see its own and earlier "
             "tokens, and the queries are the last tokens of the text.",
             lambda n, m: ~np.tri(n, m, -1, dtype=bool),
         ),
         *(
             Slip(
                 f"moved by {size}",
-                f"The diagonal is moved by {size}. It should be moved by n_keys - n_queries.",
+                f"The diagonal is shifted by {size}. It should be shifted by n_keys - n_queries.",
                 lambda n, m, less=less: np.tri(n, m, n - less, dtype=bool),
             )
             for size, less in (("n_queries", 0), ("n_queries - 1", 1))
         ),
         Slip(
-            "moved the other way",
-            "The diagonal is moved by n_queries - n_keys. It should be moved by n_keys - n_queries.",
+            "shifted the other way",
+            "The diagonal is shifted by n_queries - n_keys. It should be shifted by n_keys - n_queries.",
             lambda n, m: np.tri(n, m, n - m, dtype=bool),
         ),
         Slip(
@@ -291,7 +291,7 @@ CAUSAL_MASK = Exercise(
         ),
         Slip(
             "queries are the first tokens",
-            "Query i is taken for token i. The queries are the last tokens of the text: the last query sees every key.",
+            "Query i is treated as token i. The queries are the last tokens of the text: the last one sees every key.",
             lambda n, m: np.tri(n, m, dtype=bool),
         ),
         Slip("everything visible", "Every key is visible to every query.", lambda n, m: np.ones((n, m), bool)),

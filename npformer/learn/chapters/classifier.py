@@ -1,4 +1,4 @@
-"""Chapter 4: pooling and the classifier, which answer a text."""
+"""Chapter 4: pooling and the classifier, which compute the logits of a text."""
 
 from __future__ import annotations
 
@@ -52,11 +52,15 @@ POOL = Exercise(
         ),
         Slip("relu left out", "relu is not applied.", lambda x, w, b: linear(x[0], w, b)),
         Slip(
-            "tanh for relu",
-            "The activation is tanh, as in BERT. In this model it should be relu.",
+            "tanh instead of relu",
+            "The activation is tanh, as in BERT. In this model, it should be relu.",
             lambda x, w, b: np.tanh(linear(x[0], w, b)),
         ),
-        Slip("gelu for relu", "The activation is gelu. It should be relu.", lambda x, w, b: gelu(linear(x[0], w, b))),
+        Slip(
+            "gelu instead of relu",
+            "The activation is gelu. It should be relu.",
+            lambda x, w, b: gelu(linear(x[0], w, b)),
+        ),
         Slip(
             "relu before the linear layer",
             "relu is applied before the linear layer. It should be applied to its output.",
@@ -83,7 +87,7 @@ POOL = Exercise(
 
 
 def tiny_classifier() -> dict[str, Any]:
-    """A model with 3 layers and width 6, in the structure of DistilBERT's weights."""
+    """A model with 3 layers and width 6, with weights in the structure of DistilBERT's."""
     return {
         "embeddings": {
             "token": {"weight": drawn(1, 6, 6)},
@@ -175,12 +179,12 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "norm of the embeddings after the layers",
-            'weights["embeddings"]["norm"] follows the encoder. It should come before the first layer.',
+            'weights["embeddings"]["norm"] is applied after the encoder. It should be applied before the first layer.',
             lambda *a: _classify(*a, normalize=False, after=lambda z, norm: layer_norm(z, **norm)),
         ),
         Slip(
-            "tables normalised one by one",
-            "The rows of tokens and positions are normalised one by one. Their sum should be normalised.",
+            "tables normalised separately",
+            "The rows of tokens and positions are normalised separately. Their sum should be normalised.",
             _norm_per_table,
         ),
         Slip(
@@ -237,22 +241,22 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "one head",
-            "Attention has one head. There should be n_heads.",
+            "Attention has one head. It should have n_heads.",
             lambda ids, h, w: _classify(ids, 1, w),
         ),
         Slip(
-            "probabilities for logits",
-            "The result went through softmax. Return the logits.",
+            "probabilities instead of logits",
+            "softmax is applied to the result. Return the logits.",
             lambda ids, h, w: softmax(_classify(ids, h, w)),
         ),
         Slip(
-            "logarithms of probabilities for logits",
-            "The result went through log softmax. Return the logits.",
+            "logarithms of probabilities instead of logits",
+            "log softmax is applied to the result. Return the logits.",
             lambda ids, h, w: log_softmax(_classify(ids, h, w)),
         ),
         Slip(
-            "label for logits",
-            "The number of the best label is returned. Return the logits of all labels.",
+            "label instead of logits",
+            "The index of the best label is returned. Return the logits of all labels.",
             lambda ids, h, w: _classify(ids, h, w).argmax(),
         ),
         Slip(

@@ -17,7 +17,7 @@ Array = np.ndarray
 
 
 def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
-    """A model with 2 layers and width 6, in the structure of GPT-2's weights, with embeddings divided by narrow."""
+    """A model with 2 layers and width 6, with weights in the structure of GPT-2's, and embeddings divided by narrow."""
     return {
         "embeddings": {
             "token": {"weight": (drawn(1, 6, 6) / narrow).astype(np.float32)},
@@ -82,10 +82,10 @@ DECODER_STEP = Exercise(
     _step_cases,
     (
         "The number of earlier tokens is the second size of a cached array of keys; without caches it is 0. "
-        "It is the argument start of embeddings.",
+        "Pass it to embeddings as start.",
         "zip(weights['layers'], caches) pairs layers and caches. Collect the new cache of each layer in a list.",
-        "embeddings, every decoder_layer with its cache, layer_norm with weights['norm'] and eps 1e-5, then the last "
-        "row @ the head's weight.",
+        "Apply embeddings, each decoder_layer with its cache, and layer_norm with weights['norm'] and eps 1e-5. "
+        "Multiply the last row by the head's weight.",
     ),
     ("npformer.learn.right:decoder_step", "npformer.generation.state:PromptState.step"),
     (
@@ -95,12 +95,12 @@ DECODER_STEP = Exercise(
             partial(_step, start=lambda earlier, n: 0),
         ),
         Slip(
-            "number of heads for the number of cached tokens",
+            "number of heads instead of cached tokens",
             "The first position is H, the first size of the cached keys (H, S, K). It should be S, the second.",
             partial(_step, earlier=lambda caches: caches[0][0].shape[0]),
         ),
         Slip(
-            "number of layers for the number of cached tokens",
+            "number of layers instead of cached tokens",
             "The first position is the number of caches, one for each layer. It should be S, the second size of the "
             "cached keys (H, S, K).",
             partial(_step, earlier=len),
@@ -111,19 +111,19 @@ DECODER_STEP = Exercise(
             partial(_step, start=lambda earlier, n: earlier + 1),
         ),
         Slip(
-            "positions one late after a cache",
+            "positions one too high after a cache",
             "After a cache of S tokens, the next position here is S + 1. It should be S, because positions are "
             "counted from 0.",
             partial(_step, start=lambda earlier, n: earlier + (earlier > 0)),
         ),
         Slip(
-            "positions one early",
+            "positions one too low after a cache",
             "After a cache of S tokens, the next position here is S - 1. It should be S.",
             partial(_step, start=lambda earlier, n: max(0, earlier - 1)),
         ),
         Slip(
             "first row",
-            "The logits are those of the first row. They should be those of the last.",
+            "The logits are those of the first row. They should be those of the last row.",
             partial(_step, row=0),
         ),
         Slip(
@@ -132,8 +132,8 @@ DECODER_STEP = Exercise(
             partial(_step, row=slice(None)),
         ),
         Slip(
-            "token table for the head",
-            'The logits are products with the rows of the token table. weights["head"]["output"]["weight"] makes them.',
+            "token table instead of the head",
+            'The logits are computed with the token table. Use weights["head"]["output"]["weight"].',
             lambda ids, h, w, caches=None: _step(
                 ids, h, {**w, "head": {"output": {"weight": w["embeddings"]["token"]["weight"].T}}}, caches
             ),
@@ -142,32 +142,32 @@ DECODER_STEP = Exercise(
         Slip("eps is 1e-12", "eps of the last norm is 1e-12. It should be 1e-5.", partial(_step, eps=1e-12)),
         Slip(
             "caches not passed on",
-            "The layers do not get the caches.",
+            "The caches are not passed to the layers.",
             lambda *a: _step(*a, of_layer=lambda caches, i: None),
         ),
         Slip(
-            "first layer's cache for all",
-            "Every layer gets the cache of the first layer. Each should get its own.",
+            "first layer's cache for all layers",
+            "Every layer is given the cache of the first layer. Pass each layer its own cache.",
             lambda *a: _step(*a, of_layer=lambda caches, i: caches[0]),
         ),
         Slip(
             "caches in reverse order",
-            "The caches are given to the layers in reverse order.",
+            "The caches are passed to the layers in reverse order.",
             lambda *a: _step(*a, of_layer=lambda caches, i: caches[-1 - i]),
         ),
         Slip(
             "old caches returned",
-            "The caches that were given are returned. Return those with the new tokens.",
+            "The old caches are returned. Return the caches with the new tokens.",
             partial(_step, keep=lambda new, caches: caches),
         ),
         Slip("layers reversed", "The layers are applied from the last to the first.", partial(_step, order=-1)),
         Slip(
-            "probabilities for logits",
-            "The result went through softmax. Return the logits.",
+            "probabilities instead of logits",
+            "softmax is applied to the result. Return the logits.",
             partial(_step, after=softmax),
         ),
         Slip(
-            "word for logits",
+            "word instead of logits",
             "The most likely word is returned. Return the logits.",
             partial(_step, after=np.argmax),
         ),

@@ -1,4 +1,4 @@
-"""Chapter 6, the decoder's layer with a cache."""
+"""Chapter 6, the decoder layer with a cache."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ DECODER_LAYER = Exercise(
     (
         "The norms come first: y = x + attention of layer_norm(x). multi_head_attention has no cache, so write "
         "its steps here.",
-        "Make and split q, k and v of the new rows. With a cache, put its keys before k and its values before v, "
-        "with np.concatenate along the axis of tokens, 1.",
+        "Compute q, k and v of the new rows, and split them into heads. With a cache, put its keys before k and its "
+        "values before v: np.concatenate along axis 1, the axis of the tokens.",
         "causal_mask(number of queries, number of keys) has the right shape. Return z, and the pair of all keys "
         "and values.",
     ),
@@ -156,12 +156,12 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "new cache without the new tokens",
-            "The cache that is returned lacks the new tokens. It should have the keys and values of all tokens.",
+            "The returned cache lacks the new tokens. It should have the keys and values of all tokens.",
             partial(_layer, keep=lambda c, k, v, ks, vs: c),
         ),
         Slip(
             "new cache with the new tokens only",
-            "The cache that is returned has the new tokens only. It should have the keys and values of all tokens.",
+            "The returned cache has the new tokens only. It should have the keys and values of all tokens.",
             partial(_layer, keep=lambda c, k, v, ks, vs: (k, v)),
         ),
         Slip(
@@ -176,16 +176,16 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache after the new tokens",
-            "The cached keys and values follow the new ones. They should precede them, because they are earlier.",
+            "The cached keys and values follow the new ones. They should come first: their tokens are earlier.",
             partial(_layer, append=_prepended),
         ),
         Slip(
-            "cached keys for cached values",
+            "cached keys instead of cached values",
             "cache[0], the keys, is used as the values. The values should be cache[1].",
             partial(_layer, append=partial(_appended, values=0)),
         ),
         Slip(
-            "cached values for cached keys",
+            "cached values instead of cached keys",
             "cache[1], the values, is used as the keys. The keys should be cache[0].",
             partial(_layer, append=partial(_appended, keys=1)),
         ),
@@ -196,22 +196,22 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache along another axis",
-            "The cached and the new keys are joined along another axis. They are (H, S, K) and (H, L, K): the axis of "
-            "the tokens is 1.",
+            "The cached and the new keys are joined along another axis. The arrays are (H, S, K) and (H, L, K): "
+            "the axis of the tokens is 1.",
             partial(_layer, append=partial(_appended, axis=0)),  # raises: the numbers of tokens differ
         ),
         Slip(
             "keys and values exchanged in the cache",
-            "The pair that is returned is (values, keys). It should be (keys, values).",
+            "The returned pair is (values, keys). It should be (keys, values).",
             partial(_layer, keep=lambda c, k, v, ks, vs: (vs, ks)),
         ),
         Slip(
             "causal mask left out",
-            "The tokens also attend to later ones. Use causal_mask.",
+            "The tokens also attend to later tokens. Use causal_mask.",
             partial(_layer, mask=None),
         ),
         Slip(
-            "mask takes the queries for the first tokens",
+            "mask treats the queries as the first tokens",
             "The mask treats the queries as the first tokens of the text. They are its last tokens.",
             partial(_layer, mask=_first_tokens),
         ),
@@ -221,8 +221,8 @@ DECODER_LAYER = Exercise(
             partial(_layer, mask=lambda n_queries, n_keys: causal_mask(n_queries, n_queries)),
         ),
         Slip(
-            "mask hides the own token",
-            "A token does not attend to itself. The mask should show its own key and all earlier ones.",
+            "mask hides a token from itself",
+            "A token does not attend to itself. The mask should show the token's own key and all earlier keys.",
             partial(_layer, mask=_strict),
         ),
         Slip(
@@ -246,22 +246,22 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "queries from rows without the norm",
-            "The queries are made from X. They should be made from Normalize(X), like keys and values.",
+            "The queries are computed from X. They should be computed from Normalize(X), like keys and values.",
             partial(_layer, from_x=("query",)),
         ),
         Slip(
             "keys from rows without the norm",
-            "The keys are made from X. They should be made from Normalize(X), like the queries.",
+            "The keys are computed from X. They should be computed from Normalize(X), like the queries.",
             partial(_layer, from_x=("key",)),
         ),
         Slip(
             "values from rows without the norm",
-            "The values are made from X. They should be made from Normalize(X), like the queries.",
+            "The values are computed from X. They should be computed from Normalize(X), like the queries.",
             partial(_layer, from_x=("value",)),
         ),
         Slip(
             "keys and values from rows without the norm",
-            "Keys and values are made from X. They should be made from Normalize(X), like the queries.",
+            "Keys and values are computed from X. They should be computed from Normalize(X), like the queries.",
             partial(_layer, from_x=("key", "value")),
         ),
         Slip(
@@ -306,12 +306,12 @@ DECODER_LAYER = Exercise(
             partial(_layer, always=1e-5),
         ),
         Slip(
-            "another default of eps",
+            "another default for eps",
             "eps is 1e-12 by default. The default should be 1e-5, as in GPT-2.",
             partial(_layer, default=1e-12),
         ),
         Slip("exact GELU", "The activation is the exact GELU. It should be gelu_tanh.", partial(_layer, act=gelu)),
-        Slip("relu for gelu_tanh", "The activation is relu. It should be gelu_tanh.", partial(_layer, act=relu)),
+        Slip("relu instead of gelu_tanh", "The activation is relu. It should be gelu_tanh.", partial(_layer, act=relu)),
         Slip("activation left out", "The feed-forward network has no activation.", partial(_layer, act=_same)),
     ),
     values=("z", "cache"),
@@ -324,7 +324,7 @@ DECODER_LAYER = Exercise(
             (1e-6, 1e-3),
         ),
         Constant(
-            "another default of eps",
+            "another default for eps",
             "eps is {number} by default. The default should be 1e-5, as in GPT-2.",
             lambda number: partial(_layer, default=number),
             (1e-6, 1e-3),

@@ -91,7 +91,7 @@ MULTI_HEAD = Exercise(
     _multi_head_cases,
     (
         "linear(x, **query) applies the layer query. The three results are split into heads.",
-        "Your scaled_dot_product_attention takes all heads at once, and the mask.",
+        "Your scaled_dot_product_attention takes the mask, and all heads at once.",
         "Apply query, key and value to x, split each, attend, combine the heads, apply output.",
     ),
     ("npformer.learn.right:multi_head_attention", "npformer.multi_head:multi_head_attention"),
@@ -122,32 +122,32 @@ MULTI_HEAD = Exercise(
             partial(_multi_head, layers=lambda q, k, v: (v, k, q)),
         ),
         Slip(
-            "query's layer for the keys",
-            "The layer query makes the keys. The layer key should make them.",
+            "keys from the layer query",
+            "The keys are computed by the layer query. They should be computed by the layer key.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, v)),
         ),
         Slip(
-            "key's layer for the values",
-            "The values are made by the layer key. The layer value should make them.",
+            "values from the layer key",
+            "The values are computed by the layer key. They should be computed by the layer value.",
             partial(_multi_head, layers=lambda q, k, v: (q, k, k)),
         ),
         Slip(
-            "query's layer for the values",
-            "The values are made by the layer query. The layer value should make them.",
+            "values from the layer query",
+            "The values are computed by the layer query. They should be computed by the layer value.",
             partial(_multi_head, layers=lambda q, k, v: (q, k, q)),
         ),
         Slip(
             "value's layer left out",
-            "The values are x itself. The layer value should make them.",
+            "The values are x itself. They should be computed by the layer value.",
             partial(_multi_head, layers=lambda q, k, v: (q, k, _bare({**v, "weight": np.eye(len(v["weight"]))}))),
         ),
         Slip(
             "one layer for queries, keys and values",
-            "Queries, keys and values are all made by the layer query. Each should be made by its own layer.",
+            "Queries, keys and values are all computed by the layer query. Each should have its own layer.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, q)),
         ),
         Slip(
-            "value's layer for the output",
+            "layer value instead of output",
             "The combined heads pass through the layer value. They should pass through the layer output.",
             partial(_multi_head, project=lambda heads, value, output: linear(heads, **value)),
         ),
@@ -168,7 +168,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "not split into heads",
-            "Queries, keys and values are not split: there is one head of the whole width.",
+            "Queries, keys and values are not split: there is one head with the whole width.",
             partial(_multi_head, count=lambda x, n_heads: 1),
         ),
         Slip(
@@ -178,12 +178,12 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "heads not combined",
-            "The heads are not combined: they are (H, L, K). combine_heads makes (L, D) of them.",
+            "The heads are not combined: they are (H, L, K). combine_heads turns them into (L, D).",
             partial(_multi_head, combine=lambda heads: heads),
         ),
         Slip(
             "heads reshaped without the transpose",
-            "(L, D) is reshaped to (H, L, K), which mixes tokens. split_heads makes heads of each token's columns.",
+            "(L, D) is reshaped to (H, L, K), which mixes tokens. split_heads splits each token's columns into heads.",
             partial(_multi_head, split=_blocks),
         ),
         Slip(
@@ -199,17 +199,17 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "heads interleaved",
-            "Head h has the columns h, h + H, h + 2 H, ... It should have neighbouring columns.",
+            "Head h has the columns h, h + H, h + 2 H, ... Its columns should be contiguous.",
             partial(_multi_head, split=_interleaved, combine=_uninterleaved),
         ),
         Slip(
             "scores divided twice",
-            "The scores are divided by K, or twice by sqrt(K). scaled_dot_product_attention divides them by sqrt(K).",
+            "The scores are divided by K, or twice by sqrt(K). scaled_dot_product_attention divides them once.",
             partial(_multi_head, scale=lambda k: 1 / math.sqrt(k.shape[-1])),
         ),
         Slip(
             "input added",
-            "x is added to the result. The residual sum belongs to the layer, not here.",
+            "x is added to the result. The residual sum belongs in the encoder layer, not here.",
             partial(_multi_head, add_x=1.0),
         ),
     ),
@@ -238,7 +238,7 @@ FEED_FORWARD = Exercise(
     _feed_forward_cases,
     (
         "linear(x, **hidden) applies the first layer.",
-        "activation is a function: activation(h). It stands between the two layers.",
+        "activation is a function: activation(h). Call it between the two layers.",
         "Apply hidden, then activation, then output.",
     ),
     ("npformer.blocks.ffn:feed_forward",),
@@ -250,7 +250,7 @@ FEED_FORWARD = Exercise(
         ),
         Slip(
             "hidden bias after the activation",
-            "The bias of hidden is added after the activation. It should be added before it.",
+            "The bias of hidden is added after the activation. It should be added before the activation.",
             lambda x, act, hidden, output: linear(act(x @ hidden["weight"]) + hidden["bias"], **output),
         ),
         Slip(
@@ -274,18 +274,18 @@ FEED_FORWARD = Exercise(
             lambda x, act, hidden, output: feed_forward(x, lambda h: act(act(h)), hidden, output),
         ),
         Slip(
-            "argument activation ignored",
+            "activation is always gelu",
             "The activation is always gelu. It should be the argument activation.",
             lambda x, act, hidden, output: feed_forward(x, gelu, hidden, output),
         ),
         Slip(
-            "argument activation ignored, relu",
+            "activation is always relu",
             "The activation is always relu. It should be the argument activation.",
             lambda x, act, hidden, output: feed_forward(x, relu, hidden, output),
         ),
         Slip(
             "input added",
-            "x is added to the result. The residual sum belongs to the layer, not here.",
+            "x is added to the result. The residual sum belongs in the encoder layer, not here.",
             lambda x, act, hidden, output: x + feed_forward(x, act, hidden, output),
         ),
         Slip(

@@ -1,4 +1,4 @@
-"""Chapter 3, the encoder's layer and its stack."""
+"""Chapter 3, the encoder layer and the stack of layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Linear = Mapping[str, Array]
 def _layer_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 0], [0, 2]]), 1, *layer_weights(1, 2, 3).values()),
-        # 4 rows, width 6, 7 hidden units: no size is the square root or the double of another
+        # 4 rows, width 6, 7 hidden units: no size is the square root of another or twice another
         (drawn(1, 4, 6), 2, *layer_weights(10, 6, 7).values()),
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
@@ -97,7 +97,7 @@ ENCODER_LAYER = Exercise(
         "Two steps of the same form: x + block(x), then a norm. multi_head_attention(x, n_heads, **attention) is "
         "the first block.",
         "The second step reads Y, the output of the first: layer_norm(y + feed_forward(y, gelu, **ffn), **ffn_norm).",
-        "Y = layer_norm(x + attention's output, with attention_norm). Return the second step of Y.",
+        "Y = layer_norm(x + attention's output, with attention_norm). Then apply the second step to Y.",
     ),
     ("npformer.learn.right:encoder_layer", "npformer.layers:Layer.__call__"),
     (
@@ -114,7 +114,7 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "X added again",
-            "X is added to the second sum, too. It is part of Y already.",
+            "X is added to the second sum, too. It is already part of Y.",
             partial(_layer, added=lambda x, total, y: x + y),
         ),
         Slip(
@@ -172,7 +172,7 @@ ENCODER_LAYER = Exercise(
             lambda x, h, a, an, f, fn: _second(x, f, fn),
         ),
         Slip("eps is 1e-5", "eps of the norms is 1e-5. It should be 1e-12 in this model.", partial(_layer, eps=1e-5)),
-        Slip("relu for gelu", "The activation is relu. It should be gelu.", partial(_layer, act=relu)),
+        Slip("relu instead of gelu", "The activation is relu. It should be gelu.", partial(_layer, act=relu)),
         Slip(
             "tanh form of gelu",
             "The activation is the tanh approximation of GELU. It should be the exact form.",
@@ -212,7 +212,7 @@ def _stacked(x: Array, h: int, layers: Any) -> Array:
 
 
 def _outputs(x: Array, h: int, layers: Any) -> list[Array]:
-    """The input and the output of every layer."""
+    """The input of the first layer and the output of every layer."""
     found = [x]
     for layer in layers:
         found.append(right.encoder_layer(found[-1], h, **layer))
@@ -224,8 +224,8 @@ ENCODER = Exercise(
     right.encoder,
     _encoder_cases,
     (
-        "A loop over layers. Each element is a dict, so encoder_layer(x, n_heads, **layer) applies one.",
-        "Give the output of each layer the name x again, so that the next layer reads it.",
+        "Loop over layers. Each element is a dict, so encoder_layer(x, n_heads, **layer) applies one.",
+        "Assign the output of each layer to x, so that the next layer reads it.",
         "for layer in layers: x = encoder_layer(...), then return x.",
     ),
     ("npformer.learn.right:encoder", "npformer.layers:Stack.__call__"),
@@ -236,8 +236,8 @@ ENCODER = Exercise(
             lambda x, h, layers: _stacked(x, h, layers[::-1]),
         ),
         Slip(
-            "one layer's weights for all",
-            "Every layer has the weights of the first.",
+            "one layer's weights for all layers",
+            "Every layer uses the weights of the first layer.",
             lambda x, h, layers: _stacked(x, h, layers[:1] * len(layers)),
         ),
         Slip("last layer left out", "The last layer is not applied.", lambda x, h, layers: _stacked(x, h, layers[:-1])),
@@ -251,7 +251,7 @@ ENCODER = Exercise(
         ),
         Slip(
             "every layer reads x",
-            "Every layer reads x, so only the last one counts. Each should read the output of the layer before it.",
+            "Every layer reads x, so only the last one counts. Each should read the output of the previous layer.",
             lambda x, h, layers: _stacked(x, h, layers[-1:]),
         ),
         Slip("layers applied twice", "The stack is applied twice.", lambda x, h, layers: _stacked(x, h, layers * 2)),
@@ -268,7 +268,7 @@ ENCODER = Exercise(
         ),
         Slip(
             "outputs added",
-            "The outputs of the layers are added. Only the last one should be returned.",
+            "The outputs of the layers are added up. Return only the last output.",
             lambda x, h, layers: sum(_outputs(x, h, layers)[1:]),
         ),
     ),

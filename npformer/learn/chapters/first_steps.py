@@ -46,7 +46,7 @@ EMBEDDINGS = Exercise(
             lambda ids, token, position, start=0: token[ids] + position[1 : len(ids) + 1],
         ),
         Slip(
-            "positions end before start",
+            "positions begin before start",
             "The first token has position start - 1 here. The first position should be start.",
             lambda ids, token, position, start=0: token[ids] + position[start - 1 + np.arange(len(ids))],
         ),
@@ -57,12 +57,12 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "positions end too early",
-            "The rows of positions are start ... len(ids) - 1. They should end at start + len(ids) - 1.",
+            "The position rows are start ... len(ids) - 1. They should end at start + len(ids) - 1.",
             lambda ids, token, position, start=0: token[ids] + position[start : len(ids)],
         ),
         Slip(
             "positions do not end",
-            "All rows of positions from start on are added. They should end at start + len(ids) - 1.",
+            "All position rows from start onwards are added. They should end at start + len(ids) - 1.",
             lambda ids, token, position, start=0: token[ids] + position[start:],
         ),
         Slip(
@@ -77,17 +77,17 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "positions looked up by token id",
-            "The rows of the position table are those of the token ids. They should be the rows start, start + 1, ...",
+            "The position table is indexed with the token ids. It should be indexed with start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[ids],
         ),
         Slip(
             "positions looked up by token id and start",
-            "The rows of the position table are start + ids. They should be start, start + 1, ...",
+            "The position table is indexed with start + ids. It should be indexed with start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[start + ids],
         ),
         Slip(
             "one position for all tokens",
-            "Every token gets the position start. Each should have its own: start, start + 1, ...",
+            "Every token has position start. Each should have its own: start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[start],
         ),
         Slip(
@@ -97,7 +97,7 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "tokens scaled by sqrt(D)",
-            "The rows of the tokens are multiplied by sqrt(D), as in the Transformer of 2017. Here they should "
+            "The rows of the tokens are multiplied by sqrt(D), as in the original Transformer. Here they should "
             "be added as they are.",
             lambda ids, token, position, start=0: (
                 token[ids] * token.shape[1] ** 0.5 + position[start + np.arange(len(ids))]
@@ -148,10 +148,10 @@ LAYER_NORM = Exercise(
     right.layer_norm,
     _layer_norm_cases,
     (
-        "Mean and variance are computed for each row on its own: over the last axis, -1.",
+        "Mean and variance are computed for each row separately: over the last axis, -1.",
         "keepdims=True keeps the last axis with size 1, so that the mean of each row can be subtracted from the row.",
-        "Subtract the mean. The variance is the mean of the squares of that. Add eps, take the root, divide by it, "
-        "multiply by weight, add bias.",
+        "The variance is the mean of the squares of x - mean. Divide x - mean by the root of variance + eps, multiply "
+        "by weight and add bias.",
     ),
     ("npformer.functions:layer_norm",),
     (
@@ -185,7 +185,7 @@ LAYER_NORM = Exercise(
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, 1e-5) * weight + bias,
         ),
         Slip(
-            "another default of eps",
+            "another default for eps",
             "eps is 1e-5 by default. The default should be 1e-12, as in BERT.",
             lambda x, weight, bias, eps=1e-5: _over_deviation(x, eps) * weight + bias,
         ),
@@ -212,8 +212,8 @@ LAYER_NORM = Exercise(
             lambda x, weight, bias, eps=1e-12: x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias,
         ),
         Slip(
-            "mean square for the variance",
-            "The mean of x^2 is used for the variance, which should be the mean of (x - E[x])^2.",
+            "mean square instead of the variance",
+            "The mean of x^2 is used as the variance, which should be the mean of (x - E[x])^2.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias
             ),
@@ -225,33 +225,33 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "over the first axis",
-            "Mean and variance are those of each column, over axis 0. They should be those of each row, over the "
-            "last axis.",
+            "Mean and variance are computed for each column, over axis 0. Compute them for each row, over the last "
+            "axis.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, axis=0) * weight + bias,
         ),
         Slip(
             "over axis 1",
-            "Mean and variance are computed over axis 1. That is the last axis of a matrix only: use axis -1.",
+            "Mean and variance are computed over axis 1. That is the last axis only if x is a matrix: use axis -1.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, axis=1) * weight + bias,
         ),
         Slip(
             "over the whole array",
-            "Mean and variance are those of all numbers together. Compute them for each row, over the last axis.",
+            "Mean and variance are computed over all numbers together. Compute them for each row, over the last axis.",
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, eps, axis=None) * weight + bias,
         ),
         Slip(
             "variance over the whole array",
-            "The variance is that of all numbers together. Each row should have its own, like the mean.",
+            "The variance is computed over all numbers together. Each row should have its own, like the mean.",
             lambda x, weight, bias, eps=1e-12: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var() + eps) * weight + bias,
         ),
         Slip(
             "mean over the whole array",
-            "The mean is that of all numbers together. Each row should have its own, like the variance.",
+            "The mean is computed over all numbers together. Each row should have its own, like the variance.",
             lambda x, weight, bias, eps=1e-12: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias,
         ),
         Slip(
             "mean without keepdims",
-            "The mean lacks keepdims=True, so it broadcasts along the columns. Subtract from each row its own mean.",
+            "The mean lacks keepdims=True, so it broadcasts along the columns. Subtract its own mean from each row.",
             lambda x, weight, bias, eps=1e-12: (
                 _divided(x - x.mean(-1), ((x - x.mean(-1)) ** 2).mean(-1, keepdims=True), eps) * weight + bias
             ),
@@ -303,7 +303,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "bias added before the weight",
-            "bias is added before the multiplication by weight. It should be added after it.",
+            "bias is added before the multiplication by weight. It should be added after the multiplication.",
             lambda x, weight, bias, eps=1e-12: (normed(x, eps=eps) + bias) * weight,
         ),
         Slip(
@@ -327,7 +327,7 @@ LAYER_NORM = Exercise(
             (1e-6, 1e-2),
         ),
         Constant(
-            "another default of eps",
+            "another default for eps",
             "eps is {number} by default. The default should be 1e-12, as in BERT.",
             lambda number: lambda x, weight, bias, eps=number: _over_deviation(x, eps) * weight + bias,
             (1e-6, 1e-2),

@@ -18,7 +18,7 @@ Array = np.ndarray
 
 
 def _phi(x: Array) -> Array:
-    """The normal distribution function: x Phi(x) / x, with its limit at 0."""
+    """The normal distribution function Phi(x) = gelu(x) / x, with its limit at 0."""
     return np.where(x == 0, 0.5, gelu(x) / np.where(x == 0, 1, x))
 
 
@@ -37,20 +37,20 @@ GELU = Exercise(
     right.gelu,
     lambda: [(array([-2, -1, 0, 1, 2]),), (drawn(1, 3, 4) * 2,), (array([[-30, 30, 5, -5]]),)],
     (
-        "np.vectorize(math.erf) is a function that takes erf of each number of an array.",
-        "The argument of erf is x / sqrt(2). Use math.sqrt, and .astype(x.dtype) for a float32 result.",
+        "np.vectorize(math.erf) is a function that applies erf to each number of an array.",
+        "Apply erf to x / sqrt(2). Use math.sqrt, and .astype(x.dtype) for a float32 result.",
         "y is half of x, times 1 plus erf(x / sqrt(2)).",
     ),
     ("npformer.activations:gelu", "npformer.activations:_gelu"),
     (
         Slip(
             "tanh form",
-            "This is the tanh approximation of GELU. The exact form computes with erf, and differs by up to 0.0005.",
+            "This is the tanh approximation of GELU. The exact form uses erf, and differs by up to 0.0005.",
             gelu_tanh,
         ),
         Slip(
             "quick GELU",
-            "This is x sigmoid(1.702 x), a rough approximation of GELU. The exact form computes with erf.",
+            "This is x sigmoid(1.702 x), a rough approximation of GELU. The exact form uses erf.",
             lambda x: x / (1 + np.exp(-1.702 * x)),
         ),
         Slip(
@@ -65,27 +65,27 @@ GELU = Exercise(
         ),
         Slip(
             "not halved",
-            "This is x (1 + erf(x / sqrt(2))). Phi(x) is half of the bracket.",
+            "This is x (1 + erf(x / sqrt(2))). GELU is half of that.",
             lambda x: 2 * gelu(x),
         ),
         Slip(
-            "erf(x) for erf(x / sqrt(2))",
-            "erf is taken of x. It should be taken of x / sqrt(2).",
+            "erf(x) instead of erf(x / sqrt(2))",
+            "erf is applied to x. It should be applied to x / sqrt(2).",
             lambda x: x * (1 + _erf(x)) / 2,
         ),
         Slip(
-            "erf(x / 2) for erf(x / sqrt(2))",
-            "erf is taken of x / 2. It should be taken of x / sqrt(2).",
+            "erf(x / 2) instead of erf(x / sqrt(2))",
+            "erf is applied to x / 2. It should be applied to x / sqrt(2).",
             lambda x: x * (1 + _erf(x / 2)) / 2,
         ),
         Slip(
-            "erf(x sqrt(2)) for erf(x / sqrt(2))",
-            "erf is taken of x sqrt(2). It should be taken of x / sqrt(2).",
+            "erf(x sqrt(2)) instead of erf(x / sqrt(2))",
+            "erf is applied to x sqrt(2). It should be applied to x / sqrt(2).",
             lambda x: x * (1 + _erf(x * 2**0.5)) / 2,
         ),
         Slip(
-            "erf(x) / sqrt(2) for erf(x / sqrt(2))",
-            "erf is taken of x, and divided by sqrt(2). Divide x by sqrt(2), inside erf.",
+            "erf(x) / sqrt(2) instead of erf(x / sqrt(2))",
+            "erf is applied to x, and the result is divided by sqrt(2). Divide x by sqrt(2), inside erf.",
             lambda x: x * (1 + _erf(x) / 2**0.5) / 2,
         ),
         Slip(
@@ -100,8 +100,7 @@ GELU = Exercise(
         ),
         Slip(
             "brackets",
-            "erf is added to x / 2. It should be added to 1, before that is multiplied by x / 2: put 1 + erf in "
-            "brackets.",
+            "erf is added to x / 2. Add it to 1, and multiply the sum by x / 2: put 1 + erf in brackets.",
             lambda x: x / 2 + _erf(x / 2**0.5),
         ),
         Slip("relu", "This is relu, max(x, 0). GELU is x Phi(x).", relu),
@@ -110,7 +109,7 @@ GELU = Exercise(
     constants=(
         Constant(
             "erf of another multiple of x",
-            "erf is taken of x times {number}. It should be taken of x / sqrt(2).",
+            "erf is applied to x times {number}. It should be applied to x / sqrt(2).",
             lambda number: lambda x: x * (1 + _erf(number * x)) / 2,
         ),
         Constant(
@@ -121,7 +120,7 @@ GELU = Exercise(
         ),
         Constant(
             "sigmoid",
-            "This is x times the sigmoid of x times {number}, an approximation. The exact form computes with erf.",
+            "This is x times the sigmoid of x times {number}, an approximation. The exact form uses erf.",
             lambda number: lambda x: x / (1 + np.exp(-number * x)),
         ),
     ),
@@ -142,14 +141,14 @@ LINEAR = Exercise(
     (
         "@ multiplies matrices.",
         "The weight is (in, out), so it needs no transpose.",
-        "Multiply x by the weight with @ and add the bias, which is added to every row.",
+        "Multiply x by the weight with @, and add the bias: NumPy adds it to every row.",
     ),
     ("npformer.functions:linear",),
     (
         Slip("bias left out", "bias is not added.", lambda x, weight, bias: x @ weight),
         Slip(
             "weight transposed",
-            "x is multiplied by the transpose of weight, as in torch. Here weight is (in, out), without a transpose.",
+            "x is multiplied by the transpose of weight, as in torch. Here weight is (in, out) and needs no transpose.",
             lambda x, weight, bias: x @ weight.T + bias,
         ),
         Slip(
@@ -184,7 +183,7 @@ LINEAR = Exercise(
         ),
         Slip(
             "bias multiplied",
-            "The product is multiplied by bias. bias should be added to it.",
+            "The product is multiplied by bias. bias should be added to the product.",
             lambda x, weight, bias: x @ weight * bias,
         ),
     ),

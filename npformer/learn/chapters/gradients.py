@@ -1,4 +1,4 @@
-"""Chapter 5, the loss, and the backward of a linear layer and of softmax."""
+"""Chapter 5, the loss, and the backward passes of a linear layer and of softmax."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CROSS_ENTROPY = Exercise(
         "log(softmax(x)) is log 0 = -inf where softmax rounds to 0. The docstring has a formula without that "
         "logarithm.",
         "Subtract the maximum first: s = x - max(x). Then log softmax(x)_i = s_i - log(sum of exp(s)).",
-        "Compute s, take its element target, subtract log(sum(exp(s))), and change the sign.",
+        "Compute s, take s[target], subtract log(sum(exp(s))), and change the sign.",
     ),
     ("npformer.functions:cross_entropy", "npformer.functions:log_softmax"),
     (
@@ -49,7 +49,7 @@ CROSS_ENTROPY = Exercise(
         ),
         Slip(
             "maximum not subtracted",
-            "exp overflows for large logits. Subtract the largest logit first, and take no logarithm of softmax.",
+            "exp overflows for large logits. Subtract the largest logit first. Do not take the logarithm of softmax.",
             lambda logits, target: -np.log(np.exp(logits)[target] / np.exp(logits).sum()),
         ),
         *(
@@ -64,12 +64,12 @@ CROSS_ENTROPY = Exercise(
         Slip("sign", "The sign is missing: this is log softmax.", partial(_loss, factor=1.0)),
         Slip(
             "logarithm to the base 2",
-            "The logarithm is to the base 2. It should be the natural one.",
+            "The logarithm is to the base 2. It should be the natural logarithm.",
             partial(_loss, factor=-1 / math.log(2)),
         ),
         Slip(
             "logarithm to the base 10",
-            "The logarithm is to the base 10. It should be the natural one.",
+            "The logarithm is to the base 10. It should be the natural logarithm.",
             partial(_loss, factor=-1 / math.log(10)),
         ),
         Slip(
@@ -263,9 +263,9 @@ SOFTMAX_BACKWARD = Exercise(
             "The sum of grad is subtracted. Subtract the sum of grad * y.",
             lambda g, y: _less(g, y, g.sum(-1, keepdims=True)),
         ),
-        Slip("y left out in front", "dx is not multiplied by y.", lambda g, y: g - (g * y).sum(-1, keepdims=True)),
+        Slip("factor y left out", "dx is not multiplied by y.", lambda g, y: g - (g * y).sum(-1, keepdims=True)),
         Slip(
-            "mean for the sum",
+            "mean instead of the sum",
             "The mean of grad * y is subtracted. Subtract its sum.",
             lambda g, y: _less(g, y, (g * y).mean(-1, keepdims=True)),
         ),
@@ -281,7 +281,7 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "sum without keepdims",
-            "The sum lacks keepdims=True, so it broadcasts along the columns. Subtract from each row its own sum.",
+            "The sum lacks keepdims=True, so it broadcasts along the columns. Subtract its own sum from each row.",
             lambda g, y: _less(g, y, (g * y).sum(-1)),
         ),
         Slip(
@@ -308,7 +308,7 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "log softmax",
-            "This is the backward of log softmax, grad - y * sum of grad.",
+            "This is the backward pass of log softmax, grad - y * sum of grad.",
             lambda g, y: g - y * g.sum(-1, keepdims=True),
         ),
     ),

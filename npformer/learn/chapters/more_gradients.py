@@ -1,4 +1,4 @@
-"""Chapter 5, the backward of layer norm. `attention_gradients.py` has the backward of attention."""
+"""Chapter 5, the backward pass of layer norm. `attention_gradients.py` has the backward pass of attention."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ LAYER_NORM_BACKWARD = Exercise(
     _norm_cases,
     (
         "Compute n and the root again, as in layer_norm. E is the mean over the last axis, with keepdims=True.",
-        "weight has a part in dx through g = grad * weight. dweight is the sum over the rows of grad * n, not of "
-        "g * n.",
-        "From g subtract its mean and n times the mean of g * n, and divide by the root: that is dx.",
+        "weight affects dx through g = grad * weight. dweight is the sum over the rows of grad * n, not of g * n.",
+        "For dx, subtract the mean of g and n times the mean of g * n from g, and divide by the root.",
     ),
     ("npformer.functions:layer_norm_backward",),
     (
@@ -91,7 +90,7 @@ LAYER_NORM_BACKWARD = Exercise(
             partial(_norm, dx=lambda g, n, s: g - _mean(g) - n * _mean(g * n) / s),
         ),
         Slip(
-            "sums for means",
+            "sums instead of means",
             "The sums of g and g n are subtracted. Subtract their means.",
             lambda *a: _norm(
                 *a, dx=lambda g, n, s: (g - g.sum(-1, keepdims=True) - n * (g * n).sum(-1, keepdims=True)) / s
@@ -158,7 +157,7 @@ LAYER_NORM_BACKWARD = Exercise(
             lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 1e-5),
         ),
         Slip(
-            "another default of eps",
+            "another default for eps",
             "eps is 1e-5 by default. The default should be 1e-12.",
             lambda grad, x, w, eps=1e-5: _norm(grad, x, w, eps),
         ),
