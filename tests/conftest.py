@@ -17,8 +17,8 @@ settings.load_profile("tests")
 
 @pytest.fixture(scope="module")
 def one_blas_thread() -> Iterator[None]:
-    """Limits BLAS to one thread, as in a model's run. A function called alone leaves BLAS its threads, which divide a
-    product's inner axis and rows by their own rules, so a row's last bits may depend on the other rows."""
+    """Limits BLAS to one thread, as in a model's run. Functions called on their own do not limit BLAS's threads, which
+    split a product's inner axis and rows by their own rules, so a row's last bits may depend on the other rows."""
     with single_blas_thread():
         yield
 
@@ -33,7 +33,7 @@ def settable_blas() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Starts a worker for each core, unless -n or --pdb is given. The tests of a file share a worker and its fixtures,
-    so files named alone run in this process."""
+    so if only files are named, they run in this process."""
     option = config.option
     if hasattr(config, "workerinput") or getattr(option, "numprocesses", 0) is not None:
         return  # this is a worker, -n is given, or pytest-xdist is missing

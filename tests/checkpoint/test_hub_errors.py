@@ -87,8 +87,7 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 
 @pytest.mark.slow
 def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
-    """The client notices a broken transfer at once, or on a retry if it is old. The file is larger than its pieces of
-    10 MB."""
+    """The client notices a broken transfer, an old client only on a retry. The file is larger than a piece (10 MB)."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
     hub.break_after = [11_000_000]
@@ -117,8 +116,7 @@ def test_a_transfer_that_stays_broken(hub, env, folder):
 
 @pytest.mark.slow
 def test_a_transfer_that_stalls_ends(hub, env, folder):
-    """A stalled transfer ends after the client's timeout (HF_HUB_DOWNLOAD_TIMEOUT, here 1 s); the next call gets the
-    rest."""
+    """A stalled transfer ends after the client's timeout (HF_HUB_DOWNLOAD_TIMEOUT); the next call gets the rest."""
     hub.add(NAME, folder, large=20_000)
     hub.stall_after = 10_000
     began = time.monotonic()

@@ -1,5 +1,5 @@
-"""The command `npformer` with bad input, closed pipes, signals and terminals: one line with the error, the right exit
-code, never a traceback, and no half-written file."""
+"""The command `npformer` with bad input, closed pipes, signals and terminals: the error is one line, the exit code is
+right, and there is never a traceback or a half-written file."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ def test_bad_input_is_exit_code_1(models, arguments, message, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "embed-sparse"])
 def test_a_missing_model_is_bad_input(command):
-    """The error is the same for a command with options named like the task's settings."""
+    """The error is also the same for a command whose options have the names of the task's settings."""
     code, _, errors = run(command, "-m", "no-such-folder/at/all", "x")
     assert code == 1
     assert errors.startswith("npformer: no-such-folder/at/all: there is no folder of this name")
@@ -125,9 +125,9 @@ def test_ctrl_c_ends_quietly(models, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
     )
-    with open(tmp_path / "slow", "wb"), process:  # opens once the command reads it
+    with open(tmp_path / "slow", "wb"), process:  # `open` returns once the command reads the file
         while process.poll() is None:
             process.send_signal(signal.SIGINT)  # repeated, because Python may miss a signal just before the read
             with contextlib.suppress(subprocess.TimeoutExpired):

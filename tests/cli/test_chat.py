@@ -1,4 +1,4 @@
-"""`npformer generate --chat`: single messages, lines of a pipe, and a conversation on a terminal."""
+"""`npformer generate --chat`: single messages, lines from a pipe, and a conversation on a terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def printed(text: str) -> str:
 
 @pytest.mark.slow
 def test_messages_have_answers_alone(folder: Path) -> None:
-    """Each line of a pipe is a separate message, as with other commands."""
+    """Each line from a pipe is a separate message, as with other commands."""
     task = npformer.pipeline("text-generation", folder, chat=True, do_sample=False, max_new_tokens=9)
     answers = [printed(task(text)[0]["generated_text"]) for text in ("Hi", "there")]
     code, out, _ = run("generate", "-m", folder, "--chat", *GREEDY, stdin=b"Hi\nthere\n")
@@ -60,7 +60,7 @@ def test_messages_have_answers_alone(folder: Path) -> None:
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """Returns an `input` that returns these lines, and raises the exceptions of these keys."""
+    """Returns a substitute for `input` that returns these lines, and raises the exceptions that stand for keys."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -112,11 +112,11 @@ def test_ctrl_c_ends_an_answer_and_the_model_s_length_is_named(
 
 @pytest.mark.slow
 def test_a_conversation_on_a_terminal(folder: Path) -> None:
-    """Ctrl-C, sent by the terminal, ends the answer, and the prompt appears again."""
+    """Ctrl-C on the terminal ends the answer, and the prompt appears again."""
     given = command("generate", "-m", folder, "--chat", "--seed", "1", "--max-new-tokens", "400")
     process, terminal = pty.fork()
     if process == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job ignores SIGINT
         os.execvpe(given[0], given, ENVIRONMENT)
     screen = b""
 

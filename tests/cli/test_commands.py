@@ -1,4 +1,4 @@
-"""The command `npformer`, run as users run it: in its own process, from another folder, on tiny models."""
+"""The command `npformer`, run as users run it (in its own process, from another folder) on tiny models."""
 
 import ast
 import json
@@ -222,7 +222,7 @@ def test_embed_writes_a_row_of_nan_for_a_text_it_cannot_read(models, tmp_path):
 
 
 def test_rerank_shows_the_best_text_first(models, tmp_path):
-    """Lines of all files are ranked; an unreadable line is reported, and comes last in JSON."""
+    """The lines of all files are ranked; an unreadable line is reported, and comes last in the JSON output."""
     (tmp_path / "a.txt").write_bytes(b"ice cream\nnot my music\n\xff\n")
     (tmp_path / "b.txt").write_text("she was in Paris\n\n")
     texts = ["ice cream", "not my music", "she was in Paris", ""]
@@ -348,7 +348,7 @@ def test_info_shows_the_bundled_model_s_origin_and_card():
 
 
 def test_help_imports_no_numpy():
-    """A command's modules are imported when it runs."""
+    """A command's modules are imported only when it runs."""
     code = "import sys; from npformer.cli.main import main; main(['--help']); sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=60, check=True)
 
@@ -374,7 +374,7 @@ def test_answering_a_text_imports_nothing_heavy(models):
         "yaml",
     }
     assert not heavy & loaded
-    # The files of other families, mechanisms and blocks would take a tenth of the time to the answer.
+    # Importing the other families, mechanisms and blocks would take a tenth of the time to the answer.
     others = {
         "npformer.families.llama",
         "npformer.mechanisms.rotary",

@@ -1,4 +1,4 @@
-"""Completion by the Tab key: typed into a real bash, and the command's answers for every shell."""
+"""Completion by the Tab key: keys typed into a real bash, and the command's answers for every shell."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_tab_in_a_real_bash(tmp_path: Path) -> None:
 
 
 def send(terminal: int, keys: str, expected: str) -> str:
-    """Types keys and waits until the screen shows the expected text; returns what was shown."""
+    """Types keys, waits until the screen shows the expected text, and returns the output."""
     os.write(terminal, keys.encode())
     said, began = "", time.monotonic()
     while expected not in said:

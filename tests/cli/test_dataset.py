@@ -1,4 +1,4 @@
-"""--input without its extra or required options, or with options that apply only to texts."""
+"""Errors for --input without the extra `data` or required options, or with options that apply only to texts."""
 
 import sys
 

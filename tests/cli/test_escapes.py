@@ -1,4 +1,4 @@
-"""Labels, tokens, tensors' names and file names with a terminal's control sequences: shown escaped by every command."""
+"""Every command escapes a terminal's control sequences in labels, tokens, tensor names and file names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes a model with such labels, words, an unknown tensor, and such a folder name."""
+    """Writes a model with control sequences in its labels, words and folder name, and in a tensor's name."""
     path = tiny.folder(tmp_path_factory.mktemp("models") / "model\x1b[31m", labels=LABELS)
     tokenizer = path / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text(encoding="utf-8").replace('"##ness"', json.dumps("ice\x1b[5m")))

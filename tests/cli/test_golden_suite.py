@@ -93,7 +93,7 @@ def test_wrong_arguments_are_bad_input(
 
 @pytest.fixture
 def stages(suite: Path, tmp_path: Path) -> Path:
-    """Writes a port's stages with a mistake: the scores are not scaled."""
+    """Writes the stages of a port that has a mistake: its scores are not scaled."""
     arrays, _ = load_arrays(suite / CASE / "golden.safetensors")
     made = {name: a * 2 if name.endswith("scores") else a for name, a in arrays.items() if "float64" not in name}
     save_arrays(tmp_path / "stages.safetensors", made, {})

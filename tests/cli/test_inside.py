@@ -71,9 +71,9 @@ def test_corner_values_are_the_first_and_last_three_columns_as_torch_prints_them
 
 
 def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
-    """Every row has its token, all numbers of a stage have one format, and no line is wider than 80."""
+    """Every row shows its token, all numbers of a stage have the same format, and no line is wider than 80 columns."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
-    for name in ("embeddings.norm", "layers.0.attention.weights"):  # some columns, and all of them
+    for name in ("embeddings.norm", "layers.0.attention.weights"):  # columns are omitted; all are shown
         array = t[name][0] if name.endswith("weights") else t[name]
         array[3, 1] = -1e-7
         lines = teardown(t, patterns=[name]).split("\n\n")[1].splitlines()[1:]
@@ -90,7 +90,7 @@ def test_wide_numbers_in_a_teardown_keep_the_tokens_names(folder: Path) -> None:
     [(0, ["layer 1, layer 2 up to its output"]), (1, ["layer 0", "layer 2 up to its output"]), (2, ["layers 0 to 1"])],
 )
 def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], folder: Path) -> None:
-    """With patterns, nothing is left out."""
+    """With patterns, no layer is left out."""
     t = trace(Model(*load_folder(folder), folder=folder), TEXT)
     said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
     assert said == [f"... left out: {each} (--layer N shows one)" for each in lines]
@@ -182,7 +182,7 @@ def test_golden_compare_shows_and_diagnoses_a_divergence_with_exit_code_3(
     printed = capsys.readouterr().out
     assert "the first stage that diverges: layers.0.ffn.activation" in printed
     assert "cause: tanh GELU for erf" in printed
-    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3  # the file has the folder's path
+    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3  # the path is in the file
     assert "cause: tanh GELU for erf" in capsys.readouterr().out
 
 
@@ -240,7 +240,7 @@ def test_golden_compare_reads_a_map_of_names(recorded: Path, tmp_path: Path, cap
 
 
 def test_golden_compare_finds_the_tiny_model_next_to_its_file(tmp_path: Path, capsys) -> None:
-    """The model next to the golden file is found without an option."""
+    """The model is found without an option if the golden file is in its folder."""
     for seed in ([], ["--seed", 3]):
         out = tmp_path / f"tiny{len(seed)}"
         assert run(golden_command, ["record", "--tiny", "distilbert", *seed, "-o", out]) == 0

@@ -1,6 +1,6 @@
-"""Every command that writes a file, with a device, pipe, link, stdout, full disk or size limit as its output.
+"""Every command that writes a file, with a device, a pipe, a link or stdout as its output, a full disk or a size limit.
 
-Only regular files are replaced; a failure is one line that names the output, and leaves no file.
+Only regular files are replaced. A failure prints one line that names the output, and leaves no file behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.common.test_files import own_device
 from tests.support import tiny
 
 TEXT = "it was so hot"
-#: Command -> its arguments before -o, and the name of its output (a trace's ends in .safetensors).
+#: Command -> its arguments before -o, and the name of its output (a trace's name ends in .safetensors).
 WRITERS = {
     "page": ["view", TEXT],
     "picture": ["view", TEXT, "--svg"],
@@ -66,7 +66,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_full_device_stays_and_is_reported(write, tmp_path, capsys):
-    """This also holds for root, who could replace a device by a file."""
+    """The device is also kept if the user is root, who could replace it with a file."""
     device = own_device(tmp_path, "/dev/full")
     path = tmp_path / "out.safetensors"
     path.symlink_to(device)
@@ -105,7 +105,7 @@ def test_a_link_is_followed(write, expected, tmp_path, there):
 
 
 def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
-    """The output is appended. After a trace, its table follows; other commands write only the output's bytes."""
+    """Output to stdout is appended. `trace` then prints its table; other commands write only the file's bytes."""
     path = tmp_path / "out.safetensors"
     path.symlink_to("/dev/stdout")
     capfdbinary.readouterr()
@@ -118,7 +118,7 @@ def test_stdout_is_written_to(write, expected, tmp_path, capfdbinary):
 
 @pytest.mark.parametrize("limit", [0, 2000])
 def test_a_file_size_limit_keeps_the_existing_file(write, tmp_path, capsys, limit):
-    """The same writes fail as on a full disk or at a quota."""
+    """With a file size limit, the same writes fail as on a full disk or over a quota."""
     path = tmp_path / "out.safetensors"
     path.write_bytes(b"old")
     with largest_file(limit):

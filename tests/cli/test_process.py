@@ -1,6 +1,6 @@
 """The command as a process, started by its script and by `python -m`: closed, full and broken streams, encodings with
 few characters, and Ctrl-C at any import. There is no traceback and no message from Python itself, and the exit code is
-right."""
+correct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
 MODULE = [sys.executable, "-m", "npformer"]
 WAYS = {"script": SCRIPT, "module": MODULE}
 TEXT = "I love ice cream"
-#: Commands that print. Starting all of them in every way would take minutes, so only the help is started in every way.
+#: Commands that print. Starting each of them in every way would take minutes, so only the help command is started in
+#: every way.
 PRINTING = {
     "overview": ["--help"],
     "version": ["--version"],
@@ -65,7 +66,7 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
 def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, started, unbuffered, models, tmp_path):
-    """The answer is lost. The exit code is 1, with the reason, or SIGPIPE's, without a message."""
+    """A full or closed output is exit code 1 and an error; a broken pipe is SIGPIPE's exit code and no message."""
     way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
     full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
     assert full == (1, "", "npformer: output: No space left on device\n")
@@ -76,7 +77,7 @@ def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, star
 
 
 def test_commands_that_write_a_file_need_no_standard_output(models, tmp_path):
-    """Output files are complete, and no file gets a standard stream's descriptor."""
+    """With closed standard streams, output files are complete, and no file gets a standard stream's descriptor."""
     arguments = ["embed", "-m", str(models["embed"]), TEXT, "-o", "v.npy"]
     assert shell('"$@" <&- >&- 2>&-', SCRIPT, arguments, models, tmp_path) == (0, "", "")
     assert np.load(tmp_path / "v.npy").shape == (1, 32)
@@ -89,7 +90,7 @@ def test_commands_that_write_a_file_need_no_standard_output(models, tmp_path):
     ("errors", "way"), [("2>&-", SCRIPT), ("2> /dev/full", MODULE), ("2> >(exec 0<&-; sleep 1)", SCRIPT)]
 )
 def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path):
-    """Messages are lost, but answers and exit codes are unchanged."""
+    """Without a usable stderr, messages are lost, but answers and exit codes are unchanged."""
     code, output, _ = shell(f'"$@" {errors}', way, ["classify", TEXT], models, tmp_path)
     assert (code, output[-17:]) == (0, f"{TEXT}\n")
     for arguments, expected in (
@@ -131,8 +132,8 @@ ANSWERING = [
     ],
 )
 def test_an_encoding_with_few_characters_changes_no_text_that_is_read(environment, way, answering, models, tmp_path):
-    """Text is read as UTF-8 in any locale; characters that the locale lacks are written as numbers. The encodings take
-    turns in the commands that load a model."""
+    """Text is read as UTF-8 in any locale; characters that the locale lacks are written as numbers. The commands that
+    load a model run with one of the encodings each."""
     for arguments in answering:
         code, output, said = shell('"$@"', way, arguments, models, tmp_path, **environment)
         assert (code, said) == (0, ""), arguments
@@ -145,7 +146,7 @@ def test_an_encoding_with_few_characters_changes_no_text_that_is_read(environmen
 
 
 def test_exit_hooks_run_before_the_process_ends(tmp_path):
-    """Hooks run in order, after all output is written, and the exit code is the command's."""
+    """Exit hooks run in order, after all output is written, and the exit code is the command's."""
     for argument, code in (("--version", 0), ("nothing", 2)):
         program = f"""
 import atexit, sys
@@ -162,7 +163,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """For example, coverage registers one in a module that Python imports at start-up."""
+    """Exit functions registered before the command starts still run, such as coverage's from Python's start-up."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):
@@ -175,7 +176,7 @@ def test_exit_functions_registered_earlier_still_run(tmp_path):
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
-#: Interrupts the process at the import of a module, or at its end; or only reports the import.
+#: Interrupts the process at the import of a module or at the process's end, or only reports the import.
 INTERRUPTING = """
 import atexit, os, signal, sys
 where, told = os.environ["INTERRUPT_AT"], os.environ.get("TELL")
@@ -197,7 +198,7 @@ PLACES = ("argparse", "numpy", "datetime", "npformer.taps", "npformer.model", "t
 
 
 def started(way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **more):
-    """Starts the command in `place`, with an interrupter."""
+    """Starts the command in `place`, with a module that interrupts it."""
     (place / "sitecustomize.py").write_text(INTERRUPTING)
     model = models["embed" if arguments[0] == "embed" else "classify"]
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{place}:{ENVIRONMENT['PYTHONPATH']}", **more.pop("environment")}
@@ -211,7 +212,7 @@ def started(way: list[str], arguments: list[str], models: dict[str, Path], place
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp_path):
-    """Ctrl-C at the end of the process is quiet too, and no output is half-written."""
+    """Ctrl-C during an import or at the end of the process prints nothing and leaves no half-written output."""
     process = started(*COMMANDS[name], models, tmp_path, environment={"INTERRUPT_AT": place})
     output, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (128 + signal.SIGINT, b"")
@@ -222,7 +223,7 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [(name, (0, *range(i, 11, 3))) for i, name in enumerate(COMMANDS, 1)])
 def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
-    """Interrupts after the set-up, and at every tenth of the time, which the commands share."""
+    """Interrupts each command after its set-up, and the commands in turn at every tenth of their time."""
     taken = None
     codes = []
     for step in (None, *steps):
@@ -248,7 +249,7 @@ def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
 
 
 def test_an_interrupt_that_compiled_code_prints_is_not_shown():
-    """For an error in the import of `numpy`, NumPy's `import_array` calls PyErr_Print, which calls the hook."""
+    """If an import of NumPy is interrupted, `import_array` calls PyErr_Print, which calls `sys.excepthook`."""
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from npformer.cli.process import set_up; set_up()\n"

@@ -1,4 +1,4 @@
-"""`npformer search`: the nearest lines of files, and the vectors stored next to them."""
+"""`npformer search`: the nearest lines of files, and the vectors stored next to the files."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_a_broken_file_of_vectors_is_recomputed(damage, model, file):
 
 @pytest.mark.parametrize("damage", ["dtype", "checksum", "infinite", "blank", "shape"])
 def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
-    """Such files, with a correct checksum or without one, were once used or made every search fail."""
+    """Stored vectors that are invalid, with or without a correct checksum, were once used or made every search fail."""
     first = search(model, "music", file)
     whole = kept(file).read_bytes()
     arrays, metadata = load_arrays(kept(file))
@@ -119,7 +119,7 @@ def test_files_with_invalid_vectors_are_recomputed(damage, model, file):
 
 
 def test_a_file_where_vectors_cannot_be_put(model, file):
-    """The file's name is too long to add a suffix. A read-only folder would be no test, because root can write into it."""
+    """The file's name is too long for a suffix. A read-only folder would be no test, because root can write to it."""
     first = search(model, "music", file)
     kept(file).unlink()
     long = file.with_name("a" * 250)

@@ -51,7 +51,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 
 def check_page(page: str) -> None:
-    """A self-contained document that fetches nothing and contains no markup from texts."""
+    """Checks that a page is self-contained: it fetches nothing and contains no markup from texts."""
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
     assert re.findall(r"<link[^>]*>", page) == ['<link rel="icon" href="data:,">']  # prevents a request for favicon.ico
@@ -204,7 +204,7 @@ def test_views_of_little_or_no_text(kind: str, text: str, folder: Path, capsys) 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", command.KINDS)
 def test_a_text_too_long_for_the_model_is_truncated_with_a_warning(kind: str, tmp_path: Path, capsys) -> None:
-    """The view shows the text that the model reads, with one warning."""
+    """The view shows only the part of a text that the model reads, with one warning."""
     folder = tiny.folder(tmp_path / "model", "bert", max_length=32)
     long = run(capsys, "love " * 40, "-m", folder, "--kind", kind)
     assert long[::2] == (0, "npformer: input 0: 42 tokens, cut to 32\n")
@@ -233,7 +233,7 @@ def test_a_translation_model_has_no_second_text(capsys) -> None:
 
 @pytest.mark.slow
 def test_view_runs_in_a_subprocess(folder: Path, tmp_path: Path) -> None:
-    """Tests any terminal's encoding, a missing model, and a new file in a folder."""
+    """Tests the command's output, also in ASCII, and a missing model, which leaves no file."""
     code, out, _ = run_apart("view", TEXT, "-m", folder)
     assert code == 0
     assert out.startswith("Self-attention, layer 0")

@@ -1,4 +1,4 @@
-"""Public functions accept every input of np.asarray, and compute with it in float64."""
+"""Public functions accept everything that np.asarray accepts, and compute with it in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FFN = {"hidden": LINEAR, "output": LINEAR}
 LAYER = {"attention": ATTENTION, "attention_norm": NORM, "ffn": FFN, "ffn_norm": NORM}
 DECODER_LAYER = {**LAYER, "cross_attention": ATTENTION, "cross_attention_norm": NORM}
 LENGTHS = np.array([2, 1])
-#: Function -> arguments, with whole numbers in every array.
+#: Function -> arguments; every array contains whole numbers.
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"x": X} for name in ("relu", "silu", "gelu", "softmax", "log_softmax")},
     "layer_norm": {"x": X, **NORM},
@@ -95,7 +95,7 @@ def test_array_likes_give_the_float64_result(name: str, form: str) -> None:
     found, expected = function(**changed(CASES[name], FORMS[form])), function(**CASES[name])
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found, expected)
-    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # these keep the type
+    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # these keep dtypes
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 
@@ -248,7 +248,7 @@ def test_empty_arrays_give_empty_results() -> None:
 
 
 def test_a_model_calls_the_functions_as_they_are_written() -> None:
-    """Only the public functions of `npformer` convert, so that models pay nothing for it."""
+    """Only the public functions of `npformer` convert their arguments, so that models do not pay for the conversion."""
     modules = [importlib.import_module(f"npformer.{name}") for name in ("functions", "encoder_layers", "transformer")]
     for name in wrapped():
         inside = {id(getattr(module, name)) for module in modules if hasattr(module, name)}

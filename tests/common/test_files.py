@@ -159,7 +159,7 @@ def test_a_closed_pipe_is_reported(tmp_path: Path) -> None:
 
 
 def test_an_open_descriptor_is_written_at_its_position(tmp_path: Path) -> None:
-    """As in `npformer view ... -o /dev/stdout >> page.html`, the file is not replaced, and its content stays."""
+    """Output is appended to an open descriptor's file, as in `npformer view ... -o /dev/stdout >> page.html`."""
     (tmp_path / "a").write_text("before ")
     (tmp_path / "link").symlink_to("/dev/fd")
     inode = (tmp_path / "a").stat().st_ino
@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """A new device, so that a failing test does not damage the machine's own. A link if devices are not allowed."""
+    """Returns a new device, to protect the machine's own from a failing test, or a link if devices are not allowed."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -228,7 +228,7 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
     runs[0].wait()
     for name in ("result", "other"):
         write(tmp_path / name)
-        # two files of the other run, the outputs so far, and the folder to keep
+        # two files of the other run, the outputs written so far, and the folder to keep
         assert len(os.listdir(tmp_path)) == 4 + (name == "other")
     runs[1].send_signal(signal.SIGKILL)
     runs[1].wait()
@@ -241,7 +241,7 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
 
 
 def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is in the system's temporary folder, readable only by its owner."""
+    """The unfinished output for a pipe is in the system's temporary folder, readable only by its owner."""
     os.mkfifo(tmp_path / "fifo")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -254,7 +254,7 @@ def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch
         (folder,) = temporary.glob(".npformer-fifo.*.partial")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         run.kill()
-    with pytest.raises(ZeroDivisionError):  # does not wait for a reader
+    with pytest.raises(ZeroDivisionError):  # does not wait for a reader of the pipe
         fail(tmp_path / "fifo")
     assert os.listdir(temporary) == []
 
@@ -272,7 +272,7 @@ for i in range(150):
 
 @pytest.mark.slow
 def test_runs_that_write_one_file_at_once_leave_each_other_alone(tmp_path: Path) -> None:
-    """Processes remove files of dead processes while others create and remove their own."""
+    """Processes remove the files of dead processes while other processes create and remove their own."""
     command = [sys.executable, "-c", MANY, str(tmp_path / "result")]
     runs = [subprocess.Popen([*command, letter], cwd=ROOT) for letter in "abc"]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
@@ -320,7 +320,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 
 
 def test_rows_of_two_tables_are_read_by_turns() -> None:
-    """Each reader has its own limit for cells. The limit of the csv module does not change for the rest of the process."""
+    """Each reader has its own limit on a cell's length. The csv module's limit does not change for other code."""
     usual = csv.field_size_limit()
     long = csv_rows([(1, "a\n"), (2, "b" * 2 * usual)], "long", 3 * usual)
     short = csv_rows([(1, "a\n"), (2, "b" * 9)], "short", 8)
@@ -333,7 +333,7 @@ def test_rows_of_two_tables_are_read_by_turns() -> None:
 
 
 def test_half_of_a_surrogate_pair_in_json_is_refused(tmp_path: Path) -> None:
-    """A pair of surrogates is a character. A lone surrogate is refused, because it cannot be written again."""
+    """A pair of surrogates is read as a character. A lone surrogate is refused, because it cannot be written back."""
     (tmp_path / "whole.json").write_text(r'{"a": "\ud83d\ude00"}')
     assert read_json(tmp_path / "whole.json") == {"a": "\U0001f600"}
     (tmp_path / "half.json").write_text(r'{"a": "\ud83d"}')

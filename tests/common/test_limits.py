@@ -22,7 +22,7 @@ TABLE = {field.name: field.default for field in fields(Limits)}
 
 
 def torch_folder(path: Path) -> Path:
-    """Writes a tiny model with weights in a file of torch.save."""
+    """Writes a tiny model with its weights in a torch.save file."""
     folder = tiny.folder(path)
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     torch_writer.save(folder / "pytorch_model.bin", tensors)
@@ -41,7 +41,7 @@ def sharded_folder(path: Path) -> Path:
 
 
 def sinusoidal(_: Path) -> Path:
-    """Writes a model of the 2017 paper, with computed positions."""
+    """Writes a Transformer of the 2017 paper, with computed positions."""
     return Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 
@@ -80,7 +80,7 @@ def test_a_model_without_a_table_of_positions_may_have_any_number_of_them():
 
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
-@pytest.mark.parametrize(("family", "width"), [("gpt2", 32), ("llama", 16)])  # two of Llama's four heads have keys
+@pytest.mark.parametrize(("family", "width"), [("gpt2", 32), ("llama", 16)])  # Llama has two key heads
 def test_cached_keys_and_values_have_a_limit(family, width, way):
     model, ids = tiny.model(family, "causal-lm"), np.array([5, 6, 7])
     needed = 2 * model.config.n_layers * width * (3 + 5) * 4
@@ -140,7 +140,7 @@ def test_a_limit_of_another_type():
 
 
 def test_limits_are_generous_for_the_largest_checkpoints():
-    """The config has 48 wide layers, a vocabulary of 250,000, and as many labels as ImageNet-21k."""
+    """Limits allow several times the sizes of a model with 48 wide layers, 250,000 tokens and ImageNet-21k's labels."""
     config = npformer.Config(
         "bert", "base", vocab_size=250_000, d_model=2560, n_heads=40, n_layers=48, d_ffn=10_240, max_length=512,
         n_token_types=2,
@@ -188,7 +188,7 @@ def test_a_model_made_by_hand_has_limits():
 
 
 def test_the_cache_of_configs_is_bounded():
-    """A config of 70 kB can need computed tables of megabytes."""
+    """Caches keep few configs, because one of 70 kB can need computed tables of megabytes."""
     model = tiny.model("bert").config
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)

@@ -1,4 +1,4 @@
-"""A folder in use is refused with the owner's name; a dead owner's lock is free."""
+"""A folder in use is refused with the owner's name; a dead owner's lock can be taken."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ while had < 100:
 
 
 def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
-    """The lock file is removed at the end, while other processes may open it or a new file of the same name."""
+    """A lock file is removed at the end, while other processes may be opening it or a new file of the same name."""
     runs = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")], cwd=ROOT) for _ in range(3)]
     assert [run.wait(120) for run in runs] == [0, 0, 0]
 
@@ -126,7 +126,7 @@ def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
 def test_a_lock_that_was_replaced_while_it_was_opened_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run opens a stale lock, a second removes it first, and a new owner creates it before the first locks it."""
+    """One run opens a stale lock; before it locks the file, another removes it and a new owner creates it again."""
     lock = tmp_path / ".result.00000000.lock"
     lock.touch()
     take = locks._lock

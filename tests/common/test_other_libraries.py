@@ -1,4 +1,4 @@
-"""Names and arguments of other libraries raise an error that shows the correct line."""
+"""Names and arguments of other libraries raise an error that shows the line to write instead."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
 def test_a_name_of_another_library_is_answered(table, name):
-    """The error is an AttributeError, so that `hasattr` works. A task that has the name needs no error."""
+    """Another library's name raises an AttributeError, so that `hasattr` works. Tasks that have the name raise none."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:
@@ -67,7 +67,7 @@ def test_unknown_names_stay_python_s_own():
 
 @pytest.mark.parametrize("line", sorted({line for table in TABLES.values() for line in table.values()}))
 def test_the_names_in_a_line_to_write_exist(line):
-    """The line's attributes exist on a model, task, config, tokenizer or the module, and its commands exist."""
+    """The attributes and commands in a suggested line exist, on a model, task, config, tokenizer or the module."""
     known = {"model": OBJECTS["MODEL"], "task": TASKS, "config": OBJECTS["CONFIG"], "tokenizer": OBJECTS["TOKENIZER"]}
     for owner, path in re.findall(r"(?<![\w.])(model|task|config|tokenizer|npformer)((?:\.[a-z]\w*)+)", line):
         values = known.get(owner, (npformer,))

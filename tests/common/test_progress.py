@@ -54,7 +54,7 @@ def test_a_bar_shows_and_gives_way_to_a_line_of_summary(terminal: Terminal) -> N
 
 
 def test_a_bar_moves_before_the_first_item_is_done(terminal: Terminal) -> None:
-    """The time shows that the command works, however long the first texts take."""
+    """The elapsed time shows that the command is working, however long the first texts take."""
     slow(terminal, 1, 0.2, 1)
     assert terminal.getvalue().count("] 0/1 rows") > 2
     assert terminal.lines()[0].startswith("1 row in 0:0")
@@ -143,7 +143,7 @@ def test_the_bar_fits_the_terminal(
         assert main(["info", "--verify", "./model"]) == 0
         assert main(train) == 0
         assert main(["embed", "-m", "model", "ice", "-o", "v.npy"]) == 0
-    lines = [line for line in out.lines() if " in /" not in line]  # a long path has its own line
+    lines = [line for line in out.lines() if " in /" not in line]  # a long path is on its own line
     assert max(len(line) for line in lines if len(line.split()) > 1) <= int(columns)
     assert any(each.startswith("epoch 1/1 [##########] 1/1  0:0") for each in terminal.getvalue().split("\r"))
     assert terminal.lines()[-2] == "wrote v.npy: 1 vector of 32 numbers"

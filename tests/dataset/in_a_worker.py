@@ -29,7 +29,7 @@ _machine, _probe = work.machine, work.probe
 
 
 def report_the_truth() -> None:
-    """Ends what `pretend` began."""
+    """Ends the effect of `pretend`."""
     work.machine, work.probe = _machine, _probe
 
 
@@ -42,7 +42,7 @@ def pretend(name: str, value: str) -> None:
 
 
 class Slow(WorkerPlugin):
-    """Makes every text take longer, also on workers that replace dead ones."""
+    """Makes every text take longer, also on workers that replace dead workers."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -66,7 +66,7 @@ def note_loads() -> None:
 
 
 def noted() -> list[tuple[object, bool]]:
-    """Returns the threads of each task on this worker, and whether all its tables are memory-mapped."""
+    """Returns, for each load of the task on this worker, its threads and whether its weights are memory-mapped."""
     (task,) = work._tasks.values()
     arrays = stored(dict(task.model.weights), task.model.config).values()
     mapped = all(isinstance(_base(array), mmap.mmap) for array in arrays)
@@ -91,7 +91,7 @@ def fail_once() -> None:
 
 
 class Deadly(WorkerPlugin):
-    """Kills each worker that receives this text, like a system that has run out of memory."""
+    """Kills each worker that receives this text, as a system that has run out of memory does."""
 
     def __init__(self, text: str) -> None:
         self.text = text

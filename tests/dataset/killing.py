@@ -1,8 +1,8 @@
 """Runs `npformer.dataset.map` in child processes that are killed with SIGKILL, and compares the final output.
 
-A separate program, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: everything is
-imported, the model loaded and the BLAS probed once, and no thread runs when a child begins. It prints the number of
-killed children, and fails if the bytes of an interrupted and an uninterrupted run differ.
+This is a separate program, `python -m tests.dataset.killing MODEL INPUT OUTPUT steps|times`, because it forks: it
+imports everything, loads the model and probes BLAS once, and no thread runs when a child starts. It prints the number
+of killed children, and fails if the bytes of an interrupted and an uninterrupted run differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import npformer
 import npformer.dataset
 from npformer.dataset import work
 
-#: A run's file operations, as audit events of Python (PEP 578).
+#: A run's file operations, as Python's audit events (PEP 578).
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 KILLS = 50
 ROWS = 50  # rows per part; a run of 100 rows has two parts
@@ -58,7 +58,7 @@ class Runs:
         return False
 
     def taken(self) -> dict[str, bytes]:
-        """Returns the contents of the run's files, including the output, and removes the files."""
+        """Removes the run's files, including the output, and returns their contents."""
         found = {}
         for path in sorted(self.sink.parent.rglob("*")):
             if path.is_file():
@@ -78,7 +78,7 @@ class Runs:
         return self.taken()
 
     def at_every_step(self) -> int:
-        """Kills a run at its first, second, ... operation on a file of the output."""
+        """Kills a run at its first, second, ... operation on an output file."""
         whole, step = self.unbroken(), 0
         while self.was_killed(self.child(partial(self.count_down, step))):
             step += 1

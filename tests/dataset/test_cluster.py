@@ -1,4 +1,4 @@
-"""Dask workers give the same bytes as this process. Other models and versions, and missing workers, are errors."""
+"""Dask workers give the same bytes as this process. Another model or version, and missing workers, are errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.dataset.in_a_worker import pretend, report_the_truth
 from tests.support import tiny
 from tests.support.cli_runner import run_apart
 
-# When a worker dies or a cluster ends, Dask leaves some resources to the garbage collector.
+# When a worker dies or a cluster closes, Dask leaves some resources to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -38,10 +38,10 @@ def test_workers_make_the_bytes_of_one_machine(sink, client, classify, source_of
 
 
 def test_a_worker_with_another_model_is_named(client, source_of_500, tmp_path):
-    """The worker loads a folder that changed after the task was made."""
+    """A worker refuses a folder that changed after the task was made."""
     folder = tiny.folder(tmp_path / "model")
     task = npformer.pipeline("text-classification", folder)
-    (folder / "model.safetensors").rename(tmp_path / "kept")  # not removed, because the task has mapped it
+    (folder / "model.safetensors").rename(tmp_path / "kept")  # not removed, because the task has the file mapped
     tiny.folder(folder, seed=1)
     with pytest.raises(NpformerError, match=r"worker tcp://.*: the model differs from that of the run in its weights$"):
         map(task, source_of_500, tmp_path / "out", column="text", client=client)
@@ -74,7 +74,7 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
         with pytest.warns(match=rf"the BLAS of {first} adds in another order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
         lines = (tmp_path / "out" / "_manifest.jsonl").read_text().splitlines()[1:]
-        # only some parts are from the first worker
+        # only some parts come from the first worker
         assert {'"bits": "0123"' in line for line in lines} == {True, False}
         client.run(pretend, "npformer", "0.0.1", workers=[first])
         with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_missing_scheduler_is_an_error(monkeypatch):
 
 
 def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_path, monkeypatch):
-    """All workers leave after the first part, and later there are none from the start."""
+    """In the first run, all workers leave after the first part; in the second, there are none from the start."""
     monkeypatch.setattr(cluster, "ABSENCE", 0)
     monkeypatch.setattr(cluster, "PATIENCE", 0.1)
     real = npformer.dataset.mapping._Run._write
@@ -131,7 +131,7 @@ def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_p
 
 
 def test_a_probe_distinguishes_orders_of_addition(monkeypatch):
-    """The digest is stable, and differs if products add in another order."""
+    """The probe's digest is stable, and differs if products add in another order."""
     first = work.probe()
     monkeypatch.setattr(work, "_probed", [])
     assert work.probe() == first

@@ -1,4 +1,4 @@
-"""Each task's answers become columns with the same values, without loss of precision."""
+"""Each task's answers become columns of the same values, without loss of precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = ["I love ice cream", "not my [MASK] music in Paris", "ice [MASK] and hot
 
 
 def answered(task: Any, folder: Path, column: Any = "text", **columns: list[Any]) -> pa.Table:
-    """The columns of the answers, without the columns truncated and error."""
+    """Returns the answers' columns, without the columns `truncated` and `error`."""
     pa.parquet.write_table(pa.table(columns or {"text": TEXTS}), folder / "in.parquet")
     map(task, folder / "in.parquet", folder / "out.parquet", column=column, part_rows=3)
     table = pa.parquet.read_table(folder / "out.parquet")
@@ -116,7 +116,7 @@ def test_vectors_have_the_bits_of_the_model(dtype, tmp_path):
 
 
 def test_translations(tmp_path):
-    """A row has a translation or a list of several. Empty and long texts are errors. Samples are reproducible."""
+    """A row gets one translation, or a list of several. Empty and long texts are errors. Samples are reproducible."""
     folder = seq2seq_models.folder_of_letters(tmp_path / "model")
     one = npformer.pipeline("translation", folder, max_new_tokens=6)
     texts = ["a dog", "", "x " * 500, "news"]
@@ -143,7 +143,7 @@ def test_translations(tmp_path):
 
 
 def test_continuations_of_prompts_are_columns(tmp_path):
-    """A row has the generated text, or a list of several. Sampling needs a seed."""
+    """A row gets one generated text, or a list of several. Sampling needs a seed."""
     folder = writers.folder(tmp_path / "model")
     task = npformer.pipeline("text-generation", folder, max_new_tokens=6)
     with pytest.raises(NpformerError, match="seed: missing"):
@@ -158,7 +158,7 @@ def test_continuations_of_prompts_are_columns(tmp_path):
 
 
 def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
-    """For every generating model, another repetition_penalty makes another run."""
+    """For every generating model, a different repetition_penalty in its folder makes a different run."""
     for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
         before = identity(npformer.pipeline(model=folder))["options"]["settings"]
         path = folder / "generation_config.json"

@@ -1,4 +1,4 @@
-"""--input of every command: rows of a file in, rows with answers out, and one line per error."""
+"""The option --input of every command: rows of a file in, rows with answers out, and one line per error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
 
 
 def test_progress_on_a_terminal(models, place):
-    """The bar shows rows done, their total, the rate, and the time left."""
+    """The progress bar shows the rows done, their total, the rate and the time left."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     given = ("-m", models["classify"], "--input", "in.parquet", "--column", "text", "--output", "o.csv")

@@ -36,7 +36,7 @@ def written(path: Path, table: pa.Table) -> Path:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file, by readers other than npformer's where they exist."""
+    """Returns the rows of a file, read by other libraries where possible."""
     form = format_of(path)
     if form.kind in ("csv", "tsv", "jsonl"):
         with pa.OSFile(str(path)) as file:
@@ -49,7 +49,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("suffix", "sink"), list(product(SUFFIXES, (".jsonl", ".parquet"))))
 def test_every_format_is_read(suffix, sink, classify, rows, tmp_path):
-    """Rows and columns stay in order for any size of parts. A csv has texts and no nulls."""
+    """Rows and columns stay in order for parts of any size. A csv has only texts, and no nulls."""
     source = written(tmp_path / f"in{suffix}", rows)
     report = map(classify, source, tmp_path / f"out{sink}", column="text", part_rows=7)
     found = read(tmp_path / f"out{sink}")
@@ -128,7 +128,7 @@ def test_types_that_other_libraries_write_come_through(classify, tmp_path):
 
 
 def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
-    """The files have integers and floats, late fields, and texts that look like times."""
+    """A column's type fits all lines: integers and floats, fields that appear late, and texts that look like times."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text(
         '\ufeff{"text": "a", "n": 1, "t": "2024-01-01", "d": [{"u": 1}]}\n\n', "utf-8"
@@ -145,7 +145,7 @@ def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
 
 
 def test_blocks_of_text_end_anywhere(classify, rows, tmp_path, monkeypatch):
-    """Lines and cells may cross blocks, for any block size."""
+    """Lines and cells may extend over several blocks, for any block size."""
     for suffix, block in product((".jsonl", ".jsonl.gz"), (1, 2, 50, 999)):
         source = written(tmp_path / f"in{suffix}", rows)
         monkeypatch.setattr("npformer.dataset.readers.BLOCK", block)
@@ -185,7 +185,7 @@ def test_texts_that_are_not_utf_8_are_rows_with_an_error(classify, tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
-    """Blank lines are rows only in a file with a single column. Cells have quoted line ends and null characters."""
+    """Blank lines are rows only in a file with a single column. Cells may have quoted line ends and null characters."""
     (tmp_path / "in.csv").write_bytes(end.join(["\ufefftext", "a", "", '"b\nc"', '""', "\0", "", ""]).encode())
     (tmp_path / "two.csv").write_bytes(end.join(["", "text,x", "a,1", "", '"b\r\nc",', ""]).encode())
     map(classify, tmp_path / "in.csv", tmp_path / "o.jsonl", column="text")
@@ -195,7 +195,7 @@ def test_every_row_of_a_csv_is_kept(end, classify, tmp_path):
 
 
 def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
-    """Links to a file, to a folder, and inside a folder, as in a cache. The link's name determines the format."""
+    """Links to files and folders, and inside folders, are followed. The link's name determines the format."""
     (tmp_path / "data" / "blobs").mkdir(parents=True)
     blob = written(tmp_path / "data" / "blobs" / "a.parquet", rows).rename(tmp_path / "data" / "blobs" / "12ab")
     (tmp_path / "parts").mkdir()
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_read_is_named(name, classify, tmp_path):
 
 @pytest.mark.parametrize("column", ["text", "list", "coded"])
 def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path):
-    """Offsets of texts and lists, and dictionary indices, each out of range."""
+    """Offsets of texts and lists, and dictionary indices, that are out of range are refused."""
     marked = 123_456_789
     array = {
         "text": pa.array(["x" * 3, "y"]),
@@ -266,7 +266,7 @@ def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path)
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl.gz", ".parquet", ".arrow"])
 def test_a_file_that_changes_while_it_is_read_is_refused(suffix, change, classify, rows, tmp_path, monkeypatch):
-    """If a mapped file lost pages, the process would end. An open file stays readable after it is removed."""
+    """A changed file is refused, because lost pages of a mapped file end a process. A removed file stays readable."""
     source = written(tmp_path / f"in{suffix}", rows)
     answer = mapping.answer
 
@@ -356,7 +356,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_memory_does_not_grow_with_the_rows(sink, model, tmp_path):
-    """The inputs have 40 and 160 MB. Memory grows by less than half of the difference, the most that allocators keep."""
+    """For inputs of 40 and 160 MB, memory differs by less than half of their difference, which allocators may keep."""
     schema = pa.schema([("text", pa.string()), ("bytes", pa.binary())])
     peaks = []
     for count in (10, 40):

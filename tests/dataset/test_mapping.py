@@ -113,7 +113,7 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tmp_path):
-    """Each field of the header and of a part is missing or of another type, or the whole line is another value."""
+    """In a damaged manifest, any field is missing or of another type, or a whole line is another value."""
     out = tmp_path / "out" / "o"
     run(classify, source, out)
     manifest = out / "_manifest.jsonl"
@@ -163,7 +163,7 @@ def test_changes_since_the_last_run_are_reported_and_nothing_is_written(model, c
     (source / "c.parquet").write_bytes((source / "b.parquet").read_bytes())
     with pytest.raises(NpformerError, match=r"input c\.parquet is new"):
         run(classify, source, out)
-    (source / "c.parquet").rename(source / "b.parquet")  # the file has its former bytes and name again
+    (source / "c.parquet").rename(source / "b.parquet")  # the file has its original bytes and name again
     assert run(classify, source, out) == whole
     pa.parquet.write_table(pa.parquet.read_table(source / "b.parquet").slice(1), source / "b.parquet")
     with pytest.raises(NpformerError, match=r"input b\.parquet bytes was \d+, is now \d+; input b\.parquet sha256 was"):
@@ -288,7 +288,7 @@ def test_a_limit_takes_the_first_rows(limit, classify, rows, source, tmp_path):
 
 @pytest.mark.parametrize("sink", ["out", "out.parquet"])
 def test_an_unreadable_file_is_named_and_answered_when_it_is_mended(sink, classify, source, tmp_path):
-    """Other files are answered. Once the file is readable, the same call answers it without repeating a part."""
+    """An unreadable file is skipped. Once it is readable, the same call processes it without repeating a part."""
     whole = run(classify, source, tmp_path / "whole" / sink)
     good = (source / "a.parquet").read_bytes()
     (source / "a.parquet").write_bytes(good[:-50])

@@ -1,4 +1,4 @@
-"""Rows of any width take the same memory, whatever the format; dictionaries stay dictionaries."""
+"""Rows of any width take the same memory in every format; dictionaries stay dictionaries."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ before = peak()
 npformer.dataset.map(task, *sys.argv[2:], column="text")
 print(peak() - before)
 """
-WIDE, ROWS = 100_000, 2500  # bytes of a text, and rows of them, which take 250 MB
+WIDE, ROWS = 100_000, 2500  # bytes per text, and number of rows: 250 MB in all
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
-    """A table with a column of wide texts, in each format."""
+    """A folder with a table of wide texts in each format."""
     folder = tmp_path_factory.mktemp("wide")
     texts = pa.array([f"{i} " * (WIDE // 2) for i in range(3)])
     coded = pa.DictionaryArray.from_arrays(pa.array([i % 3 for i in range(ROWS)], pa.int8()), texts)
@@ -65,7 +65,8 @@ def wide(tmp_path_factory) -> Path:
     ],
 )
 def test_memory_does_not_grow_with_the_width_of_rows(name, sink, wide, model, tmp_path):
-    """For 250 MB of rows, memory grows by at most 220 MB, for copies of a part. The largest measured is 180 MB."""
+    """For 250 MB of rows, memory grows by less than 220 MB: it holds copies of one part. At most 180 MB were
+    measured."""
     command = [sys.executable, "-c", PEAK, model, wide / name, tmp_path / sink]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True)
     mapped = (wide / name).stat().st_size / 1e6 if name.endswith("arrow") else 0  # pages that the system can reclaim
@@ -134,7 +135,7 @@ def test_parts_end_by_rows_or_by_bytes(monkeypatch):
 
 
 def test_the_size_of_a_row_is_that_of_its_values():
-    """Slices and dictionaries change no size; a missing value has only the fixed size of its column."""
+    """Slices and dictionaries do not change a row's size; a missing value has only the fixed size of its column."""
     lists = pa.array([["ab", "c"], None, [], ["defg"]])
     table = pa.table(
         {

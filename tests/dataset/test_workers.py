@@ -1,4 +1,4 @@
-"""Workers die, fail, run on another kernel or load the model from the hub: the answers stay the same."""
+"""The answers stay the same if workers die, fail, run on another kernel or load the model from the hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.dataset.in_a_worker import Deadly, Slow, fail_once, note_loads, noted
 from tests.support import hub_server, kernels, tiny
 from tests.support.cli_runner import ENVIRONMENT, ROOT
 
-# When a worker dies or a cluster ends, Dask leaves some resources to the garbage collector.
+# When a worker dies or a cluster closes, Dask leaves some resources to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 PARTS = 50
@@ -47,7 +47,7 @@ def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
 
 
 def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path, monkeypatch):
-    """Random workers are killed at random parts; the parts go to other or new workers, and each is written once."""
+    """Random workers are killed at random parts. The parts go to other or new workers; each is written once."""
     written, killed, chosen = [], [], random.Random(0)
     moments = set(chosen.sample(range(1, PARTS - 5), KILLS))
     real = npformer.dataset.mapping._Run._write
@@ -61,12 +61,12 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
                 # Dask does not replace a worker that dies before the scheduler knows it, so such workers are spared.
                 known = made.scheduler.workers
                 alive = [each.pid for each in made.workers.values() if each.pid and each.worker_address in known]
-                if alive:  # otherwise both workers are still starting
+                if alive:  # if not, both workers are still starting
                     killed.append(chosen.choice(alive))
                     os.kill(killed[-1], signal.SIGKILL)
 
         monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
-        made.scheduler.allowed_failures = KILLS  # otherwise Dask would blame a part that several killed workers had
+        made.scheduler.allowed_failures = KILLS  # by default, Dask blames a part that several killed workers had
         map(classify, source_of_500, tmp_path / "there", column="text", part_rows=10, client=client)
     assert len(set(killed)) > 2
     assert len(written) == len(set(written)) == PARTS
@@ -85,7 +85,7 @@ with connected("local:2") as client:
 
 
 def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
-    """The workers end with the run, because they do not continue without a client."""
+    """The workers of a killed run end too, because they do not continue without a client. The run can be resumed."""
     command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
     run = subprocess.Popen([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT)
     while len(list(tmp_path.glob("out/part-*"))) < PARTS // 3:
@@ -121,7 +121,8 @@ def test_a_worker_loads_a_model_once_mapped_and_on_one_thread(two, source_of_500
 
 
 def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(two, classify, source_of_500, whole, tmp_path):
-    """The same call keeps the other parts and resumes. This is the last test of these workers, which die in it."""
+    """A part that kills workers is named; the next call keeps the others. The workers die, so this is their last
+    test."""
     made, client = two
     client.run(fail_once)
     map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
@@ -141,7 +142,7 @@ def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(two, class
 
 @contextmanager
 def started(*environments: dict[str, str]) -> Iterator[Client]:
-    """A client of workers that are processes of `dask worker`, each with its own environment, named "0", "1", ..."""
+    """Yields a client of `dask worker` processes named "0", "1", ..., each with its own environment."""
     with ExitStack() as stack:
         address = stack.enter_context(local(0)).scheduler_address
         for name, environment in enumerate(environments):
@@ -166,13 +167,13 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """If the oldest kernels give other bits in a trial, the run warns, and the manifest names the parts they computed."""
+    """If the oldest kernels give other bits in a trial, the run warns, and the manifest marks the parts from them."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]
     bits = subprocess.run(trial, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     with started(ENVIRONMENT, environment) as client:
-        client.register_plugin(Slow(0.01))  # ensures that both have parts
+        client.register_plugin(Slow(0.01))  # ensures that both workers get parts
         if bits == work.probe():
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
             assert files_in(tmp_path / "out") == whole
@@ -187,7 +188,7 @@ def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tm
 
 
 def test_workers_get_a_model_of_the_hub_by_its_commit(source_of_500, tmp_path):
-    """The model is in the local cache. A worker with an empty cache downloads its commit, not the branch's newest one."""
+    """A worker with an empty cache downloads the commit that the run's model has, not the branch's newest commit."""
     folder = tiny.folder(tmp_path / "model")
     with hub_server.Hub() as hub:
         commit = hub.add("owner/model", folder)

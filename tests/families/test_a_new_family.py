@@ -1,7 +1,7 @@
 """A family outside the library, defined by one table, can be read, run, traced and trained.
 
-The family is BERT with other names. Positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no token
-type table. So its weights fit a BERT, which must compute the same numbers.
+The family is BERT under other names. Positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no
+token type table. So its weights fit a DistilBERT, which must compute the same numbers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def config(head: str) -> Config:
 
 
 def folder(path: Path, head: str, kind: str = "model.safetensors") -> Path:
-    """A checkpoint as another library writes it: its names, (out, in), and the vocabulary of its tokenizer."""
+    """Writes a checkpoint as another library would: with its own names, weights as (out, in), and a vocabulary."""
     settings = config(head)
     path.mkdir()
     (path / "config.json").write_text(json.dumps(families.write_config(settings)))
@@ -100,7 +100,7 @@ def folder(path: Path, head: str, kind: str = "model.safetensors") -> Path:
 
 
 def twin(model: Model) -> Model:
-    """The DistilBERT with the same weights, its position table without the first two rows."""
+    """Returns a DistilBERT with the same weights, but without the first two rows of the position table."""
     flat = layout.stored(dict(model.weights), model.config)
     flat["embeddings.position.weight"] = flat["embeddings.position.weight"][2:]
     settings = replace(model.config, model_type="distilbert", positions=Positions())
@@ -173,7 +173,7 @@ def test_tiny_golden_files_and_their_diagnosis(tmp_path: Path) -> None:
 
 
 def test_fine_tuning(tmp_path: Path) -> None:
-    """A new head on the encoder has the same gradients as on a DistilBERT with its weights, including dropout."""
+    """A new head on the encoder has the same gradients, with dropout, as on a DistilBERT with the same weights."""
     settings, tree, kept = start(folder(tmp_path / "new", "base"), ("no", "yes", "perhaps"))
     assert (settings.model_type, settings.labels, kept) == ("newcomer", ("no", "yes", "perhaps"), False)
     examples = [Example(Text(np.arange(5 + i)), i % 3) for i in range(6)]

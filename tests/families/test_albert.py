@@ -38,7 +38,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
 
 
 def test_a_layer_is_that_of_its_group() -> None:
-    """Twelve layers share one group, as in the published models. Others have groups of unequal numbers of layers."""
+    """Twelve layers share one group, as in the published models. Other models have several groups of unequal sizes."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
     assert places(n_layers=6, sharing=Sharing(2, 2)) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
@@ -90,7 +90,7 @@ def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_layers_that_differ_in_an_own_file_are_both_used() -> None:
-    """The same holds for a projection that is declared as tied but differs from the table."""
+    """In npformer's own files, layers that are declared as shared but differ are both used."""
     config = tiny.config("albert")
     flat = dict(layout.stored(tiny.weights(config), config))
     name = "layers.1.ffn.output.bias"
@@ -109,7 +109,7 @@ def test_tables_as_wide_as_the_layers_are_projected_too() -> None:
 
 
 def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
-    """The sentence-order head and the pooler are known, so there is no warning, which would raise."""
+    """The sentence-order head and the pooler cause no warning, which pytest would raise as an error."""
     config = read_config(described("ForPreTraining"))
     assert config.head == "masked-lm"
     tensors = to_torch(tiny.weights(config), config)
@@ -130,7 +130,7 @@ def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
 
 
 def test_the_order_of_sentences_is_read_and_cannot_be_written(tmp_path: Path) -> None:
-    """Transformers has no class with only this head. A config.json without a class would be read as another model."""
+    """Transformers has no class for this head alone. A config.json without a class would be read as another model."""
     config = read_config(described("ForPreTraining"), "next-sentence")
     assert (config.n_outputs, config.pooler) == (2, "tanh")
     model = Model(config, tiny.weights(config))

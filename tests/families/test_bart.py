@@ -55,7 +55,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_a_model_without_a_head_generates_with_its_table(tmp_path: Path) -> None:
-    """BartModel, as in facebook/bart-base: names without a prefix, and a tied projection."""
+    """The model is a BartModel, as in facebook/bart-base: its names have no prefix, and its projection is tied."""
     whole, bare = folder(tmp_path / "whole"), folder(tmp_path / "bare")
     data, (_, weights) = json.loads((bare / "config.json").read_text()), load_folder(whole)
     (bare / "config.json").write_text(json.dumps({**data, "architectures": ["BartModel"]}))
@@ -87,8 +87,7 @@ def test_files_survive_a_round_trip_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_positions_begin_at_row_2_and_padding_is_counted(tmp_path: Path) -> None:
-    """RoBERTa does not count padding. The sum of both embeddings is normalised on both sides, with the eps of the
-    model."""
+    """BART counts padding, unlike RoBERTa. Both stacks normalise the sum of the embeddings, with the model's eps."""
     model = npformer.load(folder(tmp_path / "torch"))
     t = npformer.trace(model, ([0, 9, 1, 7, 2], [2, 5, 6]))
     for side, length in (("encoder", 5), ("decoder", 3)):

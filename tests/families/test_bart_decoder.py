@@ -1,4 +1,4 @@
-"""BART's decoder alone, BartForCausalLM: one causal stack that generates, from files with cross-attention."""
+"""BART's decoder alone, BartForCausalLM: a causal stack that generates, read from files with cross-attention."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_files_are_read_without_attention_to_a_source_and_written_without_it(kin
 
 
 def test_the_decoder_of_a_model_with_both_stacks_is_read_by_its_head(tmp_path: Path) -> None:
-    """It uses the shared table; the encoder's tensors are skipped with a warning."""
+    """The decoder of a model with both stacks uses the shared table; a warning lists the encoder's unused tensors."""
     made = folder_of_both(tmp_path / "both")
     with pytest.warns(UserWarning, match=r"tensors that the model does not use(.|\n)*model.encoder.layers.0"):
         model = npformer.load(made, head="causal-lm")

@@ -1,4 +1,4 @@
-"""BART's classifier and its head for questions: the decoder reads the text again, and the head reads the decoder."""
+"""BART's classifier and its head for questions: the decoder reads the text again, and the head reads its output."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_interpretation_covers_both_stacks() -> None:
     with pytest.raises(NpformerError, match="head_results: expected a model with one stack"):
         head_results(model, npformer.trace(model, ids))
     effects = ablate_heads(model, ids, "entailment")
-    assert effects.values.shape == (4, 4)  # two layers of the encoder, one of the decoder, and its cross-attention
+    assert effects.values.shape == (4, 4)  # two encoder layers, one decoder layer, and its cross-attention
     assert np.isfinite(effects.values[0]).all()
     slopes = npformer.trace(model, ids, grads="entailment").grads
     assert np.abs(slopes["encoder.embeddings.sum"]).max() > 0

@@ -1,4 +1,4 @@
-"""BLOOM and ALiBi: config.json, slopes, masked tokens, and a port whose mistakes are named."""
+"""BLOOM and ALiBi: config.json, slopes, masked tokens, and the diagnosis of a port's mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_older_and_newer_names() -> None:
 
 
 def test_slopes_of_powers_of_two_and_of_other_numbers() -> None:
-    """Eight heads as in the paper. For twelve heads, every other slope of sixteen heads follows those of eight."""
+    """Eight heads have the paper's slopes. Twelve heads have these and every other slope of sixteen heads."""
     eight = [2.0**-h for h in range(1, 9)]
     assert alibi_slopes(8).tolist() == eight
     np.testing.assert_allclose(alibi_slopes(12), [*eight, *(2.0 ** (-h / 2) for h in (1, 3, 5, 7))], rtol=1e-6)

@@ -1,6 +1,7 @@
-"""Encoders that predict the next token: `is_decoder` and the ids in config.json, their weights, and their uses.
+"""Encoders that predict the next token: `is_decoder` and token ids in config.json, their weights, and their uses.
 
-tests/oracle/test_every_family.py compares their answers with those of transformers, and test_prompts.py their texts.
+tests/oracle/test_every_family.py compares their answers with those of transformers, and test_prompts.py compares their
+generated texts.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ def test_torch_s_files_are_read_in_each_dtype(family: str, tied: bool, tmp_path:
     np.testing.assert_allclose(npformer.load(made)(ids).logits, expected, atol=0.05)
 
 
-# --- features that use them ------------------------------------------------------------------------------------------
+# --- features that use these models
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_token_sees_nothing_after_it_and_its_bits_do_not_change(family: str) -> None:
@@ -215,7 +217,7 @@ def test_it_is_looked_into_as_others_are(family: str, tmp_path: Path) -> None:
 
 
 def test_without_its_head_it_is_causal_and_read_back_so(family: str, tmp_path: Path) -> None:
-    """The head is removed by a task for vectors, or by head="base", like `AutoModel`."""
+    """A task for vectors removes the head, and so does head="base", as `AutoModel` does."""
     alone = without_head(tiny.model(family, "causal-lm", dtype=np.float64))
     assert alone.config.causal
     assert np.array_equal(alone([[5, 6, 7]]).last_hidden_state[:, 0], alone([[5]]).last_hidden_state[:, 0])

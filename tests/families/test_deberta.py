@@ -1,4 +1,4 @@
-"""Features of DeBERTa: disentangled attention, with a table of distances for all layers, and no table of positions."""
+"""Features of DeBERTa: disentangled attention, one table of distances for all layers, and no table of positions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONAL = ("position_biased_input", "pos_att_type", "type_vocab_size")
 
 
 def test_buckets() -> None:
-    """Distances up to half of the buckets have their own bucket; larger ones share logarithmic buckets."""
+    """Distances up to half the number of buckets have their own bucket; larger distances share logarithmic buckets."""
     distances = np.arange(-511, 512)
     buckets = log_buckets(distances, 256, 512)
     near = np.abs(distances) <= 128
@@ -50,7 +50,7 @@ def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
     assert distance_rows(places + 7, places + 7, 4, 9, 0, 4).shape == (1, 5, 5)
     gaps = places.copy()
     gaps[1, 3:] += 2
-    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5 and 6 are beyond the table
+    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5, 6: beyond the table
 
 
 @pytest.mark.parametrize("forms", [("key", "query"), ("key",), ("query",)])
@@ -86,7 +86,7 @@ def test_scores_and_their_backward_are_the_sums_of_the_paper(gap: int, forms: tu
 @pytest.mark.numbers
 @pytest.mark.parametrize("forms", FORMS)
 def test_a_text_has_the_same_bits_with_every_form_of_distances(forms: tuple[str, ...]) -> None:
-    """A text alone reads fewer rows of the table than in a batch with a longer text. Gaps between tokens add to distances."""
+    """A text alone reads fewer rows of the table than beside a longer text. Gaps between tokens increase distances."""
     fields = {"labels": tuple("abc"), "mechanisms": (tiny.distances(forms=forms),)}
     same_bits("deberta-v2", "token-classification", **fields)
     model, ids = tiny.model("deberta-v2", "token-classification", **fields), np.arange(5, 12)
@@ -166,7 +166,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
 
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
-    """Scores are divided by sqrt(number of products * K); without distances their stages do not exist."""
+    """Scores are divided by sqrt(number of products * K). A model without distances does not have their stages."""
     model = tiny.model("deberta-v2", "token-classification", mechanisms=(tiny.distances(forms=forms, own=True),))
     t = trace(model, Text(np.arange(2, 12)))
     at = "layers.1.attention."

@@ -30,7 +30,7 @@ def described(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def checkpoint(path: Path, name: str) -> Path:
-    """An architecture's folder as transformers saves it, with random numbers; tied tensors are stored once."""
+    """Writes an architecture's folder as transformers saves it, with random weights; tied tensors are stored once."""
     shapes, tied = (ARCHITECTURES[f"Electra{name}"][key] for key in ("tensors", "tied"))
     random = np.random.default_rng(0)
     tensors = {key: random.standard_normal(shapes[key]).astype("f") for key in shapes.keys() - set(tied)}
@@ -41,7 +41,7 @@ def checkpoint(path: Path, name: str) -> Path:
 
 
 def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
-    """The answers are equal in any layout. The head has the width of the layers, not of the narrow tables."""
+    """The answers are equal in either layout. The head has the width of the layers, not of the narrow tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
     assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
@@ -54,11 +54,11 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
         expected = linear(gelu(linear(x, **hidden)), **output)[:, 0]
         logits = model([3, 1, 4]).logits
         assert logits.shape == (1, 3)
-        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # order of sums
+        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # other sum order
 
 
 def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
-    """There is no warning, which pytest would raise as an error. A missing tensor of another head is an error."""
+    """Omitting the head causes no warning, which pytest would raise. A missing tensor of another head is an error."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     base = npformer.load(folder, head="base")
     assert base.config == read_config(described("Model"))
@@ -85,8 +85,7 @@ def test_a_discriminator_gives_vectors_as_its_encoder_does(own: bool, tmp_path: 
 
 
 def test_a_port_of_the_discriminator_is_compared_and_diagnosed() -> None:
-    """Arrays may be named by npformer's stage or by either module: the head removes the single column of its last
-    layer."""
+    """Arrays may be named after npformer's stage, or after the head or its last layer, which gives a single column."""
     model, texts = tiny.model("electra", "replaced-token"), ["I love ice cream", "no", "is it"]
     reference, t = golden.record(model, texts), npformer.trace(model, texts)
     padded = np.zeros((3, 6), np.float32)
@@ -118,7 +117,7 @@ def test_its_logits_are_shown_by_token() -> None:
 
 
 def test_a_replaced_token_is_learned() -> None:
-    """Compares binary cross-entropy over tokens with a target, and its gradient, with the sigmoid written out."""
+    """Compares the binary cross-entropy over tokens with targets, and its gradient, with an explicit sigmoid."""
     config = tiny.config("electra", "replaced-token")
     logits, targets = np.array([-2.0, 0.5, 3.0, 0.0]), np.array([0, 0, 1, -100])
     texts = [targets[:3], targets[3:]]

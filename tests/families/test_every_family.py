@@ -1,4 +1,4 @@
-"""Every check of `tests/support/check_family.py`, for every family of the table."""
+"""Every check of `tests/support/check_family.py`, for every family."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from npformer.families import FAMILIES
 from tests.support.check_family import CHECKS
 
-#: All families except mT5, which is T5 with gates, and the first Gemma, because Gemma 2 has all of its parts.
+#: All families except mT5, which is T5 with gates, and Gemma 1, because Gemma 2 has all of its parts.
 DISTINCT = [name for name in FAMILIES if name not in ("mt5", "gemma")]
 
-#: Long check -> the families for which the quick tests run it: families that share none of the parts it tests.
+#: Slow check -> the families for which the quick tests run it: families that have none of the tested parts in common.
 LONG = {
     "a_port_of_unusual_sizes_is_diagnosed": ("deberta-v2", "gpt2", "gemma2", "t5"),
     "the_commands_take_it": ("bert", "gpt2", "t5"),

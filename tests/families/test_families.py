@@ -1,4 +1,4 @@
-"""The families' tables, against the state dicts of every architecture as Transformers names and shapes them."""
+"""The families' tables, compared with Transformers' state dicts of every architecture: names and shapes."""
 
 import json
 from functools import cache
@@ -31,7 +31,7 @@ def random_checkpoint(name, **changes):
     return config, tensors
 
 
-#: A class with several heads -> the tensors that its first head does not need.
+#: A class with several heads -> prefixes of the tensors that its first head does not need.
 MORE_THAN_A_HEAD = {
     "BertForPreTraining": ("cls.seq_relationship.", "bert.pooler."),
     "AlbertForPreTraining": ("sop_classifier.", "albert.pooler."),
@@ -49,7 +49,7 @@ def test_every_architecture_survives_a_round_trip(name):
         assert not array.flags.writeable
     back = to_torch(tree, config)
     unused = tensors.keys() - back.keys()
-    if name in MORE_THAN_A_HEAD:  # the class is read as its first head
+    if name in MORE_THAN_A_HEAD:  # the class is read with its first head
         unused -= {key for key in unused if key.startswith(MORE_THAN_A_HEAD[name])}
     assert not unused
     assert back.keys() <= tensors.keys()
@@ -113,7 +113,7 @@ def test_a_tied_projection(name):
 @pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "BertForMaskedLM"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_untied_projection_is_read(name, tied):
-    """If config.json says tied but the checkpoint has two tables, both are used, as in Transformers 5."""
+    """If config.json says that tables are tied but the checkpoint has two, both are used, as in Transformers 5."""
     config, tensors = random_checkpoint(name, tie_word_embeddings=False)
     config = read_config({**ARCHITECTURES[name]["config"], "tie_word_embeddings": tied})
     (key,) = (key for key in ARCHITECTURES[name]["tied"] if key.endswith("weight"))
@@ -168,7 +168,7 @@ def test_old_names_of_norms_and_buffers():
 @pytest.mark.parametrize("family", ["Bert", "Albert"])
 @pytest.mark.parametrize("named", ["ForPreTraining", "ForMaskedLM"])
 def test_a_checkpoint_that_has_more_heads_than_one(family, named):
-    """The file of bert-base-uncased names BertForMaskedLM, but also has the pooler and the next-sentence head."""
+    """bert-base-uncased names BertForMaskedLM, but its weights also have the pooler and the next-sentence head."""
     _, tensors = random_checkpoint(f"{family}ForPreTraining")
     described = ARCHITECTURES[f"{family}{named}"]["config"]
     for head, groups in {
@@ -226,8 +226,7 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", {each["config"]["model_type"]: name for name, each in ARCHITECTURES.items()}.values())
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers, the model is the same without the tensor. Tensors of other heads, and buffers, cause no
-    warning."""
+    """As in Transformers, an unknown tensor changes nothing. Tensors of other heads, and buffers, cause no warning."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:

@@ -1,4 +1,4 @@
-"""Gemma 1 to 3 and EmbeddingGemma: their config.json, their mechanisms, and a port whose mistakes are named."""
+"""Gemma 1 to 3 and EmbeddingGemma: their config.json, their mechanisms, and the diagnosis of a port's mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = {
 }  # fmt: skip
 CAPPED = (Rotary(30.0), SoftCap(1.5))
 HEAD_NORM = ZeroCentredHeadNorm()
-#: Caps and windows that are small enough to change the tiny models' scores, logits and attention.
+#: Caps and windows small enough to change the tiny models' scores, logits and attention.
 CHOICES: dict[str, dict[str, Any]] = {
     "gemma2": {
         "mechanisms": CAPPED, "local": Local((0,), (*CAPPED, Window(2))), "logit_cap": 1.5, "score_scale": 5**-0.5,
@@ -127,7 +127,8 @@ def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[
         read(model_type, **fields)
 
 
-# --- checkpoints that also read pictures -----------------------------------------------------------------------------
+# --- checkpoints of models that also read pictures
+# -----------------------------------------------------------------------------
 
 
 def with_pictures(**fields: Any) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def test_a_damaged_description_of_the_text_model_is_an_error(fields: dict[str, A
 def test_norms_begin_as_the_normalized_row() -> None:
     flat = flatten(initialise(tiny.config("gemma3_text", "base")))
     norms = [array for name, array in flat.items() if "norm" in name]
-    assert len(norms) == 13  # in each layer four norms of rows and two of heads; then the last norm
+    assert len(norms) == 13  # four norms of rows and two of heads in each of two layers, and the last norm
     assert not np.concatenate(norms).any()
 
 
@@ -235,7 +236,7 @@ def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
 # --- the diagnosis --------------------------------------------------------------------------------------------------
 
 ONLY = {"gemma2": ("cap",), "gemma3_text": ("heads", "rotated", "theta", "window everywhere")}
-#: Mistakes in parts that both models have are planted in only one of them.
+#: A mistake in a part that both models have is planted in only one model.
 CASES = [
     (name, planted)
     for name in CHOICES
@@ -261,14 +262,14 @@ def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> No
 
 
 def test_norms_after_the_rotation_are_not_said_to_be_left_out() -> None:
-    """Without the stages of the norms, the port's rotated queries are those of a port without norms."""
+    """Without the norms' stages, a port that rotates first has the rotated queries of a port without norms."""
     found = diagnosed("gemma3_text", "rotated first", lambda stage: not stage.endswith("_normed"))
     assert found.causes == ["norms of heads after the rotation"], found
     assert not found.then, found
 
 
 def diagnosed(name: str, planted: str, shown: Callable[[str], bool]) -> golden.Diagnosis:
-    """The diagnosis of a port that exports some stages. The port without the mistake fits the golden file."""
+    """Returns the diagnosis of a port that exports some stages. Checks that the port fits without the mistake."""
     of = model(name, "causal-lm" if name == "gemma2" else "base")
     weights, texts = flatten(dict(of.weights)), [np.arange(5, 14), np.arange(20, 26)]
     recorded = golden.record(of, [Text(ids) for ids in texts])

@@ -1,4 +1,4 @@
-"""Features of GPT-2: files of several ages, its own settings, a causal mask, and a head that reads the last token."""
+"""Features of GPT-2: files of several ages, its own settings, a causal mask, a head that reads the last token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def described(name: str = "LMHeadModel", **changes: Any) -> dict[str, Any]:
 
 
 def old_tensors(folder: Path, n_layers: int = 2, size: int = 64) -> dict[str, np.ndarray]:
-    """The tensors as in the file of gpt2: names without a prefix, and a mask in every layer."""
+    """Returns tensors as in gpt2's file on the hub: names without a prefix, and a mask in every layer."""
     tensors, _ = read_tensors(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): np.array(array) for name, array in tensors.items()}
     for i in range(n_layers):
@@ -116,7 +116,7 @@ def test_settings_that_may_be_left_out_or_written_in_several_ways() -> None:
     assert read_config(left_out).activation == "gelu_tanh"
     names = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
     assert {name: read_config(described(activation_function=name)).activation for name in names} == names
-    # the setting only changes the order of operations
+    # reorder_and_upcast_attn only changes the order of operations
     assert read_config(described(reorder_and_upcast_attn=True)) == plain
 
 
@@ -126,11 +126,11 @@ def test_a_config_is_written_as_it_is_read(changes: dict[str, Any]) -> None:
     assert read_config(write_config(config)) == config
 
 
-# --- a head beside another -------------------------------------------------------------------------------------------
+# --- a model with two heads -------------------------------------------------------------------------------------------
 
 
 def double(path: Path) -> Path:
-    """A GPT2DoubleHeadsModel as Transformers writes it: heads for choices and for the next token."""
+    """Writes a GPT2DoubleHeadsModel as Transformers does, with heads for choices and for the next token."""
     folder, random = tiny.folder(path, "gpt2", "causal-lm", pad_id=7), np.random.default_rng(0)
     tensors = {name: np.array(array) for name, array in read_tensors(folder / "model.safetensors")[0].items()}
     tensors["multiple_choice_head.summary.weight"] = random.standard_normal((1, 32)).astype(np.float32)
@@ -161,7 +161,7 @@ def test_choices_are_read_at_their_last_tokens(tmp_path: Path) -> None:
     mask = (whole != 7).astype(int)
     found = model(whole, attention_mask=mask).logits
     assert found.shape == (2, 3)
-    assert np.array_equal(model(whole).logits, found)  # padding is also found by its id
+    assert np.array_equal(model(whole).logits, found)  # padding is also recognised by its id
     assert np.array_equal(found[0], found[1, ::-1])
     output = model.weights["head"]["output"]
     for row, length, logit in zip(choices, lengths, found[0], strict=True):
@@ -239,12 +239,12 @@ def test_the_classifier_reads_the_last_token_that_is_not_padding() -> None:
     only = Text(np.array([7, 7, 7]))
     rows = trace(model, only)["norm"] @ model.weights["head"]["output"]["weight"]
     np.testing.assert_allclose(model.run([only])[0]["logits"], rows[0], rtol=1e-4, atol=1e-5)
-    unpadded = tiny.model("gpt2")  # without a padding token, it reads the last token
+    unpadded = tiny.model("gpt2")  # without a padding token, the head reads the last token
     assert not np.array_equal(unpadded.run([Text(np.append(text, [7]))])[0]["logits"], right)
 
 
 def test_texts_of_one_token_are_traced_as_others_are() -> None:
-    """The logits of a classifier have one row per text, also if the text has one token."""
+    """A classifier's logits have one row per text, even if the text has only one token."""
     model = tiny.model("gpt2")
     shapes = {trace(model, ids)["logits"].shape for ids in ([5], [5, 6])}
     assert shapes == {(len(model.config.labels),)}
@@ -254,7 +254,7 @@ def test_texts_of_one_token_are_traced_as_others_are() -> None:
 
 
 def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
-    """The position of a row is its index in the padded batch. The mask hides the padding before a text."""
+    """A token's position is its index in the padded batch. The mask hides the padding before a text."""
     model, text = tiny.model("gpt2", pad_id=7), ids(5)
     batch, mask = np.full((2, 8), 7), np.zeros((2, 8), np.int64)
     batch[0, 3:], mask[0, 3:] = text, 1
@@ -266,7 +266,7 @@ def test_padding_on_the_left_moves_positions_as_in_transformers() -> None:
 
 
 def test_a_missing_mask_is_diagnosed(tmp_path: Path) -> None:
-    """The command records the golden file text by text, so there is no padding."""
+    """The golden file is recorded text by text, without padding."""
     folder = golden.tiny(tmp_path / "m", "gpt2")
     model, recorded = npformer.load(folder), golden.load(folder / golden.TINY_FILE)
     arrays = {f"{i}/{name}": array for name in recorded.stages for i, array in enumerate(recorded.stages[name])}

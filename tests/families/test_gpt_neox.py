@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: their config.json, fused weights, parallel layers, and a port whose mistakes are named."""
+"""GPT-NeoX and Pythia: their config.json, fused weights, parallel layers, and the diagnosis of a port's mistakes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rotations_of_older_and_newer_files() -> None:
 
 
 def test_every_number_of_columns_is_written_back() -> None:
-    """The file has a fraction of the width. Multiplied by the width, 2 / 98 gives slightly less than 2."""
+    """The file stores the columns as a fraction of the width. In float64, 2 / 98 times 98 is slightly less than 2."""
     for columns in range(2, 98, 2):
         rotary = PartialRotary(10.0, columns=columns)
         config = tiny.config("gpt_neox", "base", d_model=98, n_heads=1, mechanisms=(rotary,))
@@ -71,7 +71,8 @@ def test_layers_are_parallel_or_not() -> None:
 
 
 def test_query_key_and_value_are_interleaved_by_heads() -> None:
-    """Three heads of two rows: the first head's query, key and value, then the second's, then the third's."""
+    """For three heads with two rows each: the first head's query, key and value, then the second's, then the
+    third's."""
     fused = np.arange(18)
     parts = [FAMILIES["gpt_neox"].part(tiny.config("gpt_neox", "base", n_heads=4), ("query", "key", "value"), each)
              for each in ("query", "key", "value")]  # fmt: skip

@@ -26,7 +26,7 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """A config.json as earlier versions of transformers write it."""
+    """A config.json as earlier versions of transformers wrote it."""
     data = write_config(tiny.config("modernbert", n_layers=6))
     for name in ("rope_parameters", "layer_types"):
         del data[name]
@@ -135,7 +135,7 @@ def test_the_logit_of_a_mean_is_not_taken_apart() -> None:
 
 @pytest.mark.parametrize("name", later_modernbert.CONFIGS)
 def test_later_checkpoints_are_read(name: str, tmp_path: Path) -> None:
-    """Their config.json has position_embedding_type, which confirms that there is no table of positions."""
+    """The field position_embedding_type in config.json confirms that there is no table of positions."""
     folder = later_modernbert.folder(tmp_path / "model", name)
     config = load(folder).config
     assert (config.head, config.pooling) == ("masked-lm", "mean")

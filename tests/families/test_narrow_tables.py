@@ -1,4 +1,4 @@
-"""Tables narrower than the layers, with a projection after them, for any family with such a width."""
+"""Tables narrower than the layers, followed by a projection, for every family that can have them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def narrow(head: str = "sequence-classification", width: int = 16, **options: An
 
 
 def written(path: Path, config: Config) -> dict[str, Any]:
-    """A folder in Hugging Face's form, and its config.json."""
+    """Writes a folder in Hugging Face's form; returns the folder and its config.json."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(families.write_config(config)))
     write_tensors(path / "model.safetensors", layout.to_torch(tiny.weights(config), config), {"format": "pt"})
@@ -77,7 +77,7 @@ def test_narrow_ones_are_read_and_written(head: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [0, 32])
 def test_as_wide_as_the_layers_they_need_no_projection(width: int, tmp_path: Path) -> None:
-    """d_embedding = 0 and d_embedding = d_model mean the same. A file has the width, which is read as 0."""
+    """d_embedding = 0 and d_embedding = d_model mean the same. A file stores d_model, which is read as 0."""
     config = narrow("base", width).config
     assert written(tmp_path / "torch", config)["embedding_size"] == 32
     assert PROJECT not in NARROW.weights(config, "base")
@@ -95,7 +95,7 @@ def test_the_projection_is_a_linear_of_the_normalized_sum() -> None:
 
 @pytest.mark.parametrize("head", slow_after(1, ["masked-lm", "sequence-classification"]))
 def test_gradients_match_differences(head: str) -> None:
-    """Moves each parameter along a random direction, including the table that the masked-word head shares."""
+    """Moves each parameter, including the table shared with the masked-word head, along a random direction."""
     config = narrow(head, n_layers=1).config
     trained, random = Trainable(tiny.weights(config, dtype=np.float64), config), np.random.default_rng(0)
     trained = Trainable(unflatten({name: array.copy() for name, array in flatten(trained.tree).items()}), config)
@@ -121,7 +121,7 @@ def test_gradients_match_differences(head: str) -> None:
 
 
 def test_attribution_by_gradients_uses_the_input_of_the_layers() -> None:
-    """Integrated gradients add up to the reported change."""
+    """Integrated gradients add up to the change that they report."""
     methods = npformer.view.attribution(narrow(), "I love good ice cream", label=0).methods
     shown = next(each for each in methods if each.name == "Integrated gradients")
     change = re.search(r"by (\S+); the sum is off", shown.about)

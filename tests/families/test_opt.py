@@ -1,4 +1,4 @@
-"""OPT: its config.json, positions that skip masked tokens, projections, and a port whose mistakes are named."""
+"""OPT: its config.json, positions that skip masked tokens, projections, and the diagnosis of a port's mistakes."""
 
 from __future__ import annotations
 

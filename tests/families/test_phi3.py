@@ -1,4 +1,4 @@
-"""Phi-3: its config.json, fused weights, and a port whose mistakes are named."""
+"""Phi-3: its config.json, fused weights, and the diagnosis of a port's mistakes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rotations_and_windows() -> None:
 
 
 def test_fused_rows_are_those_of_query_key_and_value_and_of_gate_and_up() -> None:
-    """Four heads of queries, two of keys and of values, each 8 wide."""
+    """The fused weight has four heads of queries, two of keys and two of values, each 8 wide."""
     config = tiny.config("phi3", "base", n_layers=1)
     tree = tiny.weights(config)
     layer, files = tree["layers"][0], to_torch(tree, config)

@@ -1,6 +1,6 @@
-"""Features of RoBERTa, XLM-RoBERTa and CamemBERT: positions after the padding id, and a classifier on `<s>`.
+"""Features of RoBERTa, XLM-RoBERTa and CamemBERT: positions that begin after the padding id, and a classifier on `<s>`.
 
-The three families share one table, so each test runs for one of them in turn.
+The three families share one table, so each test runs for only one of them, in turn.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_the_activation_of_the_layers_in_the_head_is_a_mistake_that_is_named(fam
 
 
 def test_the_published_masked_language_model_is_read_whole(family: str) -> None:
-    """The file has a pooler, position ids, the tied projection and its bias under two names, and a class name."""
+    """The checkpoint has a pooler, position ids, the tied projection, its bias under two names, and a class name."""
     config = read_config(described(family, "ForMaskedLM", type_vocab_size=1, layer_norm_eps=1e-5))
     tensors = to_torch(tiny.weights(config), config)
     assert {"lm_head.bias"} == {name for name in tensors if name.endswith("bias") and name.count(".") == 1}

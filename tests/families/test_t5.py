@@ -1,4 +1,4 @@
-"""T5: buckets of one direction, config.json of its versions, the encoder alone, steps with a cache, gradients."""
+"""T5: buckets for one direction, config.json of its versions, the encoder alone, steps with a cache, gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ V1_1: dict[str, Any] = {"gated": True, "activation": "gelu_tanh", "tied": False}
 
 
 def test_buckets_of_one_direction() -> None:
-    """Distances below 16 have their own bucket. Greater ones share buckets with borders at 16 * 8^(k / 16), up to 128.
+    """Distances below 16 have a bucket each. Greater distances share buckets with borders at 16 * 8^(k / 16).
 
     Keys after the query have the bucket of distance 0.
     """
@@ -95,7 +95,7 @@ def test_other_families_refuse_its_fields() -> None:
 
 
 def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """As in sentence-transformers, the decoder and the projection are omitted without a warning."""
+    """With head="base", the decoder and the projection are omitted without a warning, as in sentence-transformers."""
     whole = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     source = Text(np.arange(5, 30))
     model = npformer.load(whole, head="base")
@@ -105,7 +105,7 @@ def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRec
 
 
 def test_a_projection_that_is_missing_or_differs(tmp_path: Path) -> None:
-    """As in Transformers 5, the table replaces a missing lm_head, and a different lm_head is read."""
+    """The table replaces a missing lm_head, and an lm_head that differs from it is used, as in Transformers 5."""
     folder = tiny.folder(tmp_path / "t5", "t5", "translation", mechanisms=BUCKETS, **V1_1)
     tensors = dict(read_tensors(folder / "model.safetensors")[0])
     projection = load_folder(folder)[1]["head"]["output"]["weight"]
@@ -125,7 +125,7 @@ def test_a_projection_that_is_missing_or_differs(tmp_path: Path) -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"num_beams": 24, "max_new_tokens": 12}], ids=str)
 def test_steps_have_the_bits_of_a_whole_pass(search: dict[str, int]) -> None:
-    """Texts are longer than max_distance, and with 24 beams some BLAS change the order of sums."""
+    """Texts are longer than max_distance, and with 24 beams some BLAS libraries change the order of sums."""
     options = {"head_width": 6, "mechanisms": BUCKETS, "scale_output": True, "n_layers": 1}
     model = tiny.model("t5", "translation", threads=2, **options)
     sources = [np.random.default_rng(0).integers(5, 90, length).tolist() for length in (5, 40, 1)]

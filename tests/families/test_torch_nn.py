@@ -58,7 +58,7 @@ def result(case: str, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("case", MODULES)
 def test_a_module_gives_torch_s_numbers(case: str) -> None:
-    """torch ran the module on one padded batch with masks; both formats of torch.save are covered."""
+    """The golden values are torch's, from one padded batch with masks. The cases include both formats of torch.save."""
     found = load_file(DATA / case / "stages.safetensors")
     torch32, truth = found["float32/result"], found["float64/result"]
     error = torch_values.errors_in(found)["result"]
@@ -87,7 +87,7 @@ def test_the_classifier_of_003_gives_torch_s_numbers() -> None:
     }
     torch32, truth, error = found["float32/logits"], found["float64/logits"], torch_values.errors_in(found)["logits"]
     assert torch_values.over_budget(answers["float32"], torch32, truth, error) == ""
-    # npformer computes the table of positions in float32 for a float64 model too, as in a checkpoint.
+    # npformer computes the table of positions in float32 even for a float64 model, as in a checkpoint.
     assert np.abs(answers["float64"] - truth).max() < 1e-6
 
 
@@ -227,7 +227,7 @@ def test_a_model_that_reads_no_ids_is_not_loaded_as_one(case: str) -> None:
 
 
 def test_untied_tables_of_marian() -> None:
-    """If the tables are not tied, Transformers uses a separate table for each stack and ignores model.shared."""
+    """If the tables are not tied, each stack uses its own table and model.shared is ignored, as in Transformers."""
     config = replace(read_config(cases.model_config("marian-small")), shared=True, tied=False)
     flat = {}
     for ours, source in layout.sources(config).items():
@@ -244,7 +244,7 @@ def test_untied_tables_of_marian() -> None:
 
 
 def test_a_tie_between_missing_tables_is_ignored(tmp_path):
-    """The stack has neither tables nor a head, but its config.json ties them."""
+    """A config.json may tie tables and a head that the stack does not have."""
     folder = folder_of(tmp_path, "decoder", share_embeddings=True, tie_word_embeddings=True)
     found, expected = flatten(load_folder(folder)[1]), flatten(load_folder(DATA / "decoder")[1])
     assert found.keys() == expected.keys()
