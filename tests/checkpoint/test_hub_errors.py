@@ -24,8 +24,7 @@ def error(env, **call):
     return answer["error"]
 
 
-# --- names and permissions
-# ------------------------------------------------------------------------------------------------
+# --- names and permissions -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -82,7 +81,7 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
     assert set(sent) == {f"Bearer {hub_server.TOKEN}"}
 
 
-# --- failures of downloads --------------------------------------------------------------------------------------
+# --- failures of downloads -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def run(command: ModuleType | Command, arguments: Sequence[object]) -> int:
     return command.run(parser.parse_intermixed_args([str(each) for each in arguments])) or 0
 
 
-# --- trace ----------------------------------------------------------------------------------------------------------
+# --- trace -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_teardown_goes_from_tokens_to_the_label(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_trace_writes_every_stage_to_a_file(folder: Path, tmp_path: Path, capsys
     capsys.readouterr()
 
 
-# --- golden ---------------------------------------------------------------------------------------------------------
+# --- golden ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_a_folder_that_another_run_uses_is_refused(name, model, data, tmp_path, 
     assert os.listdir(tmp_path / "out" / "training") == []
 
 
-# --- commands that also write a file --------------------------------------------------------------
+# --- commands that also write a file ---------------------------------------------------------------------------------
 
 
 def test_a_limit_of_size_leaves_no_verdicts(tmp_path, capsys):

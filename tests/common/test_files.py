@@ -197,7 +197,7 @@ def own_device(folder: Path, name: str) -> Path:
     return path
 
 
-# --- files of a killed run ---------------------------------------------------------------------------------
+# --- files of a killed run -------------------------------------------------------------------------------------------
 
 WRITER = """
 import os, sys, time

@@ -208,7 +208,7 @@ def test_links_that_the_user_names_are_followed(classify, rows, tmp_path):
         map(classify, tmp_path / "folder", tmp_path / "o.csv", column="text")
 
 
-# --- unreadable files ---------------------------------------------------------------------------------------------
+# --- unreadable files ------------------------------------------------------------------------------------------------
 
 BAD = {
     "empty.csv": (b"", "the file is empty"),

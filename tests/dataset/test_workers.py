@@ -121,8 +121,7 @@ def test_a_worker_loads_a_model_once_mapped_and_on_one_thread(two, source_of_500
 
 
 def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(two, classify, source_of_500, whole, tmp_path):
-    """A part that kills workers is named; the next call keeps the others. The workers die, so this is their last
-    test."""
+    """A part that kills workers is named; the next call keeps the others. This is the last test of the two workers."""
     made, client = two
     client.run(fail_once)
     map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)

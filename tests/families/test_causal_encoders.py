@@ -140,8 +140,7 @@ def test_torch_s_files_are_read_in_each_dtype(family: str, tied: bool, tmp_path:
     np.testing.assert_allclose(npformer.load(made)(ids).logits, expected, atol=0.05)
 
 
-# --- features that use these models
-# ------------------------------------------------------------------------------------------
+# --- features that use these models ----------------------------------------------------------------------------------
 
 
 def test_a_token_sees_nothing_after_it_and_its_bits_do_not_change(family: str) -> None:

@@ -55,7 +55,7 @@ def model(name: str, head: str = "causal-lm", **more: Any) -> Model:
     return tiny.model(name, head, **CHOICES[name], **more)
 
 
-# --- config.json ----------------------------------------------------------------------------------------------------
+# --- config.json -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", 55.5), ("float16", 55.4375), ("float32", 55.42562484741211)])
@@ -127,8 +127,7 @@ def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[
         read(model_type, **fields)
 
 
-# --- checkpoints of models that also read pictures
-# -----------------------------------------------------------------------------
+# --- checkpoints of models that also read pictures -------------------------------------------------------------------
 
 
 def with_pictures(**fields: Any) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def test_a_damaged_description_of_the_text_model_is_an_error(fields: dict[str, A
         read_config(with_pictures(**fields))
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
+# --- the model -------------------------------------------------------------------------------------------------------
 
 
 def test_norms_begin_as_the_normalized_row() -> None:
@@ -233,7 +232,7 @@ def test_the_parts_of_a_logit_add_up_through_norms_and_caps(name: str) -> None:
     assert all(isinstance(block, Normed) for _, block in parts_of(of.config).stack.layers[0].blocks)
 
 
-# --- the diagnosis --------------------------------------------------------------------------------------------------
+# --- the diagnosis ---------------------------------------------------------------------------------------------------
 
 ONLY = {"gemma2": ("cap",), "gemma3_text": ("heads", "rotated", "theta", "window everywhere")}
 #: A mistake in a part that both models have is planted in only one model.

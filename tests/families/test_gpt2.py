@@ -126,7 +126,7 @@ def test_a_config_is_written_as_it_is_read(changes: dict[str, Any]) -> None:
     assert read_config(write_config(config)) == config
 
 
-# --- a model with two heads -------------------------------------------------------------------------------------------
+# --- a model with two heads ------------------------------------------------------------------------------------------
 
 
 def double(path: Path) -> Path:

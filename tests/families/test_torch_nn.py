@@ -76,7 +76,7 @@ def test_every_class_option_and_file_format_has_a_case() -> None:
     assert starts == {b"PK", b"\x80\x02"}
 
 
-# --- a custom encoder with a classifier -----------------------------------------------------------------------
+# --- a custom encoder with a classifier ------------------------------------------------------------------------------
 
 
 def test_the_classifier_of_003_gives_torch_s_numbers() -> None:

@@ -1,4 +1,4 @@
-"""Mutates bytes blindly: flips, cuts, inserts, duplicates, splices. Also has extreme strings."""
+"""Mutates bytes blindly: flips, cuts, inserts, duplicates, splices. Also draws extreme strings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def string(draw: Draw) -> str:
 
 
 def alter(draw: Draw, text: str) -> str:
-    """Returns a string slightly different from this one."""
+    """Returns a slightly changed copy of this string."""
     start, stop = draw.span(len(text), 20)
     between = draw.pick(("", "", string(draw), text[start:stop] * 2, text[start:stop].swapcase(), text[::-1]))
     return text[:start] + between + text[stop:]

@@ -1,7 +1,7 @@
-"""The valid folders that cases are based on, as names and bytes: small models of every family and head.
+"""The valid folders that cases are based on, as file names and bytes: small models of every family and head.
 
-Everything is written here byte by byte, without the libraries that usually write such files, and weights are bits of
-`Draw`, so a case is the same on every machine and with every version of a library.
+Files are written here byte by byte, without the libraries that usually write them, and weights are drawn by `Draw`, so
+a case is the same on every machine and with every version of a library.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def module_config(torch_class: str, head: str) -> Config:
 
 @cache
 def weights(config: Config) -> layout.Tree:
-    """Small numbers that are exact in half precision, drawn by each array's name."""
+    """Small numbers that are exact in half precision, drawn from each array's name."""
     flat = {}
     for name, parameter in parameters(config).items():
         count = int(np.prod(parameter.shape))
@@ -252,7 +252,7 @@ def describe(config: Config, **more: Any) -> bytes:
 def encoder(
     family: str = "distilbert", head: str = "sequence-classification", own: bool = True, **more: Any
 ) -> dict[str, bytes]:
-    """A model's folder as Hugging Face has it, or converted. The tokenizer comes last, so that it can be replaced."""
+    """A model's folder as Hugging Face stores it, or converted. The tokenizer is last, so that it can be replaced."""
     config = encoder_config(family, head, **more)
     name, form = ("npformer.safetensors", "npformer") if own else ("model.safetensors", "pt")
     return {
@@ -264,7 +264,7 @@ def encoder(
 
 
 def vocabulary() -> dict[str, bytes]:
-    """A folder with the tokenizer's files of older checkpoints."""
+    """A folder with the tokenizer files of older checkpoints."""
     files = encoder("bert")
     del files["tokenizer.json"]
     more = {"additional_special_tokens": ["[NEW]"], "mask_token": {"content": "[MASK]", "lstrip": True}}
@@ -291,7 +291,7 @@ def merges() -> dict[str, bytes]:
 
 
 def unigram(name: str = "sentencepiece.bpe.model", family: str = "xlm-roberta") -> dict[str, bytes]:
-    """A folder with a SentencePiece model of an older checkpoint; its character map changes no character."""
+    """A folder with an older checkpoint's SentencePiece model, whose character map changes no character."""
     charsmap = (1024).to_bytes(4, "little") + bytes(1024) + b"\0"
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3, ",": 4}
     listed = [*kinds, "▁", *LETTERS, *(f"▁{each}" for each in WORDS), *"äé我."]

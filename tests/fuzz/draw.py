@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Choices drawn from a key. Only `getrandbits` is used, whose results no version of Python has changed."""
+    """Choices drawn from a key. Uses only `getrandbits`, whose results are the same in all versions of Python."""
 
     def __init__(self, *key: object) -> None:
         text = "/".join(map(str, key))
@@ -44,7 +44,7 @@ class Draw:
 
 
 class Plain(Draw):
-    """Makes no random choices: always the first or most common one, for the unmutated corpus."""
+    """Makes no random choices, for the unmutated corpus: always takes the first or the most common option."""
 
     def below(self, n: int) -> int:
         return n - 1

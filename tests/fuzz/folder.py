@@ -1,4 +1,4 @@
-"""The files of a case, their content or replacements, and how to write them."""
+"""The files of a case: their content or what replaces them, and how to write them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OUTSIDE = "../outside"  # a second folder, which must stay unchanged
 
 
 def write(folder: Path, files: Files) -> int:
-    """Writes the files into an empty folder; returns their total bytes."""
+    """Writes the files into an empty folder; returns their total size in bytes."""
     total = 0
     for name, entry in files.items():
         path = folder / name
@@ -64,7 +64,7 @@ def write(folder: Path, files: Files) -> int:
 
 
 def mutate(draw: Draw, files: dict[str, Entry]) -> None:
-    """Changes one whole file of the folder."""
+    """Removes or replaces one whole file of the folder."""
     name = draw.pick(sorted(files))
     other = draw.pick(sorted(files))
     entry = files[name]

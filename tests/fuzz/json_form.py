@@ -1,6 +1,6 @@
 """Mutates JSON in a parsed form that keeps repeated keys and exact numbers, unlike Python's objects.
 
-`hints` are meaningful values in a file of this kind: key -> values to set there.
+`hints` are meaningful values for a file of this kind: key -> values to set.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tests.fuzz.draw import Draw
 
 
 class Raw(str):
-    """JSON text with the original numbers, and forms that no parser produces."""
+    """JSON text with the original spelling of numbers, and with forms that no parser produces."""
 
 
 class Object(list[list[Any]]):
-    """An object as a list of [key, value]."""
+    """A JSON object as a list of [key, value]."""
 
     def get(self, name: str) -> Any:
         return next((value for key, value in self if key == name), None)
@@ -90,7 +90,7 @@ def mutate(draw: Draw, data: bytes, others: Sequence[bytes] = (), hints: Hints |
 
 
 def mutate_tree(draw: Draw, tree: Any, hints: Hints) -> Any:
-    """A tree with one change; the given one may be changed too."""
+    """Returns a tree with one change; the given tree may be changed too."""
     if hints and draw.below(3) == 0:
         key = draw.pick(sorted(hints))
         objects = [node for node in _objects(tree) if node.get(key) is not None] or _objects(tree)[:1]
@@ -110,7 +110,7 @@ def _objects(node: Any) -> list[Object]:
 
 
 def _place(draw: Draw, root: list[Any]) -> tuple[list[Any], int]:
-    """A container and the place of one of its values: a walk from the root that may end anywhere."""
+    """Returns a container and the place of one of its values: a walk that starts at the root and may end anywhere."""
     container, index = root, 0
     while True:
         node = container[index][1] if isinstance(container, Object) else container[index]
@@ -186,7 +186,7 @@ def _change(draw: Draw, container: list[Any], index: int, root: list[Any], hints
 
 
 def _near(draw: Draw, number: Raw) -> Raw:
-    """A number near this one, or the same in another spelling."""
+    """A number near this number, or this number in another spelling."""
     try:
         whole = int(number)
     except ValueError:

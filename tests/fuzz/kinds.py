@@ -29,7 +29,7 @@ Mutate = Callable[[Draw, bytes, Sequence[bytes]], bytes]
 
 @dataclass(frozen=True)
 class Seed:
-    """A valid folder, its files to mutate (name -> how), and the function of `uses.py` that is called with it."""
+    """A valid folder, its files to mutate (name -> mutator), and the function of `uses.py` that is called with it."""
 
     files: Mapping[str, bytes]
     targets: Mapping[str, Mutate]
@@ -38,7 +38,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases of one kind of file. `share`: its number of cases in a run, relative to other kinds."""
+    """Cases of one kind of file. `share`: the number of its cases in a run, relative to other kinds."""
 
     name: str
     seeds: Callable[[], list[Seed]]
@@ -53,7 +53,7 @@ class Case:
     kind: str
     files: dict[str, Entry]
     use: str
-    draw: Draw = field(compare=False)  # random choices of this function
+    draw: Draw = field(compare=False)  # random choices for this function
     texts: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
@@ -61,7 +61,7 @@ class Case:
         return hashlib.sha256(repr((self.use, self.texts, listed)).encode("utf-8", "surrogatepass")).digest()
 
 
-LARGEST = 2**22  # maximum bytes of a file: longer ones only take more time and memory
+LARGEST = 2**22  # maximum bytes of a file: longer files only take more time and memory
 BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14  # one case in 6 has its bytes mutated blindly, one in 14 a whole file
 
 

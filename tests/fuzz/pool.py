@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SECONDS = 5.0  # maximum seconds of computing per case
+SECONDS = 5.0  # maximum seconds of processor time per case
 HANG = 12.0  # seconds that a worker may wait idly without an answer; more on a busy machine
-START = 300.0  # seconds for the imports and the valid corpus
+START = 300.0  # maximum seconds for the imports and the valid corpus
 TICKS = os.sysconf("SC_CLK_TCK")
 CHUNK = 100  # cases handed out at a time
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ class Worker:
         )  # fmt: skip
         self.ready = False
         self.since = time.monotonic()  # time of its last output
-        self.computed = -1.0  # its seconds of computing, read HANG / 2 after `since`
+        self.computed = -1.0  # its seconds of processor time, read HANG / 2 after `since`
         self.chunk: Chunk | None = None
         self.running: tuple[str, int] | None = None  # kind and number of the running case
         self._rest = b""
@@ -60,10 +60,10 @@ class Worker:
             self.process.stdin.write(" ".join(map(str, chunk)).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # `hear` notices the end
+            pass  # `hear` notices that the worker has ended
 
     def hear(self) -> list[Result] | None:
-        """Returns the worker's new output; None if it has ended."""
+        """Returns the worker's new results, or None if the worker has ended."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
         if not data:
@@ -79,7 +79,7 @@ class Worker:
         return [each for each in said if "number" in each]
 
     def stuck(self) -> bool:
-        """Returns whether a case computes too long, or waits; other processes may slow it down."""
+        """Returns whether a case computes for too long, or waits. Other processes may slow the case down."""
         waited = time.monotonic() - self.since
         if self.ready or self.chunk is None:
             return not self.ready and waited > START
@@ -91,7 +91,7 @@ class Worker:
         return waited > self.hang and (waits or computed - self.computed > self.seconds or waited > 20 * self.hang)
 
     def _doing(self) -> tuple[float, bool]:
-        """Returns its seconds of computing, and whether all its threads wait."""
+        """Returns the process's seconds of processor time, and whether all its threads are waiting."""
         computed, waits = 0.0, True
         try:
             for each in os.scandir(f"/proc/{self.process.pid}/task"):
@@ -194,7 +194,7 @@ def chunks(kind: str, seed: int, first: int, count: int) -> list[Chunk]:
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """Returns a folder for the workers, in memory if possible, because some cases sync files to disk."""
+    """Yields a folder for the workers, in memory if possible, because some cases sync files to disk."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=shared if os.access(shared, os.W_OK) else None) as folder:
         yield Path(folder)

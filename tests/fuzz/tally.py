@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz import pool
 
-LEAST = 0.05  # share of a kind's cases that must load, and that must be refused, or its mutators are ineffective
+LEAST = 0.05  # share of a kind's cases that must load, and share that must be refused
 SOME = 200  # minimum number of cases for this rule
 
 
@@ -83,7 +83,7 @@ class Tally:
         return "\n".join(lines)
 
     def problems(self) -> list[str]:
-        """The findings, each with the command that reproduces it, and the kinds with ineffective mutators."""
+        """Lists the findings, each with the command that reproduces it, and the kinds with ineffective mutators."""
         listed = []
         for each in sorted(self.findings.values(), key=lambda finding: -finding.count):
             again = f"python -m tests.fuzz {self.seed} 1 --kind {each.kind} --case {each.number}"

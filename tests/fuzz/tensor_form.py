@@ -1,6 +1,6 @@
-"""Mutates safetensors files: their numbers, tensors and header, with the rest of the file adjusted or not.
+"""Mutates the numbers, tensors and header of safetensors files, and may adjust the rest of the file to the change.
 
-A change that leaves the file valid passes the reader, and reaches the users of the tensors.
+A change that leaves the file valid gets past the reader, and reaches the code that uses the tensors.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def header(tensors: Sequence[Tensor], metadata: Object) -> Object:
 
 
 def build(tensors: Sequence[Tensor], metadata: Object, head: Object | None = None) -> bytes:
-    """A file of these tensors, with another header if one is given."""
+    """A file of these tensors, with another header if `header` is given."""
     text = json_form.text(header(tensors, metadata) if head is None else head).encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + b"".join(each.data for each in tensors)
@@ -135,7 +135,7 @@ def change(draw: Draw, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def numbers(draw: Draw, data: bytes, size: int) -> bytes:
-    """An array's bytes with one number, some, or all of them replaced."""
+    """An array's bytes with one, some or all of its numbers replaced."""
     special = bytes.fromhex(draw.pick(NUMBERS[size]))
     count = len(data) // size
     if not count:
@@ -168,14 +168,14 @@ def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
 
 
 def name(draw: Draw, known: str) -> str:
-    """Returns another name: an extreme one, a part of this one, or this one in another layer."""
+    """Returns another name: an extreme string, a part of this name, or this name in another layer."""
     digits = "".join(str(draw.below(3)) if each.isdigit() else each for each in known)
     cut = known.partition(".")[2] or known
     return draw.pick((byte_form.string(draw), byte_form.alter(draw, known), digits, cut, f"module.{known}", known))
 
 
 def _fitted(tensor: Tensor) -> Tensor:
-    """Returns the tensor with the bytes that its shape needs, if that is at most a few thousand."""
+    """Returns the tensor with as many bytes as its shape needs, if these are at most a few thousand."""
     size = SIZES[tensor.dtype]
     for each in tensor.shape:
         size *= each

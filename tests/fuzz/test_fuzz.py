@@ -24,7 +24,7 @@ pytestmark = [
 def test_no_mutated_file_comes_to_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The valid corpus of every kind loads, and each mutated case loads or is refused.
 
-    No module is compiled yet, as in a fresh checkout.
+    The workers find no compiled modules, as in a fresh checkout.
     """
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
@@ -43,7 +43,7 @@ def digests(names: Sequence[str]) -> list[str]:
 
 
 def test_the_same_seed_gives_the_same_cases_with_any_hash_seed() -> None:
-    """Another seed gives other cases."""
+    """Cases are the same in another process, and differ for another seed."""
     environment = {**os.environ, "PYTHONPATH": str(pool.ROOT), "PYTHONHASHSEED": "1"}
     shown = subprocess.run([sys.executable, "-c", OTHER], env=environment, capture_output=True, check=True).stdout
     assert shown.decode().split() == digests(DIGESTED)

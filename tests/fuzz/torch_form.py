@@ -1,4 +1,4 @@
-"""Mutates torch's files: the tensors, their descriptions in the pickle, its instructions, and the zip or older framing.
+"""Mutates torch's files: the tensors, their descriptions in the pickle, the pickle's instructions, and the container.
 
 Some of the instructions would write the file `canary` if anything executed them.
 """
@@ -77,7 +77,7 @@ def build(tensors: Sequence[Tensor], legacy: bool) -> bytes:
 
 
 def frame(pickle: bytes, records: Sequence[Mapping[str, Any]], storages: Sequence[bytes], legacy: bool) -> bytes:
-    """The file of this pickle and these storages, whose keys count from 0."""
+    """A file of this pickle and these storages, whose keys are 0, 1, ..."""
     if not legacy:
         return zip_form.build(entries(pickle, storages))
     keys = [str(i) for i in range(len(storages))]
@@ -97,7 +97,7 @@ def _itemsize(record: Mapping[str, Any]) -> int:
 
 
 def mutate(draw: Draw, tensors: Sequence[Tensor], legacy: bool) -> bytes:
-    """A file of these tensors with changes in one of its layers."""
+    """A file of these tensors with changes in one of the layers: tensors, pickle or container."""
     kind = draw.below(10)
     if kind < 3:
         changed = list(tensors)

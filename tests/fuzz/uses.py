@@ -43,7 +43,7 @@ LABELS = ["music", "politics"]
 
 
 def model(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
-    """Loads a model in one of the ways that users have, and calls it."""
+    """Loads a model in one of the ways that users load it, and calls it."""
     threads = 1 if draw.below(16) else 2
     dtype = np.float32 if draw.below(6) else np.float64
     match draw.below(12):
@@ -102,7 +102,7 @@ def call(loaded: Any, draw: Draw, texts: Sequence[str]) -> None:
 
 
 def stack(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Reads a checkpoint that computes on rows and not on token ids."""
+    """Reads a checkpoint whose input is vectors, not token ids."""
     load_folder(folder, np.float32 if draw.below(6) else np.float64)
 
 
@@ -138,7 +138,7 @@ def trace(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
 
 
 def table(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
-    """Reads labelled texts, and makes one step of a training on the first of them."""
+    """Reads labelled texts, and runs one training step on the first of them."""
     finetuned(named(folder, "data."), draw)
 
 
@@ -159,7 +159,7 @@ def finetuned(path: Path, draw: Draw) -> None:
 
 
 def training(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
-    """Resumes a training, and chooses the best weights."""
+    """Resumes a training run, and chooses the best weights."""
     config, tree = load_folder(folder)
     weights = Trainable(tree, config)
     run = Trainer(HeadLoss(config), weights, records.RECIPE, folder / "training")
@@ -168,7 +168,7 @@ def training(folder: Path, draw: Draw, texts: Sequence[str]) -> None:
 
 
 def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Classifies the lines of a file, with the command, which waits for a pipe."""
+    """Classifies the lines of a file with the command. Skips a FIFO, which the command would wait for."""
     if (folder / "texts.txt").is_fifo():
         return
     commanded(
@@ -184,7 +184,7 @@ def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def context(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Answers a question from a file, with the command, which waits for a pipe."""
+    """Answers a question about a file's text. Skips a FIFO, which reading would wait for."""
     if (folder / "context.txt").is_fifo():
         return
     text = text_files.read_file(str(folder / "context.txt"))
@@ -197,7 +197,7 @@ def info(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def pairs(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Reads sentences and their translations, and makes one step of a training on them."""
+    """Reads sentences and their translations, and runs one training step on them."""
     files = (folder / "source.txt", folder / "target.txt")
     found = read_pairs(*files)[:4]
     config, tree = load_folder(folder)
@@ -208,7 +208,7 @@ def pairs(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def named(folder: Path, start: str) -> Path:
-    """Returns the file with this prefix, which a mutation may have removed."""
+    """Returns the file with this prefix. A mutation may have removed it."""
     return next((each for each in sorted(folder.iterdir()) if each.name.startswith(start)), folder / f"{start}tsv")
 
 

@@ -1,7 +1,7 @@
-"""A process that runs cases and judges each: `python -m tests.fuzz.worker`, started by `pool.py`.
+"""A process that runs cases and judges each of them: `python -m tests.fuzz.worker`, started by `pool.py`.
 
-It reads lines "kind seed first count" and writes a line of JSON at the start and at the end of each case. An audit
-hook, and files next to the case's folder, detect executed code and writes outside it.
+It reads lines of the form "kind seed first count", and writes a line of JSON at the start and at the end of each case.
+An audit hook, and files next to the case's folder, detect executed code and writes outside it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 512 * 2**20  # address space that a case may take in addition to the worker's at its start
-GROWTH = 96 * 2**20  # memory that a case may really use
-MESSAGE = 2000  # characters of an error or a warning
-WRITTEN = 64 * 2**20  # maximum bytes of a written file, so that no copy of a sparse file fills the disk
+GROWTH = 96 * 2**20  # memory that a case may actually use
+MESSAGE = 2000  # maximum characters of an error or a warning
+WRITTEN = 64 * 2**20  # maximum bytes of a file that a case writes, so that a copy of a sparse file cannot fill the disk
 
 #: Forbidden audit events: running programs, connecting, or reading a real pickle.
 FORBIDDEN = (
@@ -47,7 +47,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Audit:
-    """Records forbidden actions of a case."""
+    """Records a case's forbidden actions."""
 
     def __init__(self, home: str) -> None:
         self.home, self.active, self.events = home, False, list[str]()
@@ -107,7 +107,7 @@ class Place:
 
 
 def status() -> dict[str, int]:
-    """Bytes of address space, of memory now and at its peak."""
+    """Returns the bytes of address space, of memory now, and of memory at its peak."""
     found = dict.fromkeys(("VmSize", "VmRSS", "VmHWM"), 0)
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
@@ -181,7 +181,7 @@ class Judge:
 
 
 def place_of(error: BaseException) -> str:
-    """The type of an error, and the last line of npformer that it passed."""
+    """The type of an error, and the last line of npformer's code in its traceback."""
     frames = [
         each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}npformer{os.sep}" in each.filename
     ]
@@ -202,7 +202,8 @@ def limit_memory(size: int) -> None:
 
 
 def main() -> None:
-    """The arguments: a folder, the limit of seconds per case, and kinds. Checks the valid corpus of these kinds, then runs the requested cases."""
+    """Arguments: a folder, the maximum seconds per case, and kinds. Checks these kinds' valid corpus, then runs the
+    requested cases."""
     root = Path(sys.argv[1])
     out = os.fdopen(os.dup(1), "w", buffering=1)
     noise = os.open(root / "noise", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -216,7 +217,7 @@ def main() -> None:
 
     kinds.KINDS.update(planted.KINDS)
     judge = Judge(Place(root), Audit(str(root / "case")), float(sys.argv[2]))
-    judge.judge(kinds.valid("npformer")[0])  # the first call of a process loads libraries and tests BLAS
+    judge.judge(kinds.valid("npformer")[0])  # a process's first call loads libraries and tests BLAS
     for kind in sys.argv[3:]:
         for number, case in enumerate(kinds.valid(kind)):
             tell(kind=kind, start=-1 - number)
@@ -228,7 +229,7 @@ def main() -> None:
         kind, seed, first, count = line.split()
         for number in range(int(first), int(first) + int(count)):
             tell(kind=kind, start=number)
-            limit_memory(resource.RLIM_INFINITY)  # making a case has no limits
+            limit_memory(resource.RLIM_INFINITY)  # no limits apply while a case is made
             case = kinds.make(kind, int(seed), number)
             limit_memory(status()["VmSize"] + MEMORY)
             tell(kind=kind, number=number, digest=case.digest().hex()[:16], **judge.judge(case))

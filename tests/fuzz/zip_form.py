@@ -18,7 +18,7 @@ class Entry:
     name: str
     data: bytes
     deflated: bool = False
-    # name of a field -> its value in both headers; with the prefix "local.", only in the entry's own header
+    # name of a field -> its value in both headers, or only in the entry's own header if the name begins with "local."
     fields: Mapping[str, int] = field(default_factory=dict)
     extra: bytes = b""
 
@@ -74,7 +74,7 @@ def _long(told: Mapping[str, int], *names: str) -> list[int]:
 
 
 def mutate(draw: Draw, entries: Sequence[Entry]) -> bytes:
-    """An archive of these entries with one or two changes of its structure."""
+    """An archive of these entries with one or two changes to its structure."""
     entries, ending, comment = list(entries), dict[str, int](), b""
     for _ in range(draw.pick((1, 1, 2))):
         i = draw.below(len(entries)) if entries else 0
@@ -134,7 +134,7 @@ def npy(
 
 
 def mutate_npz(draw: Draw, arrays: Mapping[str, tuple[str, str, bytes]], deflated: bool) -> bytes:
-    """An npz archive of arrays, name -> (descr, shape, data), with changes of its headers, its numbers or its zip."""
+    """An npz archive of arrays, name -> (descr, shape, data), with changes to its headers, numbers or zip structure."""
     entries = []
     changed = draw.pick(sorted(arrays))
     kind = draw.below(3)

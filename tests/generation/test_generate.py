@@ -1,4 +1,4 @@
-"""Generation equals Transformers' token for token, with the same bits with and without a cache; sampling, and bad input."""
+"""Generation: Transformers' tokens, the same bits with and without a cache, sampling, and bad input."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """For some sources, Transformers itself has a different answer in float64: a tie, in which both answers are right.
+    """Every target of every source equals Transformers', unless Transformers has another answer in float64 (a tie).
 
-    The golden models have no ties, so every target of every source must equal Transformers'.
+    In fact, the golden models have no ties.
     """
     settings, expected = cases.SETTINGS[name], golden()[f"{case}/{name}/ids"]
     model = golden_model(case)
@@ -98,7 +98,7 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"num_beams": 4},
     {"num_beams": 12, "max_new_tokens": 40},
-    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS sums in order
+    {"num_beams": 24, "max_new_tokens": 20},  # more keys than any BLAS adds up in order
 ]
 LONG = {"max_new_tokens": 130, "suppress_tokens": [0], "no_repeat_ngram_size": 3}
 RANDOM = np.random.default_rng(0)
@@ -107,7 +107,7 @@ SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1
 
 @pytest.mark.parametrize(("search", "dtype"), slow_after(2, zip(SEARCHES, cycle(["float32", "float64"]))))
 def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
-    """Log probabilities from the steps equal those of one pass over each target, beyond all blocks of a BLAS."""
+    """Log probabilities from the steps equal those from one pass over each target, even beyond a BLAS's block."""
     model = random_model(dtype)
     for source, hypotheses in zip(
         SOURCES, model.generate(SOURCES, output_scores=True, **{**LONG, **search}), strict=True
@@ -159,7 +159,7 @@ def test_more_targets_than_are_generated_together(monkeypatch: pytest.MonkeyPatc
 
 
 def test_cross_attention_weights_match_the_steps() -> None:
-    """Weights returned for the chosen target equal the last rows tapped at each step, bit for bit."""
+    """The weights returned for the chosen target equal the rows recorded at each step, bit for bit."""
     model, source = random_model(), SOURCES[1]
     heard: list[np.ndarray] = []
 
@@ -178,7 +178,7 @@ def test_cross_attention_weights_match_the_steps() -> None:
 
 
 def test_an_edit_reaches_generation() -> None:
-    """Cross-attention to the first source token alone: the target does not depend on the other tokens."""
+    """If an edit limits cross-attention to the first source token, the target does not depend on the other tokens."""
     model = random_model()
 
     def edit(name: str, array: np.ndarray) -> np.ndarray:
@@ -225,7 +225,7 @@ def test_padded_returns_transformers_array() -> None:
     assert table.tolist() == [[119, 5, 0, 119, 119], [119, 6, 7, 8, 0]]
 
 
-# --- calls with padding ----------------------------------------------------------------------------------------------
+# --- calls with padded inputs ----------------------------------------------------------------------------------------
 
 
 def test_a_padded_array_with_its_mask_is_a_ragged_list() -> None:
@@ -291,9 +291,9 @@ def first_logits() -> np.ndarray:
     [{"top_k": 0}, {"top_k": 7}, {"top_k": 0, "top_p": 0.6}, {"temperature": 2.5}, {"temperature": 0.3, "top_p": 0.9}],
 )
 def test_tokens_are_drawn_by_their_probability(settings: dict[str, Any]) -> None:
-    """The share of each token in 1000 draws is its probability after temperature, top_k and top_p.
+    """Each token's share of 1000 draws is its probability after temperature, top_k and top_p.
 
-    It may differ by 5 standard deviations plus 3 draws, an allowance for very rare tokens.
+    The share may differ by 5 standard deviations plus 3 draws, an allowance for very rare tokens.
     """
     scores = first_logits().astype(np.float64)[None] / settings.get("temperature", 1)
     order = np.argsort(-scores[0])

@@ -1,4 +1,4 @@
-"""Perplexity: sums computed by hand, windows, and errors. `tests/oracle/test_perplexity.py` has Transformers."""
+"""Perplexity: sums by hand, windows, and errors. `tests/oracle/test_perplexity.py` compares it with Transformers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_windows_predict_every_token_after_the_first_once(length: int, step: int
     counted: list[int] = []
     for first, end, count in windows(length, 8, step):
         assert end - first <= 8
-        assert end - count > first  # each token has a token before it
+        assert end - count > first  # each counted token has a token before it
         counted += range(end - count, end)
     assert counted == list(range(1, length))
 

@@ -1,5 +1,5 @@
-"""Texts after prompts: the bits of whole passes, alone and together, sampling, and bad input. Transformers' tokens are in
-tests/oracle/test_prompts.py."""
+"""Texts after prompts: the same bits as in whole passes, alone and in a batch, sampling, and bad input.
+tests/oracle/test_prompts.py has Transformers' tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.numbers
 START, END = 1, 0
 DTYPES = ("float32", "float64")
 CAPPED = (Rotary(100.0), SoftCap(0.5))
-#: Families other than GPT-2: with BERT's layers, narrow tables, positions after the padding id, or a decoder.
+#: Families other than GPT-2: with BERT's layers, narrow tables, positions after the padding id, or a decoder alone.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "bert": {"n_token_types": 2},
     "electra": {"d_embedding": 48, "n_token_types": 2},
@@ -47,7 +47,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 @cache
 def model(dtype: str = "float32", threads: int = 2, family: str = "gpt2", **fields: Any) -> Model:
-    """Two layers with heads 64 wide, so that products resemble those of large models."""
+    """Returns a model of two layers with heads 64 wide, so that products resemble those of large models."""
     sizes = {"vocab_size": 300, "d_model": 128, "n_heads": 2, "n_layers": 2, "d_ffn": 192, "max_length": 256}
     sizes |= OF_FAMILY.get(family, {})
     config: Config = FAMILIES[family].config("causal-lm", **{**sizes, "start_id": START, "end_ids": (END,), **fields})
@@ -77,7 +77,7 @@ SEARCHES: list[dict[str, Any]] = [
 def test_steps_after_ragged_prompts_have_the_bits_of_whole_passes(
     search: dict[str, Any], family: str, dtype: str
 ) -> None:
-    """The tokens' log probabilities, from the steps of all prompts together and from one pass over each whole text."""
+    """Tokens have equal log probabilities in the steps of a batch of prompts and in one pass over each whole text."""
     writes, reads = model(dtype, family=family), model(dtype, threads=1, family=family)
     for prompt, hypotheses in zip(PROMPTS, generate(writes, PROMPTS, **{**LONG, **search}), strict=True):
         for each in hypotheses[:3]:
@@ -103,7 +103,7 @@ def test_a_prompt_alone_continues_as_in_a_batch(search: dict[str, Any], family: 
 
 @pytest.mark.parametrize("search", SEARCHES[:2])
 def test_an_uncounted_token_has_its_own_position_anywhere_in_a_text(search: dict[str, Any]) -> None:
-    """RoBERTa's padding token is in prompts, and some beams generate it. Positions are as in one pass over the text."""
+    """RoBERTa's padding token occurs in prompts and in some outputs. Positions are as in one pass over the text."""
     pad, few = 8, range(2, 12)
     writer = model(
         "float64", family="roberta", pad_id=pad, padding_idx=pad, positions=Positions(first=pad + 1, skips_padding=True)
@@ -136,8 +136,7 @@ def test_sampling_hangs_on_the_seed_and_the_place_alone() -> None:
 
 
 def test_a_shorter_prompt_may_end_when_no_token_may_come_twice() -> None:
-    """In the table of ids, padding precedes the prompt. It does not ban any token, not even the last of the
-    vocabulary."""
+    """Padding before a prompt in the table of ids bans no token, not even the last in the vocabulary."""
     settings: dict[str, Any] = {"no_repeat_ngram_size": 1, "max_new_tokens": 12, "output_scores": True}
     last = model(end_ids=(299,))
     [[alone]] = generate(last, PROMPTS[:1], **settings)
@@ -219,7 +218,7 @@ def test_a_model_that_writes_no_texts() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "roberta"])
 def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(family: str) -> None:
-    """Any number of cached rows gives the bits of the whole prompt, including its keys and values."""
+    """With any number of cached rows, the bits are those of the whole prompt, including its keys and values."""
     writer, random = model(family=family), np.random.default_rng(3)
     first = Stream(writer, PROMPTS[3], max_new_tokens=13, suppress_tokens=[END])
     known = np.concatenate([PROMPTS[3].ids, list(first)])
@@ -227,12 +226,12 @@ def test_a_prompt_that_begins_as_an_earlier_text_reads_its_other_rows_only(famil
     for count, new in ((len(known) - 1, 70), (48, 1), (5, 20)):
         ids = np.concatenate([known[:count], random.integers(2, 300, new)])
         prompts = Text(ids), first.state.continued(ids, count)
-        left_out = family == "gemma2" and count - 40 < 16  # the window of 40 left out 16 rows of the prompt of 70
+        left_out = family == "gemma2" and count - 40 < 16  # the window of 40 dropped 16 rows of 70
         assert isinstance(prompts[1], Continued) is not left_out
         whole, continued = (Stream(writer, each, max_new_tokens=5, logprobs=2) for each in prompts)
         expected = list(whole)
         assert expected == list(continued)
-        with listen(lambda name, array: array):  # a listener hears the whole prompt
+        with listen(lambda name, array: array):  # with a listener, the whole prompt is run
             assert expected == list(Stream(writer, prompts[1], max_new_tokens=5))
         for a, b in zip(whole.likely, continued.likely, strict=True):
             assert np.array_equal(a.scores, b.scores)
@@ -264,17 +263,17 @@ def test_a_long_prompt_in_blocks_of_rows_has_the_bits_of_one_pass(family: str, m
         assert [each[0].ids.tolist() for each in together] == [
             generate(writer, [each], **settings)[0][0].ids.tolist() for each in PROMPTS
         ]
-        assert max(sizes) > block  # short prompts are still read together
+        assert max(sizes) > block  # short prompts are still run together
         sizes.clear()
 
 
 def test_a_long_prompt_takes_the_memory_of_a_block_beside_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hidden and gate rows of the feed-forward network are 16 MB for the whole prompt, and 2 MB for a block."""
+    """The feed-forward network's hidden and gate rows take 16 MB for the whole prompt, and 2 MB for a block."""
     writer = tiny.model("llama", "causal-lm", threads=1, n_layers=2, d_model=32, d_ffn=1024, max_length=2100)
     ids, peaks = np.random.default_rng(0).integers(8, 200, 2048), {}
     for block in (2048, 256):
         monkeypatch.setattr(state, "BLOCK", block)
-        list(Stream(writer, Text(ids), max_new_tokens=1))  # arrays that the first run keeps do not count
+        list(Stream(writer, Text(ids), max_new_tokens=1))  # arrays that the first run keeps are not counted
         tracemalloc.start()
         try:
             Stream(writer, Text(ids), max_new_tokens=1)
@@ -286,7 +285,7 @@ def test_a_long_prompt_takes_the_memory_of_a_block_beside_its_cache(monkeypatch:
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_layer_with_a_window_keeps_the_keys_that_its_steps_read(beams: int) -> None:
-    """Windows of 40 places, in whole groups of 16 rows, after a prompt of 130 tokens."""
+    """The window has 40 places, and the prompt 130 tokens; keys are dropped in whole groups of 16 rows."""
     writer = model(family="gemma2")
     settings, projection = (
         Settings(start_id=START, max_new_tokens=60, num_beams=beams),
@@ -299,12 +298,11 @@ def test_a_layer_with_a_window_keeps_the_keys_that_its_steps_read(beams: int) ->
 
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
-    """Memory stays below 1.5 times the cache, including the rows of a few layers. The rows of all layers would take as
-    much as the cache itself."""
+    """Memory stays below 1.5 times the cache, because it holds only a few layers' rows: all layers' would double it."""
     sizes = {"n_layers": 24, "d_model": 64, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
     writer = tiny.model("llama", "causal-lm", threads=1, **sizes)
     ids = np.random.default_rng(0).integers(8, 200, 384)
-    list(Stream(writer, Text(ids[:8]), max_new_tokens=1))  # arrays that the first run keeps do not count
+    list(Stream(writer, Text(ids[:8]), max_new_tokens=1))  # arrays that the first run keeps are not counted
     tracemalloc.start()
     try:
         read = Stream(writer, Text(ids), max_new_tokens=1)

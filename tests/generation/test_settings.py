@@ -1,4 +1,4 @@
-"""Settings of generation: the caller's, then the model's, then the defaults; invalid ones are errors."""
+"""Settings of generation: the caller's come first, then the model's, then the defaults; invalid settings are errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 
 def test_arguments_override_the_file(tmp_path: Path) -> None:
-    """A length may have either name. None is ignored, and NumPy's numbers are accepted."""
+    """A length may be given under either name. None is ignored, and NumPy's numbers are accepted."""
     config = golden_model("marian-small").config
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 50, "min_new_tokens": 3, "num_beams": 5}')
     found = resolve(tmp_path, config, {"max_length": 7, "min_length": 2, "num_beams": None})
@@ -122,7 +122,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 
 def test_a_minimum_above_the_maximum_warns_and_ends_at_the_maximum() -> None:
-    """This is as in Transformers. Each prompt has its own maximum, so the other texts are not refused."""
+    """A minimum above the maximum warns, as in Transformers, because in a batch each prompt has its own maximum."""
     model = golden_model("marian-small")
     with pytest.warns(UserWarning, match="min_length .* asks for 29 new tokens, but texts end at the maximum of 7"):
         found = model.generate([[5, 0], [6, 0]], min_length=30, max_new_tokens=7)

@@ -1,1 +1,1 @@
-"""Golden values from torch, the scripts that make them, and the tests of `npformer.golden`."""
+"""Golden values from torch, the scripts that make the values, and the tests of `npformer.golden`."""

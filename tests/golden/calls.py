@@ -18,7 +18,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Call(NamedTuple):
-    """A call function(**arrays, **options), with arrays under npformer's argument names."""
+    """A call function(**arrays, **options), with npformer's names for the arrays."""
 
     function: str
     arrays: dict[str, np.ndarray]
@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 def answer(call: Call, dtype: Any) -> np.ndarray:
-    """The result of torch.nn.functional, with its arguments and layout."""
+    """The result of torch.nn.functional, with torch's argument names and layout."""
     given = {
         name: torch.from_numpy(a.astype(dtype) if a.dtype.kind == "f" else a.copy()) for name, a in call.arrays.items()
     }
@@ -210,14 +210,14 @@ def _attentions(random: np.random.Generator) -> Iterator[tuple[str, Call]]:
 
 
 def exact_gelu() -> dict[str, np.ndarray]:
-    """x of every float64 exponent and both signs, denser near zero, and both forms of GELU(x), correctly rounded."""
+    """Values x of every float64 exponent and both signs, most near zero, and both GELU(x), correctly rounded."""
     random = np.random.default_rng(0)
     exponents = np.arange(-1074, 1024)
     x = np.ldexp(1 + random.random(len(exponents)), exponents)
     x = np.concatenate([x, -x[::-1], random.uniform(-10, 10, 1000), random.uniform(-40, 0, 500)])
     rows = []
     for each in map(mpmath.mpf, x.tolist()):
-        # Half a subnormal number is often a tie, and then the last bit depends on 1 + x.
+        # Half of a subnormal number is often a rounding tie, in which case the last bit depends on 1 + x.
         fine = 2400 if abs(each) < 2.0**-1020 else 200
         with mpmath.workprec(fine):
             exact = each * mpmath.erfc(-each / mpmath.sqrt(2)) / 2 if abs(each) < 60 else max(each, mpmath.mpf(0))

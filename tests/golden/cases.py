@@ -1,6 +1,6 @@
 """The tiny models with golden stages: each family, head and option, with their token ids.
 
-Parameters are random, with a spread that makes each one matter: biases and layer norms are not 0 and 1, and
+Parameters are random, with a spread that makes each of them matter: biases are not 0, norm weights are not 1, and
 attention is neither flat nor one-hot. Only `make.py` uses this; it needs torch and transformers.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 
-# no width is a whole number of vector registers
+# no width fills a whole number of vector registers
 SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}
 SPELLINGS = {
     "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
@@ -67,7 +67,7 @@ CONFIGS = {
     "phi3": "Phi3Config",
     "opt": "OPTConfig",
 }
-# Masks with texts of equal length next to each other, a text of one token, gaps, and padding before the text.
+# Masks of adjacent texts of equal length, a text of one token, gaps inside a text, and padding before a text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
     "distilbert": ["111111", "001111", "011010"],
@@ -75,7 +75,7 @@ VARIANT_MASK = {
     "electra": ["111111", "101111", "110010"],
     "roberta": ["111111", "101111", "110010"],
     "albert": ["111111", "101111", "110010"],
-    "mpnet": ["1111111111", "0011010000"],  # distances of 8 or more share buckets
+    "mpnet": ["1111111111", "0011010000"],  # distances from 8 on share buckets
     "modernbert": ["11111111", "00110100"],
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
@@ -92,13 +92,13 @@ VARIANT_MASK = {
 }
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
-# families whose cases are small and few
+# families with few and small cases
 FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", "t5", *DECODERS)
-N_TEXTS = (48, 14)  # number of texts for heads with one answer per text: in other families, and in FEW
+N_TEXTS = (48, 14)  # number of texts for heads with one answer per text: in families outside FEW, and in FEW
 
 
 class Case(NamedTuple):
-    """One tiny model. `encoder` is the case that stores the stages of its encoder, if that is another case."""
+    """One tiny model. `encoder` names the case that stores this model's encoder stages, if it is another case."""
 
     family: str
     architecture: str
@@ -157,7 +157,7 @@ MODERNBERT_HEADS = {
 }
 SMALL = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 10}
 MPNET = {**SMALL, "max_position_embeddings": SIZES["max_length"] + 2, "layer_norm_eps": 1e-5}
-# The second layer is local. With these theta the angles differ, although the heads are narrow.
+# The second layer is local. With these values of theta the angles differ, although the heads are narrow.
 MODERNBERT = {
     **SMALL, "local_attention": 5, "global_rope_theta": 90.0, "local_rope_theta": 30.0, "pad_token_id": 0,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
@@ -180,7 +180,7 @@ DEBERTA = {
     "max_relative_positions": 7,
 }
 NOMIC_BERT = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}
-#: Encoders that predict the next token. They share no stages with cases whose attention sees later tokens.
+#: Encoders that predict the next token. They cannot share an encoder's stages with cases whose attention is not causal.
 CAUSAL = {**SMALL, "is_decoder": True, "max_position_embeddings": 8}
 GPT2_HEADS = {
     "causal-lm": ("GPT2LMHeadModel", {}),
@@ -199,13 +199,14 @@ LLAMA_HEADS = {
     "token-classification": ("LlamaForTokenClassification", {"num_labels": 3}),
     "question-answering": ("LlamaForQuestionAnswering", {}),
 }
-#: Each head of keys serves two heads of queries, and heads are wider than d_model / n_heads.
+#: Two query heads share each key head, and heads are wider than d_model / n_heads.
 LLAMA = {
     "vocab_size": 13, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
     "intermediate_size": 12, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
     "rms_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
 }  # fmt: skip
-#: Every score and logit is near its cap. The first layer has a window, which for EmbeddingGemma has both directions.
+#: Every score and logit is near its cap. The first layer has a window, which for EmbeddingGemma extends in both
+#: directions.
 GEMMA2 = {
     **LLAMA, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 7,
     "sliding_window": 3,
@@ -223,7 +224,7 @@ GPT_NEOX = {
     **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
-#: The form of OPT with 350M parameters.
+#: The architecture of OPT-350M.
 OPT = {
     "vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "ffn_dim": 12, "word_embed_proj_dim": 6,
     "do_layer_norm_before": False, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12), "pad_token_id": 0,
@@ -232,7 +233,7 @@ PHI3 = {
     **LLAMA, "hidden_size": 16, "sliding_window": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
-#: Three heads have the slopes of two heads and one slope of four heads.
+#: Three heads have the two slopes of two heads, and one of the slopes of four heads.
 BLOOM = {
     "vocab_size": 13, "hidden_size": 12, "n_head": 3, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12),
     "pad_token_id": 0,
@@ -250,7 +251,7 @@ BART = {
     "vocab_size": 13, "d_model": 6, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_layers": 2,
     "decoder_attention_heads": 3, "decoder_ffn_dim": 10, "eos_token_id": END, "decoder_start_token_id": 4,
 }  # fmt: skip
-#: T5 1.1, with heads that are not d_model / n_heads wide.
+#: T5 1.1, with heads whose width is not d_model / n_heads.
 T5 = {
     "vocab_size": 13, "d_model": 6, "num_heads": 2, "d_kv": 4, "d_ff": 8, "num_decoder_layers": 2, "eos_token_id": END,
     "decoder_start_token_id": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6,
@@ -383,7 +384,7 @@ def build(case: Case) -> Any:
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
     numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
-    # norms: LayerNorm, layer_norm, GPT-2's ln_1, and BART's layernorm_embedding
+    # names of norms: LayerNorm, layer_norm, GPT-2's ln_1, and BART's layernorm_embedding
     if "orm." in name or re.search(r"\bln_|layernorm_", name):
         numbers = 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     elif len(shape) == 1:
@@ -398,7 +399,7 @@ def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
-    """Token ids, mask and, for models that have them, token types of a case, as the model takes them."""
+    """A case's token ids, mask and, if the model has them, token types, as the model takes them."""
     random = np.random.default_rng(zlib.crc32((case.encoder or name).encode()))
     if reads_texts(case):
         shortest = 2 if case.family == "bart" else 1
@@ -411,9 +412,9 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
         "input_ids": random.integers(0, case.options.get("vocab_size", SIZES["vocab_size"]), mask.shape),
         "attention_mask": mask,
     }
-    if case.family in DECODERS:  # their heads find padding by its id, at any position
+    if case.family in DECODERS:  # these heads find padding by its id, at any position
         given["input_ids"][(mask == 0) | (np.arange(mask.shape[1]) == 5)] = case.options["pad_token_id"]
-    if case.family == "bart":  # its head reads the last end token, and all texts must have the same number of them
+    if case.family == "bart":  # the head reads the last end token, and all texts must have equally many end tokens
         ids = given["input_ids"]
         ids[ids == END] += 1
         ids[:, 0] = ids[np.arange(len(ids)), mask.sum(axis=1) - 1] = END
@@ -425,8 +426,8 @@ def inputs(name: str, case: Case) -> dict[str, np.ndarray]:
 
 
 def reads_texts(case: Case) -> bool:
-    """Whether the head gives one answer per text. Its error is then measured on many texts, because one text has only a
-    few numbers."""
+    """Whether the head gives one answer per text. Its error is measured on many texts, because a single answer has only
+    a few numbers."""
     ends = ("SequenceClassification", "NextSentencePrediction", "MultipleChoice")
     return case.architecture.endswith(ends) or (
         case.architecture in ("BertModel", "RobertaModel") and bool(case.encoder)
@@ -434,8 +435,7 @@ def reads_texts(case: Case) -> bool:
 
 
 def keeps(case: Case, stage: str) -> bool:
-    """Whether a stage is stored with this case. The stages of a shared encoder are stored with the case without a
-    head."""
+    """Whether a stage is stored with this case. A shared encoder's stages are stored with the case that has no head."""
     if not reads_texts(case) and stage in ("pooler", "pooled"):
         return False
     return not (

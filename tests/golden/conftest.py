@@ -1,4 +1,4 @@
-"""Fixtures of the conformance suite, written once per run: the cases that slow tests name, and a few for quick ones.
+"""Fixtures with the conformance suite, written once per run: the cases that slow tests name, and a few for quick tests.
 
 An example of `npformer golden --help`, which tests/test_documentation.py runs, writes all cases.
 """
@@ -13,7 +13,7 @@ from npformer.config import Positions
 from npformer.golden.suite import SIZES, cases
 
 CASES = {case.name: case for case in cases()}
-#: Feature that a case tests -> fields of the config that turn it off.
+#: Feature that a case tests -> config fields that turn the feature off.
 WITHOUT: dict[str, dict[str, Any]] = {
     "gelu-tanh": {"activation": "gelu"},
     "relu": {"activation": "gelu"},
@@ -39,7 +39,7 @@ SHOWN += ["llama-ends-in-padding", "albert-multi-label", "bart-scaled", "transfo
 SHOWN += ["transformer-translation-tied", "transformer-translation-pre-norm"]
 #: The other cases of these features.
 OF_FEATURES = [name for name in CASES if name.partition("-")[2] in WITHOUT and name not in SHOWN]
-#: A case of each family, head, activation and dtype. The same code writes and reads all cases.
+#: A case for each family, head, activation and dtype. The same code writes and reads all cases.
 OF_EACH = sorted(
     {
         *{case.config.model_type: name for name, case in CASES.items()}.values(),

@@ -50,7 +50,7 @@ def targets(config: Config) -> list[Any]:
 
 
 def padded(config: Config) -> dict[str, np.ndarray]:
-    """The same inputs as arguments of transformers, padded on the right."""
+    """The same inputs as arguments for transformers, padded on the right."""
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     given = {"input_ids": np.zeros(mask.shape, np.int64), "attention_mask": mask.astype(np.int64)}
     given["input_ids"][mask] = np.concatenate([text.ids for text in texts(config)])
@@ -96,7 +96,7 @@ def pairs() -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
 
 
 def summary(truth: np.ndarray) -> tuple[float, float, float, float]:
-    """max |truth|, sum |truth|, and two sums of truth times a wave."""
+    """max |truth|, sum |truth|, and the sums of truth times cos(i) and times cos(1.7 i), for index i."""
     flat, place = truth.reshape(-1).astype(np.float64), np.arange(truth.size, dtype=np.float64)
     return (
         float(np.abs(flat).max()),

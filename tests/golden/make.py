@@ -1,9 +1,9 @@
-"""Makes the golden values. With --check, makes them again and compares them with the committed ones.
+"""Makes the golden values. With --check, makes them again and compares them with the committed values.
 
     python tests/golden/make.py [--check]
 
-It needs the `oracle` group (torch, transformers, mpmath); the tests that read the values need none of it. The files,
-all under `data/`:
+It needs the `oracle` group (torch, transformers, mpmath); the tests that read the values do not. The files, all under
+`data/`:
 
     <case>/            a tiny model of `cases.py`: its checkpoint as transformers saves it, its inputs and every stage
     functions.safetensors, gelu.safetensors    the single functions of `calls.py`
@@ -85,8 +85,8 @@ def make_functions(folder: Path) -> None:
 def make_bundled(folder: Path) -> None:
     """Stores ids and logits in full, and each stage's float32 error, its magnitude and a float64 checksum.
 
-    Also stores the largest error of each stage for each batch and each of BUNDLED_ORDERS. Batches are padded, which is
-    the usual way to run torch: for products of fewer than 16 rows its BLAS has a separate kernel, which adds up 16
+    Also stores each stage's largest error for each batch and each of BUNDLED_ORDERS. Batches are padded, which is the
+    usual way to run torch: for products of fewer than 16 rows, torch's BLAS has a separate kernel, which adds up 16
     partial sums and has a third of the error of the same product in a batch. A library that gives each text the same
     bits alone and in a batch can have only one of these errors.
     """
@@ -125,7 +125,7 @@ def _pair(text: Given) -> tuple[str, ...]:
 def _of_texts(
     run32: dict[str, list[np.ndarray]], run64: dict[str, list[np.ndarray]]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The stored part of each stage, one text at a time."""
+    """The part of each stage that is stored, one text at a time."""
     for stage, truths in run64.items():
         for truth, other in zip(truths, run32[stage], strict=True):
             yield f"summary/{stage}", np.array(summary(truth, other))
@@ -135,7 +135,7 @@ def _of_texts(
 
 
 def summary(truth: np.ndarray, run32: np.ndarray) -> tuple[float, float, float, float]:
-    """max |run32 - truth|, max |truth|, sum |truth|, and the sum of truth times cos 0, cos 1, cos 2, ..."""
+    """max |run32 - truth|, max |truth|, sum |truth|, and the sum of truth times cos(i), for index i."""
     wave = np.cos(np.arange(truth.size, dtype=np.float64))
     return (
         float(np.abs(run32 - truth).max()),
@@ -153,7 +153,7 @@ def _save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -
 
 
 def differences(made: Path, committed: Path) -> list[str]:
-    """The differences from the committed files, one per line."""
+    """Lists the differences from the committed files."""
     found = []
     here, there = ({str(f.relative_to(each)) for f in each.rglob("*") if f.is_file()} for each in (made, committed))
     found += [f"{name}: {'made' if name in here else 'committed'} only" for name in sorted(here ^ there)]
@@ -167,12 +167,12 @@ def differences(made: Path, committed: Path) -> list[str]:
 
 
 def keep_committed(made: Path, committed: Path) -> None:
-    """Keeps committed numbers if new ones differ no more than on another CPU, so that files change only if needed."""
+    """Keeps committed numbers unless new numbers differ by more than two CPUs' results, so that files rarely change."""
     for path in made.rglob("*.safetensors"):
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
             new, old = load_file(path), load_file(old_path)
-            if not _differences(path, old_path):  # copies the bytes: safetensors writes metadata in any order
+            if not _differences(path, old_path):  # copies bytes, because safetensors may reorder metadata
                 shutil.copyfile(old_path, path)
                 continue
             kept = {key: old[key] if key in old and _same(key, new, old, False) else new[key] for key in new}
@@ -191,10 +191,11 @@ def _differences(made: Path, committed: Path) -> list[str]:
 
 
 def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exact: bool) -> bool:
-    """Whether two arrays have equal bits, or differ only as much as the results of two CPUs.
+    """Whether two arrays have equal bits, or differ no more than the results of two CPUs do.
 
-    torch's kernels for another instruction set add in another order. That changes the last bits of a float64 number,
-    and gives a float32 number a different error of about the same size, which is also the budget of npformer's stages.
+    torch's kernels for another instruction set add in another order. Another order changes the last bits of a float64
+    number, and gives a float32 number a different error of about the same size. npformer's stages have the same error
+    budget.
     """
     a, b = new[key], old[key]
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -211,12 +212,12 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
     gap = np.abs(a[finite] - b[finite].astype(np.float64))
     if key.endswith("/scores"):  # scores of beams are sums of float32 logarithms; the tests have the same tolerance
         return bool(np.allclose(a[finite], b[finite], rtol=1e-5, atol=1e-4))
-    if "error/" in key:  # torch's own order depends on the CPU; in a single order the error of few numbers is random
+    if "error/" in key:  # torch's own order depends on the CPU; in a single order, the error of a few numbers is random
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
-    # Columns are those of `summary`: the error may differ by a factor, the others only by float64 rounding.
+    # Columns are those of `summary`: the error may differ by a factor of 3, the other columns only by float64 rounding.
     if key.startswith("summary/"):
-        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # the maximum over all texts: in one text it varies at random
-        # some sums are 0 up to rounding, such as those of the gradients of keys' biases
+        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # the maximum over all texts: one text's varies at random
+        # some sums are 0 up to rounding, such as those of gradients for key biases
         size = np.maximum(b[:, 2:3], 0.01 * b[:, 2].max())
         return bool(near and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * size).all())
     if "float32" not in key or truth is b:
@@ -237,7 +238,7 @@ def make_or_check(
     same: str,
     differences: Callable[[Path, Path], list[str]] = differences,
 ) -> int:
-    """The steps of a script of golden values: make them in a new folder, then install or compare them."""
+    """Runs a script that makes golden values: makes them in a new folder, then installs or compares them."""
     if sys.argv[1:] not in ([], ["--check"]):
         print(doc)
         return 2

@@ -1,10 +1,10 @@
-"""Checkpoints written by torch, and Transformers' tensor names of every architecture, for the tests.
+"""Writes checkpoints with torch, and lists Transformers' tensor names for every architecture, for the tests.
 
 Writes these files into the folder `checkpoints` next to this file:
 
 * files of `torch.save` in each of its formats, with tensors of every dtype and every kind of storage, and their values
-* `architectures.json`: for each architecture a config.json, the shapes of its stored tensors, and the modules of its
-  weights if files use other names
+* `architectures.json`: for each architecture a config.json, the shapes of its stored tensors, and the names
+  of its weights' modules if files use other names
 
 Needs torch and transformers; the tests need neither.
 
@@ -151,7 +151,7 @@ def numpy_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def module() -> torch.nn.Module:
-    """A module: its state dict is an OrderedDict that also has the versions of the modules."""
+    """A module: its state dict is an OrderedDict that also stores the modules' versions."""
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
 
@@ -167,7 +167,7 @@ def architectures() -> dict[str, dict]:
             causal = {"is_decoder": True} if head in ("ForCausalLM", "LMHeadModel") and family not in DECODERS else {}
             model = getattr(transformers, name)(config_class(**sizes, num_labels=3 if "Cl" in head else 2, **causal))
             config = model.config.to_diff_dict() | {"architectures": [name]}
-            stored = revert_weight_conversion(model, model.state_dict())  # names and shapes as in a file
+            stored = revert_weight_conversion(model, model.state_dict())  # names and shapes as in a stored file
             result[name] = {
                 "config": config,
                 "tensors": {key: list(tensor.shape) for key, tensor in stored.items()},
@@ -202,8 +202,8 @@ def main(folder: Path) -> None:
 
 
 def same(made: Path, committed: Path) -> bool:
-    """Whether two files have equal content: torch's older format stores addresses, and Python versions compress
-    differently."""
+    """Whether two files have equal content. Their bytes may differ: torch's older format stores addresses, and Python
+    versions compress differently."""
     if committed.exists() and made.suffix == ".npz":
         with np.load(made) as new, np.load(committed) as old:
             return new.files == old.files and all(
@@ -212,7 +212,7 @@ def same(made: Path, committed: Path) -> bool:
             )
     if not committed.exists() or made.suffix == ".json" or "legacy" not in made.name:
         return committed.exists() and made.read_bytes() == committed.read_bytes()
-    # files of this script, so unpickling is safe
+    # this script wrote the files, so unpickling is safe
     new, old = (torch.load(path, weights_only=False) for path in (made, committed))
     return new.keys() == old.keys() and all(torch.equal(new[k].nan_to_num(), old[k].nan_to_num()) for k in new)
 

@@ -1,10 +1,10 @@
-"""Make the golden gradients with torch's autograd, or with --check compare new ones with the committed ones.
+"""Make the golden gradients with torch's autograd, or with --check make them again and compare.
 
     python tests/golden/make_gradients.py [--check]
 
 It needs the `oracle` group; the tests that read the values do not. Under `gradients_data/`:
 
-    functions.safetensors    gradients of the single functions of `gradient_calls`, in full, in float32 and float64; and
+    functions.safetensors    all gradients of the single functions of `gradient_calls`, in float32 and float64; and
                              the errors of float32 in each order of `orders.py`
     models.safetensors       for every parameter of the models under `data/`, the gradient of the loss of its head: the
                              largest error in those orders, and the largest entry, the sum and two checksums of the
@@ -69,13 +69,13 @@ def make(folder: Path) -> None:
     save(runs, folder / "training.safetensors", {})
 
 
-# --- single functions -------------------------------------------------------------------------------------------------
+# --- single functions ------------------------------------------------------------------------------------------------
 
 Made = tuple[Callable[..., torch.Tensor], dict[str, np.ndarray], dict[str, Any], np.ndarray]
 
 
 def gradient_calls() -> Iterator[tuple[str, Made]]:
-    """Name -> torch's function, its arguments (floats have a gradient), its options, and the answer's gradient."""
+    """Yields a name with torch's function, its arguments (floats have gradients), options and the result's gradient."""
     random = np.random.default_rng(0)
 
     def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
@@ -125,7 +125,7 @@ def gradient_calls() -> Iterator[tuple[str, Made]]:
 
 
 def attention(q: Any, k: Any, v: Any, is_causal: bool, mask: Any = None) -> torch.Tensor:
-    """Attention by its formula: queries that may attend to nothing give zeros, and have zero gradients."""
+    """Attention from its formula: queries that may attend to nothing give zeros, and have zero gradients."""
     if is_causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = q @ k.mT / q.shape[-1] ** 0.5
@@ -144,7 +144,7 @@ def autograd(function: Any, given: Any, options: Any, grad: np.ndarray, dtype: t
     return {key: each.grad.numpy() for key, each in leaves.items()}
 
 
-# --- whole models -----------------------------------------------------------------------------------------------------
+# --- whole models ----------------------------------------------------------------------------------------------------
 
 
 def model_gradients(case: str, dtype: torch.dtype) -> dict[str, np.ndarray]:
@@ -185,7 +185,7 @@ def ours(grads: dict[str, torch.Tensor], config: Config) -> dict[str, np.ndarray
 
 
 def training_losses(dtype: torch.dtype) -> np.ndarray:
-    """Fifty steps of a tiny DistilBERT, dropout 0: AdamW, ten steps of warm-up, clipping; only matrices decay."""
+    """Trains a tiny DistilBERT for 50 steps without dropout: AdamW, 10 warm-up steps, clipping; only matrices decay."""
     off = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     folder = HERE / "data" / gradients.TRAINED
     model = transformers.DistilBertForSequenceClassification.from_pretrained(folder, **off).to(dtype).train()
@@ -213,7 +213,7 @@ def training_losses(dtype: torch.dtype) -> np.ndarray:
 
 
 def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """nn.Transformer with tables and a projection: its initial weights, and the losses of fifty steps as above."""
+    """Trains nn.Transformer with tables and a projection in the same way. Returns its initial weights and 50 losses."""
     config, settings = gradients.TRANSLATOR, gradients.SETTINGS
     torch.manual_seed(0)
     stack = torch.nn.Transformer(
@@ -256,7 +256,7 @@ def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.nd
 
 
 def pad(sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads each sequence with zeros; returns the array and a mask that is True for its own entries."""
+    """Pads each sequence with zeros; returns the array, and a mask that is True for entries that are not padding."""
     mask = np.arange(max(map(len, sequences))) < np.array([len(each) for each in sequences])[:, None]
     padded = np.zeros(mask.shape, np.int64)
     padded[mask] = np.concatenate(sequences)

@@ -39,7 +39,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def scores() -> np.ndarray:
-    """Logits (4, WIDTH) from nearly flat to steep; the last row has tokens that are banned already."""
+    """Logits (4, WIDTH) from nearly flat to steep; in the last row, some tokens are already banned."""
     random = np.random.RandomState(0)
     found: np.ndarray = random.standard_normal((4, WIDTH)) * np.array([[0.1], [1.0], [4.0], [2.0]])
     found[3, ::3] = -np.inf
@@ -88,7 +88,7 @@ def made() -> list[dict[str, Any]]:
 
 
 def same(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
-    """Equal tokens, and probabilities to 1e-12: both are computed in float64."""
+    """Whether two answers have equal tokens, and probabilities equal to 1e-12: both were computed in float64."""
     pairs = [
         pair
         for one, two in zip(a, b, strict=True)

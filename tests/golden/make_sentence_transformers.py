@@ -25,7 +25,7 @@ PROMPTS = {"query": "the news: ", "document": "", "web": "at "}
 PAIRS = [(TEXTS[0], text) for text in TEXTS]
 MODULES = "sentence_transformers."
 
-#: Class -> how its folder is made, and the calls: method, arguments, keywords.
+#: Class -> the arguments that make its folder, and the calls: method, arguments, keywords.
 CASES: dict[str, dict[str, Any]] = {
     "SentenceTransformer": {
         "model": {"model_type": "bert", "head": "base", "d_model": 8, "n_heads": 2},
@@ -100,7 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def write_folder(path: Path, name: str, **model: Any) -> Path:
-    """The folder of a class's case. model: other settings of its tiny model."""
+    """Makes the folder for a class's case. model: settings of its tiny model that differ from the defaults."""
     case = CASES[name]
     more = {"encoder": case["encoder"]} if "encoder" in case else {}
     folder = tiny.folder(path, **{**case["model"], **model})

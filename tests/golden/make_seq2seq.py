@@ -1,9 +1,9 @@
-"""Make the golden values of encoder-decoders, or with --check make them again and compare them with the committed ones.
+"""Make the golden values of encoder-decoders, or with --check make them again and compare.
 
     python tests/golden/make_seq2seq.py [--check]
 
-It needs the `oracle` group. It writes these files to `seq2seq/`, with each float as computed by torch in float32 and in
-float64, and with the errors of stages and logits in each order of `orders.py` (`error/...`):
+It needs the `oracle` group. It writes these files to `seq2seq/`, with every float computed by torch both in float32 and
+in float64, and with the errors of stages and logits in each order of `orders.py` (`error/...`):
 
     <case>/           a state dict of one of torch's modules with its config.json, and the results of a run: for an
                       encoder-decoder, every stage
@@ -51,13 +51,13 @@ def make(folder: Path) -> None:
 
 
 def generated(case: str) -> dict[str, np.ndarray]:
-    """Logits of some pairs, and for each setting the targets of all sources with their scores."""
+    """Logits of some pairs, and for each setting the targets of all sources, with the targets' scores."""
     config = cases.model_config(case)
     kind, generator = MODELS[config["model_type"]]
     model = generator(kind(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")}))
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), ("final_logits_bias", model.final_logits_bias)]:
-            if case in cases.BART or "embed_positions" not in name:  # Marian's positions are sines
+            if case in cases.BART or "embed_positions" not in name:  # Marian's positions are sinusoidal
                 tensor.copy_(torch.from_numpy(cases.model_tensor(case, name, tuple(tensor.shape))))
     model.eval()
     sources, targets = cases.sources(case), cases.targets(case, cases.PAIRS)
@@ -148,7 +148,7 @@ def make_files(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}, ensure_ascii=False))
     names = ("source.spm", "target.spm", "vocab.json")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning about a missing package for punctuation, not needed here
+        warnings.simplefilter("ignore")  # a warning about a missing package for punctuation, which is not needed here
         tokenizer = MarianTokenizer(*(str(folder / name) for name in names))
     tokenizer.save_pretrained(folder)
 
@@ -179,8 +179,8 @@ def make_files(folder: Path) -> None:
 
 
 def check(made: Path, committed: Path) -> list[str]:
-    """The differences from the committed files, one per line. State dicts are compared by their tensors, because zip
-    archives never have the same bytes twice."""
+    """Lists the differences from the committed files. State dicts are compared by their tensors, because zip archives
+    never have the same bytes twice."""
     here, there = ({str(f.relative_to(each)) for f in each.rglob("*") if f.is_file()} for each in (made, committed))
     found = [f"{name}: {'made' if name in here else 'committed'} only" for name in sorted(here ^ there)]
     for name in sorted(here & there):

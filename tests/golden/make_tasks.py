@@ -2,10 +2,10 @@
 
     python tests/golden/make_tasks.py [--check]
 
-It needs the `oracle` group (torch, transformers). It makes `tasks/<task>.json`: for each case the tiny model (made by
-`tiny.py`, so that no weights are stored), the arguments of the pipeline, and the answer of transformers.pipeline. Some
-pipelines exist only in transformers 4 (4.57 made their files); with transformers 5 these files are not changed. The
-vectors of sentence-embedding come from the sentence-transformers package.
+It needs the `oracle` group (torch, transformers). It makes `tasks/<task>.json`: for each case the settings of a tiny
+model (which `tiny.py` makes, so that no weights are stored), the arguments of the pipeline, and the answer of
+transformers.pipeline. Some pipelines exist only in transformers 4 (4.57 made their files); with transformers 5 these
+files are not changed. The vectors of sentence-embedding come from the sentence-transformers package.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LONG = " ".join(f"In {year} the people of Paris had ice cream, and it was good."
 
 
 def of(family: str, head: str, **overrides: Any) -> dict[str, Any]:
-    """A tiny model: the arguments of `tiny.folder`."""
+    """Describes a tiny model: the arguments of `tiny.folder`."""
     return {"model_type": family, "head": head, **overrides}
 
 
@@ -84,7 +84,7 @@ def zero_shot_classification() -> Iterator[dict[str, Any]]:
 
 
 def token_classification() -> Iterator[dict[str, Any]]:
-    """With these seeds, the models give many labels, so that some entities are joined and others kept apart."""
+    """With these seeds, the models predict many labels, so that some entities are joined and others are kept apart."""
     for seed in (1, 4, 6):
         model = of("bert", "token-classification", seed=seed)
         for strategy in ("simple", "first", "average", "max"):
@@ -149,10 +149,10 @@ def text_generation() -> Iterator[dict[str, Any]]:
 
 
 def written_by_bart(task: str) -> Iterator[dict[str, Any]]:
-    """Settings of the folder and of the task, each with a prefix, and lengths given by the caller, which override them.
+    """Settings in the folder and for the task, each with a prefix, and lengths that the caller gives instead.
 
-    The folder has 4 beams, because transformers 4.57 ignores other numbers, contrary to its documentation, and uses the
-    pipeline's own 4.
+    The folder sets 4 beams, because transformers 4.57 ignores any other number, contrary to its documentation, and uses
+    the pipeline's own 4.
     """
     texts = ["I love ice cream", LONG[:60], "the people of Paris are not bad at all!"]
     usual = {
@@ -193,7 +193,7 @@ CASES = {
 
 
 def write_folder(path: Path, case: dict[str, Any]) -> Path:
-    """The case's checkpoint folder, which for sentence-embedding is a sentence-transformers folder."""
+    """Writes the case's checkpoint folder, which for sentence-embedding is a sentence-transformers folder."""
     model = {name: tuple(value) if isinstance(value, list) else value for name, value in case["model"].items()}
     if model["model_type"] == "gpt2":
         return writers.folder(path, seed=model["seed"])
@@ -260,7 +260,7 @@ def make(task: str) -> str:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two answers are equal up to the last digits of numbers."""
+    """Whether two answers are equal except for the last digits of numbers."""
     if isinstance(a, float) and isinstance(b, float | int):
         return abs(a - b) <= 1e-6 + 1e-5 * abs(b)
     if isinstance(a, dict) and isinstance(b, dict):

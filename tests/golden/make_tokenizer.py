@@ -1,10 +1,10 @@
-"""Make golden token ids for every way in which a checkpoint can describe its tokenizer, or with --check compare them.
+"""Make golden token ids for every way in which checkpoints describe their tokenizers, or with --check compare them.
 
     python tests/golden/make_tokenizer.py [--check]
 
 It needs the `oracle` group (transformers). It makes `tasks/tokenizer_ids.json`: each case has the files of a folder,
-and the ids from transformers' AutoTokenizer for the forty texts of `texts.py`. "cuts" shows how it truncates a pair of
-long texts.
+and the ids from transformers' AutoTokenizer for the forty texts of `texts.py`. "cuts" lists how transformers truncates
+a pair of long texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support import tiny
 
 HERE = Path(__file__).parent
 FILE = HERE / "tasks" / "tokenizer_ids.json"
-CHARACTERS = 400  # maximum length of a text; pieces are letters, so longer texts would not test more
+CHARACTERS = 400  # maximum length of a text; pieces are letters, so longer texts would test nothing new
 _FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
 
 #: Letters that stand for bytes (printable Latin-1 characters, then characters from U+0100 on), and their merges.
@@ -36,8 +36,8 @@ _BPE = {
 }
 _MASK = {"content": "[MASK]", **_FLAGS, "lstrip": True}
 
-#: The files of the folder in addition to vocab.txt. "lowercase" is an option for the tokenizer.json of a case
-#: that has one. A folder with its own config.json has no vocab.txt, and ".model" names the SentencePiece file to copy.
+#: The files of the folder in addition to vocab.txt. "lowercase" is an option of the tokenizer.json, for a case that has
+#: this file. A folder with its own config.json has no vocab.txt, and ".model" names the SentencePiece file to copy.
 CASES: dict[str, dict[str, Any]] = {
     "vocabulary alone": {},
     "cased": {"tokenizer_config.json": {"do_lower_case": False}},
@@ -93,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def write_folder(folder: Path, files: dict[str, Any]) -> Path:
-    """The case's folder. Its tokenizer.json truncates and pads, which must have no effect when it is loaded."""
+    """Writes the case's folder. Its tokenizer.json sets truncation and padding, which loading must ignore."""
     folder.mkdir(parents=True)
     if "config.json" not in files:
         (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
@@ -119,7 +119,7 @@ def golden_texts() -> list[str | list[str]]:
 
 
 def cuts() -> list[list[int]]:
-    """Returns the numbers of tokens of two texts, the maximum for the pair, and the tokens kept of each text."""
+    """Returns rows of numbers of tokens: of two texts, the maximum for the pair, and the number kept of each text."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny.tokenizer())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A module, without the encoder's prefix -> the stages that are its input and output; `*` is a layer's number.
+# A module's name without the encoder's prefix -> the stages that are its input and output; `*` is a layer's number.
 DISTILBERT = {
     "embeddings.word_embeddings": ("", "embeddings.token"),
     "embeddings.position_embeddings": ("", "embeddings.position"),
@@ -120,7 +120,7 @@ DEBERTA = {
     "encoder.layer.*.attention.self.key_proj": ("", "layers.*.attention.key"),
     "encoder.layer.*.attention.self.value_proj": ("", "layers.*.attention.value"),
     "pooler": ("", "pooled"),
-    # has tokens as rows, unlike the convolution's own output
+    # its rows are tokens, unlike those of the convolution's own output
     "encoder.conv.dropout": ("", "convolution.hidden"),
     "encoder.conv.LayerNorm": ("convolution_residual", "convolution_norm"),
 }

@@ -1,10 +1,10 @@
-"""Orders of summation of correct programs, in which torch runs a model forward and backward.
+"""Orders of summation that correct programs use; torch runs a model forward and backward in each of them.
 
-torch's own run is one draw of rounding. A BLAS for another CPU may add one term after another where torch's keeps
-sixteen partial sums. Its error differs and is often larger, but both are correct. The permitted error is therefore
-measured over several orders: those of known kernels, and shuffled ones. Stages with few numbers need many orders: for
-one stage of eleven numbers, four orders gave errors up to 0.7e-6, shuffles up to 1.4e-6, and a kernel for ARM 1.9e-6.
-Only the scripts that make golden values use this; it needs torch.
+The rounding errors of torch's own run are one sample of many. A BLAS for another CPU may add one term after another
+where torch's BLAS keeps sixteen partial sums. Its error differs and is often larger, but both results are correct. The
+permitted error is therefore measured over several orders: those of known kernels, and shuffled orders. Stages with few
+numbers need many orders: for one stage of eleven numbers, four orders gave errors of up to 0.7e-6, shuffled orders of
+up to 1.4e-6, and a kernel for ARM of 1.9e-6. Only the scripts that make golden values use this; it needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-ROWS = 256  # rows of a product computed at a time, few enough for the caches
+ROWS = 256  # rows of a product computed at a time, few enough for the CPU's caches
 SUMS = 65536  # entries of small products computed at a time
 
 Order = Callable[[int], Sequence[Sequence[int]]]  # number of terms -> partial sums, each a list of its terms in order
@@ -39,7 +39,7 @@ ORDERS: dict[str, Order | None] = {
     **{f"shuffled by seed {seed}": partial(_shuffled, seed) for seed in range(8)},
 }
 
-#: Functions that add in torch's own order: golden values must not call them.
+#: Functions that add in torch's own order. They must not be called when golden values are made.
 OTHER_PRODUCTS = {
     f"aten::{name}" for name in ("addbmm", "addmm", "addmv", "baddbmm", "dot", "linear", "mkldnn_linear", "mv", "vdot")
 }
@@ -48,7 +48,7 @@ OTHER_PRODUCTS = {
 def errors(
     run: Callable[[], dict[str, np.ndarray]], truth: dict[str, np.ndarray], orders: Iterable[str] = ORDERS
 ) -> dict[str, np.ndarray]:
-    """error/<name> -> the largest errors of that array of run(), a float32 run, one for each order of summation."""
+    """error/<name> -> the largest error of that array in run(), a float32 run, for each order of summation."""
     found: dict[str, list[float]] = {}
     for order in orders:
         with added(order):
@@ -65,12 +65,12 @@ def largest(errors: np.ndarray) -> float:
 
 @contextmanager
 def added(order: str) -> Iterator[None]:
-    """In this context, every product, and the mean and variance of every norm, are summed in one of the ORDERS."""
+    """Inside this context, every product, and the mean and variance of every norm, are summed in the given order."""
     partial_sums = ORDERS[order]
     if partial_sums is None:
         yield
     else:
-        with sdpa_kernel(SDPBackend.MATH), _Adding(partial_sums):  # attention's own kernels hide their products
+        with sdpa_kernel(SDPBackend.MATH), _Adding(partial_sums):  # other attention kernels hide their products
             yield
 
 
@@ -133,7 +133,7 @@ class _Adding(TorchDispatchMode):
         return y if bias is None else y + bias, mean[..., None], scale[..., None]
 
     def _sum(self, terms: int, zeros: torch.Tensor, add: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
-        """Computes each partial sum with add(sum, term) in its order, and adds them one after another."""
+        """Computes each partial sum with add(sum, term) in its order, and adds the partial sums one after another."""
         total = None
         for places in self.order(terms):
             part = zeros.clone()

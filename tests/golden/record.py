@@ -1,7 +1,7 @@
 """Records every stage of a torch model as it runs, under npformer's names.
 
-The numbers are transformers' own: forward hooks read them from its modules, and a wrapper of its eager attention reads
-the stages between modules. Only `make.py` uses this; it needs torch and transformers.
+The numbers are transformers' own: forward hooks read them from its modules, and a wrapper around its eager attention
+reads the stages between modules. Only `make.py` uses this; it needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ ROTATED = {
 }
 
 
-modeling_deberta_v2.scaled_size_sqrt = root  # replaces it in float32, too: the root is then rounded once
-# Attention without `eager_attention_forward`: module -> the class, and its projections of its input rows.
+modeling_deberta_v2.scaled_size_sqrt = root  # replaced for float32, too, so that the root is rounded only once
+# Attention without `eager_attention_forward`: module -> the class, and the names of its projections.
 OWN_ATTENTION = {
     modeling_mpnet: (modeling_mpnet.MPNetSelfAttention, ("q", "k", "v")),
     modeling_deberta_v2: (
@@ -81,7 +81,7 @@ OWN_ATTENTION = {
     ),
     modeling_bloom: (modeling_bloom.BloomAttention, ()),
 }  # fmt: skip
-PER_TEXT = ("pooler", "pooled")  # stages (B, D); the logits of a head on texts also have one row per text
+PER_TEXT = ("pooler", "pooled")  # stages (B, D); the logits of a head for whole texts also have one row per text
 
 
 def stages(
@@ -89,7 +89,7 @@ def stages(
 ) -> dict[str, list[np.ndarray]]:
     """Returns every stage of one run, as one flat array per text.
 
-    Padding is removed: (B, L, ...) keeps the rows of tokens, (B, H, L, L) their rows and columns.
+    Padding is removed: arrays (B, L, ...) keep the rows of tokens, and arrays (B, H, L, L) their rows and columns.
     """
     heard: dict[str, list[np.ndarray]] = {}
     admitted = [np.flatnonzero(row) for row in attention_mask.reshape(-1, attention_mask.shape[-1])]
@@ -99,7 +99,7 @@ def stages(
             parts = np.split(array.reshape(*array.shape[:2], model.config.num_attention_heads, -1), 3, axis=-1)
             for each, part in zip(("query", "key", "value"), parts, strict=True):
                 hear(f"{name.removeprefix('by_head ')}.{each}", part.reshape(*part.shape[:2], -1))
-        elif name.startswith("by_width "):  # columns of all queries, then keys, then values, with fewer heads of keys
+        elif name.startswith("by_width "):  # columns of all queries, then keys, then values; there are fewer key heads
             c = model.config
             ends = np.cumsum([c.num_attention_heads, c.num_key_value_heads]) * c.head_dim
             for each, part in zip(("query", "key", "value"), np.split(array, ends, axis=-1), strict=True):
@@ -111,7 +111,7 @@ def stages(
         elif name == "spans":
             hear("start_logits", array[..., 0])
             hear("end_logits", array[..., 1])
-        elif name not in heard:  # DeBERTa projects its distance table by the same weights afterwards
+        elif name not in heard:  # DeBERTa later projects its distance table with the same weights
             heard[name] = _by_text(name, array, admitted)
 
     given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
@@ -138,7 +138,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             before, after = (name.replace("*", number[1]) for name in (before, after))
             scope_of[module] = _scope(path, number[1])
         if before == "pooled" and not (hasattr(model, "pre_classifier") or _pools(model)):
-            before = ""  # a classifier of tokens reads the last layer's own output
+            before = ""  # a token classifier reads the last layer's own output
         if after == "logits" and type(model).__name__ == "ModernBertForQuestionAnswering":
             after = "spans"
         if path == "encoder.conv.dropout":
@@ -177,10 +177,10 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
         context, weights = eager(module, query, key, value, mask, scaling=scaling, **kwargs)
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scores = torch.matmul(query, keys.transpose(2, 3)) * scaling  # eager_attention_forward's first line
+        scores = torch.matmul(query, keys.transpose(2, 3)) * scaling  # as in eager_attention_forward's first line
         if kwargs.get("position_bias") is not None:  # of T5
             scores = scores + kwargs["position_bias"]
-        own = query / module.scaling if module_of_family is modeling_opt else query  # OPT scales queries before
+        own = query / module.scaling if module_of_family is modeling_opt else query  # OPT has already scaled queries
         arrays = {"query_heads": own, "key_heads": key, "value_heads": value}
         if module_of_family in ROTATED:
             rows = {
@@ -211,7 +211,7 @@ def _first(out: Any) -> Any:
 
 
 def _of_block(found: re.Match[str]) -> str:
-    """layers.N, or layers.N.partM for a part of a block of T5."""
+    """layers.N, or layers.N.partM for a part of a T5 block."""
     return f"layers.{found[1]}" + (f".part{found[2]}" if found[2] else "")
 
 
@@ -228,7 +228,7 @@ def _activated(hear: Callable[[str, np.ndarray], None], activation: Any, module:
 
 
 def _pools(model: Any) -> bool:
-    """Whether the head of ModernBERT or BART reads one row of each text."""
+    """Whether the head of ModernBERT or BART reads one row per text."""
     names = ("ModernBertForSequenceClassification", "ModernBertForMultipleChoice", "BartForSequenceClassification")
     return type(model).__name__ in names
 
@@ -236,8 +236,7 @@ def _pools(model: Any) -> bool:
 def _own_attention(
     forward: Any, projections: tuple[str, ...], scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]
 ) -> Any:
-    """Attention that does not call `eager_attention_forward`: stages between modules are read from torch's
-    functions."""
+    """Wraps attention that does not call `eager_attention_forward`: reads stages between modules from torch calls."""
 
     def attention(module: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         softmax, here = torch.nn.functional.softmax, scope_of[module]
@@ -273,7 +272,7 @@ def _own_attention(
             for handle in handles:
                 handle.remove()
             if distance_scores:
-                del module.disentangled_attention_bias  # restores the method of the class
+                del module.disentangled_attention_bias  # restores the class's method
         if not hasattr(module, "o"):
             heads_of("context", result[0])
         return result
@@ -282,7 +281,7 @@ def _own_attention(
 
 
 def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]) -> Any:
-    """BLOOM's attention, with biases slope * key position; npformer's are smaller by a constant for each query."""
+    """Wraps BLOOM's attention, with biases slope * key position; npformer's are smaller by a constant per query."""
 
     def attention(module: Any, hidden: Any, *args: Any, alibi: Any, **kwargs: Any) -> Any:
         result = forward(module, hidden, *args, alibi=alibi, **kwargs)
@@ -298,7 +297,7 @@ def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.
 
 
 def _in_turn(name: str) -> Iterator[str]:
-    """Yields the stage of each run of a module: `*` is replaced by 0, 1, ... if the module runs for every layer."""
+    """Yields the stage for each run of a module, with `*` replaced by 0, 1, ... if the module runs once per layer."""
     for layer in itertools.count():
         yield name.replace("*", str(layer))
 
@@ -306,7 +305,7 @@ def _in_turn(name: str) -> Iterator[str]:
 def _by_text(name: str, array: np.ndarray, admitted: list[np.ndarray]) -> list[np.ndarray]:
     if ".ffn" in name and array.ndim == 2:  # OPT's FFN reads the rows of all texts as one array
         array = array.reshape(len(admitted), -1, array.shape[-1])
-    array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # positions have one array for all texts
+    array = np.broadcast_to(array, (len(admitted), *array.shape[1:]))  # position stages have one array for all texts
     if name in PER_TEXT or (name.startswith(("logits", "head.")) and array.ndim == 2):
         texts = list(array)
     elif name.endswith(("scores", ".weights")):
