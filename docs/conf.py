@@ -45,14 +45,14 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext", "jupyter_execute", ".jupyter_cache"]  # the last two are outputs of earlier builds
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-nitpicky = True  # warns of references to missing names
+nitpicky = True  # warns about references to missing names
 nitpick_ignore_regex = [("py:class", r"D\[k\].*")]  # collections.abc's docstring of get()
 default_role = "literal"  # docstrings write names between single backticks
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"  # runs changed notebooks; with -D nb_execution_mode=off the committed output is shown
-nb_execution_excludepatterns = ["learn/datasets.ipynb"]  # it needs Java and seven engines: the lane `extras` runs it
+nb_execution_excludepatterns = ["learn/datasets.ipynb"]  # needs Java and seven engines; the lane `extras` runs it
 nb_execution_timeout = 300  # maximum seconds per cell
 nb_execution_show_tb = True
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on busy machines two threads slow down notebooks

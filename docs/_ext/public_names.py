@@ -105,7 +105,7 @@ def public_names(room: str) -> Iterable[str]:
 
 
 def escape(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
-    """Escapes stars, bars and underscores in formulas, but not in examples and code."""
+    """Escapes asterisks, bars and underscores in formulas, but not in examples and code."""
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
