@@ -1,4 +1,4 @@
-"""Points that move from epoch to epoch: an HTML page that needs nothing else, or a GIF (matplotlib, extra `plots`)."""
+"""Animates points that move from epoch to epoch: a self-contained HTML page, or a GIF (matplotlib, extra `plots`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#566573")
-SECONDS = 0.5  # a frame is shown
+SECONDS = 0.5  # for which a frame is shown
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>$TITLE</title>
@@ -64,7 +64,7 @@ def animate(
     """Write an .html or .gif file: frames (N, 2) with a title each; labels (N,) colour the points, names are the
     labels' names.
 
-    Raises NpformerError for another ending, frames that do not fit, or a GIF without matplotlib.
+    Raises NpformerError for another suffix, frames or labels of the wrong shape, or a GIF without matplotlib.
     """
     path, shapes = Path(path), {np.shape(frame) for frame in frames}
     if shapes != {(len(labels), 2)} or len(titles) != len(frames):

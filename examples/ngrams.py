@@ -1,8 +1,8 @@
-"""The perplexity of n-gram models on the chapters that train_gpt.py keeps for its score, and of a GPT, for comparison.
+"""The perplexity of n-gram models, and of a GPT for comparison, on the chapters that train_gpt.py holds out.
 
     python examples/ngrams.py --text DIR --model GPT [--longest 5]
 
-An n-gram model knows only the last n - 1 tokens, and counts the tokens that followed them. Most sequences of three
+An n-gram model sees only the last n - 1 tokens, and counts the tokens that followed them. Most sequences of three
 tokens and more were never seen, so the probability given a shorter context is mixed in, by interpolated Kneser-Ney
 smoothing:
 
@@ -46,8 +46,8 @@ class KneserNey:
             self.discounts.append(often[1] / max(1, often[1] + 2 * often[2]))
 
     def probability(self, gram: tuple[int, ...]) -> float:
-        """p(the last token | those before it)."""
-        found = 1 / self.vocabulary  # below the single tokens
+        """Returns p(last token | the tokens before it)."""
+        found = 1 / self.vocabulary  # level 0: all tokens are equally likely
         for n in range(1, len(gram) + 1):
             level, end = n - 1, gram[-n:]
             total = self.totals[level][end[:-1]]
@@ -58,7 +58,7 @@ class KneserNey:
         return found
 
     def mean_loss(self, ids: Sequence[int]) -> float:
-        """The mean of -log p over all tokens of a stream except the first."""
+        """Returns the mean of -log p over all tokens of a stream except the first."""
         grams = (tuple(ids[max(0, i + 1 - self.order) : i + 1]) for i in range(1, len(ids)))
         return -sum(math.log(self.probability(gram)) for gram in grams) / (len(ids) - 1)
 

@@ -4,7 +4,7 @@
 
 "Transformer Teardown: DistilBERT" and "Demystifying Transformers" take one checkpoint apart on one sentence, with
 torch, and print the result of each stage. Their numbers are in tests/published.json, digit for digit; the checkpoint
-(268 MB) comes from the Hugging Face cache, or from the hub. Every table is a stage of npformer's trace.
+(268 MB) comes from the Hugging Face cache, or from the hub. Every table shows a stage of npformer's trace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
     The printed digits are rounded by up to half a unit. In addition, two float32 computations add in different orders.
     `noise` is a little more than the difference between the two walk-throughs at stages that both print (2e-6 after the
-    last layer). `relative` is the same for exponentials of scores near 40, which float32 stores to 1e-5.
+    last layer). `relative` is the tolerance for exponentials of scores near 40, which float32 stores to 1e-5.
     """
 
     name: str
@@ -56,13 +56,13 @@ SCORE_NOISE = 1.5e-7  # the pipeline's scores are printed in full: two or three 
 
 
 def read(path: Path = FILE) -> dict[str, Any]:
-    """The published numbers, as decimals: they keep the digits that were printed."""
+    """Returns the published numbers as decimals, which keep the printed digits."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     return data
 
 
 def real_model(published: dict[str, Any]) -> Model:
-    """The walk-throughs' checkpoint: from the cache, under its present or its old name, or else from the hub."""
+    """Loads the walk-throughs' checkpoint from the cache, under its current or old name, or else from the hub."""
     name, revision = published["checkpoint"], published["revision"]
     for each, at in ((name, revision), (name, None), (name.partition("/")[2], None)):
         try:
@@ -73,7 +73,7 @@ def real_model(published: dict[str, Any]) -> Model:
 
 
 def computed(t: Trace, published: dict[str, Any], table: Table) -> np.ndarray:
-    """The table as this trace has it: all rows, and of wide stages the columns that were printed."""
+    """Returns the stage of a table: all rows, but only the printed columns of wide stages."""
     if not table.stage:
         return single_head_weights(t)
     array = np.asarray(t[table.stage.format(last=published["config"]["n_layers"] - 1)])
@@ -81,7 +81,7 @@ def computed(t: Trace, published: dict[str, Any], table: Table) -> np.ndarray:
 
 
 def single_head_weights(t: Trace) -> np.ndarray:
-    """softmax(Q K^T / sqrt(K)) over the whole projections, as if there were one head, (T, D), (T, D) -> (T, T)."""
+    """softmax(Q K^T / sqrt(K)) of the whole projections, as if they were one head, (T, D), (T, D) -> (T, T)."""
     q, k, d_head = (
         t["layers.0.attention.query"],
         t["layers.0.attention.key"],
@@ -98,7 +98,7 @@ def differences(printed: Any, ours: np.ndarray, noise: float = 0.0, relative: fl
         return
     for place, number in np.ndenumerate(digits):
         allowed = 0.5001 * 10.0 ** number.as_tuple().exponent + noise + relative * abs(float(number))
-        if not abs(float(ours[place]) - float(number)) <= allowed:  # written so that a nan differs
+        if not abs(float(ours[place]) - float(number)) <= allowed:  # true for NaN as well
             yield f"{list(place)}: printed {number}, got {float(ours[place]):.6g}"
 
 

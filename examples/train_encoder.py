@@ -1,13 +1,13 @@
-"""Train a small encoder on film reviews, and watch the embeddings of [CLS] separate.
+"""Trains a small encoder on film reviews, and shows how the embeddings of [CLS] separate.
 
     python examples/train_encoder.py --train train.tsv --test test.tsv -o DIR [--epochs 20] [--tsne] [--gif]
 
 The set-up of "Transformers: How Do They Transform Your Data?": width 256, 4 heads, 4 layers, feed-forward 512,
 dropout 0.4 on the outputs of attention and feed-forward network, 256 tokens, Adam at 1e-4, batches of 32, 20 epochs,
-bert-base-uncased's word pieces. The article applies softmax before its cross-entropy, which applies it again; that
-extra softmax is left out. The files have a label and a text in each line. After an interruption the same command
-resumes. DIR gets the learning curve (history.json), embeddings.html, and for each epoch the embeddings
-(embeddings-N.npy).
+bert-base-uncased's word pieces. The article applies softmax before its cross-entropy, which applies it again; this
+program omits the first softmax. Each line of the files has a label and a text. After an interruption the same command
+resumes. The files written to DIR are the learning curve (history.json), embeddings.html, and the embeddings after each
+epoch (embeddings-N.npy).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=RECIPE.seed)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--tsne", action="store_true", help="t-SNE for each epoch, as in the article (scikit-learn)")
-    parser.add_argument("--gif", action="store_true", help="embeddings.gif too (matplotlib)")
+    parser.add_argument("--gif", action="store_true", help="also write embeddings.gif (matplotlib)")
     args = parser.parse_args()
 
     weights = Trainable(initialise(CONFIG, args.seed, "torch"), CONFIG)
@@ -76,11 +76,11 @@ def main() -> None:
         partial.write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
 
     if missing := [path for path in embeddings if not path.exists()]:
-        raise NpformerError(f"{missing[0]}: is missing for a finished epoch; delete {trainer.folder} to start again")
+        raise NpformerError(f"{missing[0]}: missing for a finished epoch; delete {trainer.folder} to start again")
     found = [np.load(path) for path in embeddings]
     if args.tsne:
         frames = [project(each, "tsne") for each in found]
-    else:  # one pair of directions for all epochs
+    else:  # the same two directions for all epochs
         frames = np.split(project(np.concatenate(found)), len(found))
     titles = [f"epoch {row['epoch']}: accuracy on the test reviews {row['accuracy']:.3f}" for row in history]
     labels = [example.target for example in examples]

@@ -1,15 +1,15 @@
-"""Train a small GPT on books, or an existing one on other books.
+"""Trains a small GPT on books, or continues to train an existing one on other books.
 
     python examples/train_gpt.py --text DIR -o GPT [--start FOLDER] [--epochs 10] [--learning-rate 3e-3]
 
-DIR has a text file for each book, whose chapters begin with lines such as CHAPTER 12 or Chapter XII; text before the
-first is omitted. The last two chapters of each book are not used for training: the perplexity on them is printed at the
-end. The chapter before them is measured after each epoch, only for information: the last weights are kept. Without
---start a vocabulary is learned and weights are drawn; with it, both come from a folder of a GPT-2. After an
-interruption the same command resumes. The learning rate rises over the first twentieth of the steps and falls to 0 at
-the last, so a run with more epochs differs from the first step on.
+DIR has a text file for each book. Chapters begin with lines such as CHAPTER 12 or Chapter XII; text before the first
+chapter is omitted. The last two chapters of each book are not used for training: the perplexity on them is printed at
+the end. The perplexity on the chapter before them is measured after each epoch, but only for information: the last
+weights are kept. Without --start a vocabulary is learned and weights are drawn; with it, both are read from the folder
+of a GPT-2. After an interruption the same command resumes. The learning rate rises over the first twentieth of the
+steps and falls to 0 at the last, so a run with more epochs differs from the first step on.
 
-Jane Austen's six novels are R's janeaustenr, in Debian the package r-cran-janeaustenr:
+Jane Austen's six novels are in the R package janeaustenr (in Debian: r-cran-janeaustenr):
 
     Rscript -e 'library(janeaustenr); for (name in data(package = "janeaustenr")$results[, "Item"])
         writeLines(get(name), paste0(name, ".txt"))'
@@ -39,8 +39,8 @@ from npformer.training.epoch_lines import Progress
 from npformer.training.start import companions, write_model
 
 CHAPTER = re.compile(r"chapter (\d+|[ivxlc]+)\.?", re.IGNORECASE)
-NO_TEXT = re.compile(r"volume [ivx]+\.?|finis|the end|\[.*|\*.*", re.IGNORECASE)  # paragraphs of the edition
-NOTE = "A NOTE ON THE TEXT"  # the text after it is by an editor
+NO_TEXT = re.compile(r"volume [ivx]+\.?|finis|the end|\[.*|\*.*", re.IGNORECASE)  # paragraphs that the edition adds
+NOTE = "A NOTE ON THE TEXT"  # an editor wrote the text after it
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 2048, 128, 4, 5, 256
 RECIPE = Recipe(
@@ -49,7 +49,7 @@ RECIPE = Recipe(
 
 
 class Books(NamedTuple):
-    """The chapters for training, for watching the loss, and for the score. Each line of a chapter is a paragraph."""
+    """The chapters for training, for monitoring it, and for the final score. Each line of a chapter is a paragraph."""
 
     train: list[str]
     watched: list[str]
@@ -62,7 +62,7 @@ def read_books(folder: Path) -> Books:
     for path in sorted(folder.glob("*.txt")):
         found = chapters(path.read_text(encoding="utf-8"))
         if len(found) < 4:
-            raise NpformerError(f"{path}: expected at least 4 chapters, got {len(found)}; each begins with its number")
+            raise NpformerError(f"{path}: expected at least 4 chapters that begin like CHAPTER 12, got {len(found)}")
         for part, chosen in zip(books, (found[:-3], found[-3:-2], found[-2:]), strict=True):
             part += chosen
     if not books.train:
@@ -88,7 +88,7 @@ def chapters(book: str) -> list[str]:
 
 
 def learn_tokenizer(texts: Sequence[str], size: int) -> Any:
-    """Learns a byte-level BPE vocabulary whose first token ends a text, in GPT-2's form (Radford et al., 2019)."""
+    """Learns a byte-level BPE vocabulary in GPT-2's form (Radford et al., 2019); its first token marks a text's end."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -139,7 +139,7 @@ def started(folder: str) -> tuple[Model, dict[str, bytes]]:
 
 
 def stream(texts: Sequence[str]) -> str:
-    """Texts, one after another, with the token that ends a text before, between and after them."""
+    """Concatenates texts, with the end-of-text token before, between and after them."""
     return END_OF_TEXT.join(["", *texts, ""])
 
 
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--start")
     parser.add_argument("--epochs", type=int, default=RECIPE.epochs)
     parser.add_argument("--learning-rate", type=float, default=RECIPE.learning_rate)
-    parser.add_argument("--dropout", type=float, default=0.1, help="of the embeddings and of what each block adds")
+    parser.add_argument("--dropout", type=float, default=0.1, help="of the embeddings and of the output of each block")
     parser.add_argument("--seed", type=int, default=RECIPE.seed)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
@@ -163,7 +163,7 @@ def main() -> None:
     model.tokenizer = first.tokenizer
     ids = np.array(model.tokenizer.encode(stream(books.train)).ids)
     count = sum(array.size for array in weights.flat.values())
-    print(f"{count:,} weights, {len(ids):,} tokens to learn")
+    print(f"{count:,} weights, {len(ids):,} training tokens")
 
     def watch(epoch: int) -> dict[str, float]:
         return {"perplexity": float(perplexity(model, stream(books.watched)))}

@@ -149,7 +149,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"npformer.{name}")
     from npformer.common.other_libraries import MODULE
 
-    if name in MODULE:  # not an AttributeError, whose message `from npformer import` replaces
+    if name in MODULE:  # not an AttributeError, because `from npformer import` would replace its message
         from npformer.common.errors import NpformerError
 
         raise NpformerError(f"npformer has no {name}: {MODULE[name]}")

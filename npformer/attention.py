@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> np.ndarray:
-    """softmax(q k^T * scale) v, equation 1 of the paper. A query that may attend to no key gives zeros.
+    """softmax(q k^T * scale) v, equation 1 of the paper. The result is 0 for a query that may attend to no key.
 
     Parameters
     ----------
@@ -140,8 +140,8 @@ def attend(
 def _by_group(product: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """product(a, b) of heads a (..., H, L, W) and b (..., G, S, W); H / G consecutive heads of a share a head of b.
 
-    The heads that share one are multiplied as a single matrix. This changes no bits, because the bits of a row of a
-    product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
+    The heads of a that share a head of b are multiplied as a single matrix. This changes no bits, because the bits of a
+    row of a product do not depend on the other rows. Ainslie et al., 2023, GQA, section 2.2.
     """
     if not is_grouped(a, b):
         return product(a, b)
@@ -205,7 +205,7 @@ def masked_attention(
     front: int = 0,
     add: Add | None = None,
 ) -> np.ndarray:
-    """softmax(add(q k^T)) v over the keys that the mask allows, where q is scaled already.
+    """softmax(add(q k^T)) v over the keys that the mask allows, where q is already scaled.
 
     Masked keys do not change the bits of the result: their weight is exactly 0, and sums over keys have the fixed order
     of `runtime.sums.groups`. So a decoder may keep its keys in an array with free space, or the keys of several beams
@@ -222,7 +222,7 @@ def masked_attention(
 
 
 def _in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """`masked_attention` in blocks of QUERIES queries. Keys of a block are whole groups of `runtime.sums.groups`."""
+    """`masked_attention` in blocks of QUERIES queries, with keys in whole groups of `runtime.sums.groups`."""
     rows = QUERIES * (q.shape[-3] // k.shape[-3] if is_grouped(q, k) else 1)
     columns = in_columns(k.mT, rows)
     context = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)

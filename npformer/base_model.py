@@ -1,6 +1,6 @@
 """`BaseModel`, the base class of all models: config, weights, threads and files, without a forward pass.
 
-`model.py` has the models; `generation/` generates texts with them.
+`model.py` has the models; `generation/` generates text with them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from npformer.taps import listening
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
     """Raises NpformerError if an answer contains NaN or infinity.
 
-    With an open listener it raises nothing, so that a trace can show where the value comes from. of: the kind of input,
-    for the message.
+    While a listener is open, nothing is raised, so that a trace can show where the value comes from. of: the kind of
+    input, for the message.
     """
     if listening():
         return
@@ -83,7 +83,7 @@ class BaseModel(Runner, Answering):
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """As in `Runner`, but first checks, in microseconds, that the files of the weights are unchanged.
 
-        NumPy's floating-point warnings are off inside: `expect_finite` reports which values are not finite.
+        NumPy's floating-point warnings are disabled inside: `expect_finite` reports which values are not finite.
         """
         self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):
@@ -99,7 +99,7 @@ class BaseModel(Runner, Answering):
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
     def run(self, inputs: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """The answers for each input, without padding. Their bits do not depend on the other inputs or the threads.
+        """The answers for each input, without padding. Their bits do not depend on other inputs or on threads.
 
         An input is a `Text`, or for a `Seq2Seq` a pair of source and target.
         """

@@ -70,7 +70,7 @@ def _capped_otherwise(port: Any) -> Ways:
         if cap != port.config.logit_cap:
             yield f"{cap:g} for {port.config.logit_cap:g}", {"logits": lambda y, at, cap=cap: soft_cap(at.source, cap)}
     yield (
-        "cut off, not capped by tanh",
+        "clipped, not capped by tanh",
         {"logits": lambda y, at: at.source.clip(-at.config.logit_cap, at.config.logit_cap)},
     )
     yield "tanh without its factor", {"logits": lambda y, at: y / at.config.logit_cap}

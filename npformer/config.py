@@ -85,7 +85,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Local:
-    """Layers with their own attention mechanisms, such as a window of the text."""
+    """Layers with their own attention mechanisms, such as a sliding window."""
 
     layers: tuple[int, ...]  # in ascending order
     mechanisms: tuple[Any, ...]
@@ -328,7 +328,7 @@ class Config(Answering):
 
     @property
     def token_scale(self) -> float:
-        """The factor of token rows."""
+        """The factor by which token embeddings are scaled."""
         if not self.scale_embedding:
             return 1.0
         root = math.sqrt(self.d_model)
@@ -349,7 +349,7 @@ class Config(Answering):
 
     @property
     def uncounted(self) -> int | None:
-        """The token that is skipped in counting positions, if any. In RoBERTa, it is the padding token."""
+        """The token that is skipped when positions are counted, if any. In RoBERTa, it is the padding token."""
         return self.pad_id if self.positions.skips_padding else None
 
     @property
@@ -376,7 +376,7 @@ class Config(Answering):
 
     @property
     def n_outputs(self) -> int:
-        """Width of the head's last linear; 0 for a model without a head."""
+        """Width of the head's last linear layer; 0 for a model without a head."""
         return {
             "base": 0,
             "sequence-classification": len(self.labels),

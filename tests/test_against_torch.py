@@ -155,7 +155,7 @@ OF_GPT2 = {
     "causal mask misused",
 }
 OF_ONE_CASE = {**dict.fromkeys(OF_GPT2, ("gpt2-base",)), "head in another order": ("bert-masked-lm",)}
-GROUPED = "grouped heads with other partners"
+GROUPED = "grouped heads paired wrongly"
 OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]
 OF_FEW = [each for part in (RelativeBias, Rotary, Window, Disentangled, Gated, RMSNorm) for each in part.mistakes]
 OF_FEW += [each for part in (SoftCap, HeadNorm, Normed, CappedLogits) for each in part.mistakes] + [MISUSED]

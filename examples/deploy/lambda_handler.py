@@ -4,9 +4,9 @@
     (cd package && zip -qr ../npformer.zip .)       # set the handler to lambda_handler.handle
 
 The package takes 160 MB of the 250 MB that a function may have, the bundled model included. Zipped it takes 79 MB, too
-much for a direct upload: send it by S3. MODEL names another model, a folder in the package. The model is loaded
-once, when an instance starts. An instance answers one request at a time, so there is no batching across requests, and
-answers are sent whole: a stream of /generate arrives at its end.
+much for a direct upload, so upload it through S3. The variable MODEL selects another model: a folder in the package.
+The model is loaded once, when an instance starts. An instance answers one request at a time, so there is no batching
+across requests, and answers are sent whole: a stream from /generate arrives only when it is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import npformer
 app = npformer.serve.app(os.environ.get("MODEL", "distilbert-sst2"), api_key=os.environ.get("NPFORMER_API_KEY"))
 loop = asyncio.new_event_loop()
 running = app.router.lifespan_context(app)
-loop.run_until_complete(running.__aenter__())  # for as long as the instance lives
+loop.run_until_complete(running.__aenter__())  # never exited: the app runs as long as the instance
 
 
 def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ async def answer(event: dict[str, Any]) -> dict[str, Any]:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        return incoming.pop() if incoming else await asyncio.Future()  # no client disconnects before the answer
+        return incoming.pop() if incoming else await asyncio.Future()  # API Gateway does not report disconnections
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)

@@ -175,7 +175,7 @@ class CrossAttention(Block):
 
 
 def _in_order(scale: float, rows: slice, source_rows: slice, count: int) -> Formula:
-    """Attention of each row to its whole source. Sums have the same order as in the steps of generation."""
+    """Attention of each row to its whole source. Sums are in the same order as in the steps of generation."""
     return lambda some, q, k, v: attend(q, k, v, scale or 1 / math.sqrt(q.shape[-1]), EVERY_KEY)
 
 
@@ -377,7 +377,7 @@ def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float 
 
 
 def _turned(mechanisms: Sequence[Mechanism]) -> tuple[list[Stage], tuple[str, str]]:
-    """The stages of `turn` of all mechanisms, and the names of the last stage of queries and of keys."""
+    """The `turn` stages of all mechanisms, and the names of the last query stage and the last key stage."""
     found, last = list[Stage](), ("query", "key")
     for each in mechanisms:
         if each.turned:

@@ -27,7 +27,7 @@ ROTATIONS = ((1, 2, 0), (2, 0, 1))
 
 
 def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
-    """Ways that exchange query, key and value: their weights, or their heads in the products."""
+    """Ways to swap query, key and value: their weights, or their heads in the products."""
 
     def ways(port: Any) -> Ways:
         for order in orders:
@@ -102,7 +102,7 @@ def _fused(port: Any) -> Ways:
 
 
 def _query_scaled(port: Any) -> Ways:
-    """Scales the query. Tried only for stages of the query, because scores then look as if they were scaled twice."""
+    """Scales the query. Tried only for stages of the query: in the scores, it looks like scaling twice."""
     if port.stage.endswith(("attention.query", "attention.query_heads")):
         yield "by 1 / sqrt(d_head)", {f"*.{port.stage.rpartition('.')[2]}": lambda q, at: q * at.d_head**-0.5}
 
@@ -111,7 +111,7 @@ def _query_scaled(port: Any) -> Ways:
 
 
 def _split_otherwise(split: Rule, combine: Rule) -> Callable[[Any], Ways]:
-    """Ways to split rows of query, key and value into other heads, or to combine heads in another order.
+    """Ways to split rows of query, key and value into the wrong heads, or to combine heads in the wrong order.
 
     split : rows (T, D) -> rows that the correct split turns into those heads; applied before a rotation
     """
@@ -171,7 +171,7 @@ def _tiled(port: Any) -> Ways:
 
 
 def _scaled(factor: Callable[[Any], float]) -> Rules:
-    """Rules that give q k^T the factor factor(at). Biases and caps do not change."""
+    """Rules that multiply q k^T by factor(at) instead of its scale. Biases and caps do not change."""
     return {SCORES: lambda scores, at: at.scored(at.products(scores) * (factor(at) / at.scale), scores)}
 
 
@@ -191,18 +191,18 @@ def _scaled_by_width(port: Any) -> Ways:
 
 
 def _scaled_otherwise(port: Any) -> Ways:
-    """Other factors of q k^T: functions of a size of the model, and values found in ports."""
+    """Wrong factors of q k^T: functions of a size of the model, and values found in ports."""
     if port.config.d_model != port.n_heads * port.d_head:
         yield "by 1 / sqrt(d_model / n_heads)", _scaled(lambda at: (at.config.d_model / at.n_heads) ** -0.5)
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
     yield "by 1 / sqrt(d_head / 2)", _scaled(lambda at: (at.d_head / 2) ** -0.5)
     yield "with the wrong sign", _scaled(lambda at: -at.scale)
-    of_number: dict[tuple[float, ...], list[str]] = {}  # factors for the texts -> their formulas, attention's own first
+    of_number: dict[tuple[float, ...], list[str]] = {}  # factor for each text -> its formulas, the likeliest first
     factors = {"1 / 8": lambda text: 1 / 8, **port.factors}
     for said in sorted(factors, key=lambda said: "n_layers" in said or "F" in said):
         numbers = tuple(float(f"{factors[said](i):.12g}") for i in range(len(port.texts)))
         of_number.setdefault(numbers, []).append(said)
-    named = [1.0, port.scale**2, port.config.d_model**-0.5]  # these factors have mistakes of their own
+    named = [1.0, port.scale**2, port.config.d_model**-0.5]  # other mistakes cover these factors
     named += [port.d_head**-0.5] if port.config.score_scale else []
     for numbers, said in of_number.items():
         if not any(np.isclose(numbers[0], factor) for factor in named):
@@ -330,7 +330,7 @@ MISTAKES = (
         ),
     ),
     Mistake(
-        "heads in another order",
+        "heads in the wrong order",
         "heads are split and concatenated in the same order",
         {
             "reversed when splitting": {HEADS: lambda x, at: x[::-1]},
@@ -341,9 +341,9 @@ MISTAKES = (
             },
         },
     ),
-    Mistake("another number of heads", "the width of one head is d_model / n_heads", _other_heads),
+    Mistake("wrong number of heads", "the width of one head is d_model / n_heads", _other_heads),
     Mistake(
-        "one head for all",
+        "all heads share one head",
         "each head has its own key and value",
         {
             **{
@@ -354,7 +354,7 @@ MISTAKES = (
         },
     ),
     Mistake(
-        "grouped heads with other partners",
+        "grouped heads paired wrongly",
         "n_heads / n_kv_heads consecutive query heads share each head of keys and values",
         _tiled,
     ),
@@ -362,7 +362,7 @@ MISTAKES = (
     Mistake("doubly scaled scores", "q k^T is divided by sqrt(d_head) twice, perhaps once in q", _doubly_scaled),
     Mistake(
         "scores divided by sqrt(d_head)",
-        "this model has another factor of q k^T: 1 in T5, a number from config.json in others",
+        "this model has a different factor of q k^T: 1 in T5, a number from config.json in other models",
         _scaled_by_width,
     ),
     Mistake(
@@ -377,7 +377,7 @@ MISTAKES = (
     ),
     Mistake(
         "softmax over the wrong axis",
-        "the weights of each query over the keys, the last axis, sum to 1",
+        "the weights of each query sum to 1 over the keys, the last axis",
         {
             "over the queries": _of_scores(lambda scores: softmax(scores, axis=-2)),
             "over the heads": _of_scores(lambda scores: softmax(scores, axis=-3)),

@@ -1,4 +1,4 @@
-"""A convolution over the rows of a text. The largest models of DeBERTa add it to the output of their first layer.
+"""A convolution over the rows of a text. The largest DeBERTa models add it to the output of their first layer.
 
 He et al., 2021, where it is called nGram induced input encoding, as implemented in DeBERTa-v2.
 """
@@ -126,7 +126,7 @@ def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
-    whole, all_places = all_gather(x, places)  # threads may share the rows of a text, but read all of them
+    whole, all_places = all_gather(x, places)  # threads may share the rows of a text, but each reads all rows
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
     texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text
@@ -197,14 +197,14 @@ def _other_activation(port: Any) -> Ways:
     yield "left out", {ACTIVATION: lambda y, at: at.source}
 
 
-#: Ways in which the convolution reads a wrong stage, or is added to one.
+#: Ways to read the wrong stage in the convolution, or to add its output to the wrong stage.
 PLACES: dict[str, Rules] = {
     "it reads the first layer's output": {HIDDEN: lambda y, at: convolved(at, at(LAYER))},
     "it reads the embeddings before their norm": {HIDDEN: lambda y, at: convolved(at, at("embeddings.sum"))},
     "added to the embeddings, not to the first layer": {SUM: lambda y, at: at(EMBEDDINGS) + at(ACTIVATION)},
     "added to both": {SUM: lambda y, at: y + at(EMBEDDINGS)},
     "not added": {SUM: lambda y, at: at(LAYER)},
-    "put in the layer's place": {SUM: lambda y, at: at(ACTIVATION)},
+    "replaces the first layer's output": {SUM: lambda y, at: at(ACTIVATION)},
     "added before the activation": {
         SUM: lambda y, at: ACTIVATIONS[at.config.convolution.activation](at(LAYER) + at(HIDDEN))
     },
@@ -223,7 +223,9 @@ Convolution.mistakes = (
     ),
     Mistake("padding convolved", "rows before and after a text are zeros", _padding_counted),
     Mistake(
-        "another activation of the convolution", "it is conv_act in config.json, tanh by default", _other_activation
+        "another activation of the convolution",
+        "the activation is conv_act in config.json, tanh by default",
+        _other_activation,
     ),
     Mistake(
         "convolution in the wrong place",

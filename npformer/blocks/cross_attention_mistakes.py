@@ -66,16 +66,16 @@ def _weights_of_self(port: Any) -> Ways:
 MISTAKES = (
     Mistake(
         "cross-attention with self-attention's weights",
-        "a decoder's layer has other weights for each of its two attentions",
+        "self-attention and cross-attention in a decoder layer have separate weights",
         _weights_of_self,
     ),
     Mistake(
-        "cross-attention reads its own side",
-        "in cross-attention keys and values come from the encoder's output, and queries from the decoder",
+        "cross-attention attends to the decoder",
+        "in cross-attention, keys and values come from the encoder's output, and queries from the decoder",
         _own_side,
     ),
     Mistake(
-        "another stage of the encoder is read",
+        "cross-attention reads another stage of the encoder",
         "every layer of the decoder reads the output of the encoder's last layer, after the final norm if it has one",
         _other_output,
     ),

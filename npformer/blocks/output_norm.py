@@ -1,4 +1,4 @@
-"""A block with a norm of its output, computed before the layer adds the output to its rows, as in Gemma 2 and 3.
+"""A block with a norm of its output, applied before the layer adds the output to its rows, as in Gemma 2 and 3.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
 """
@@ -85,7 +85,7 @@ class Normed(Block):
 
 
 def _in_other_places(port: Any) -> Ways:
-    """Ways to exchange norms, for example because Llama's post_attention_layernorm is the norm before the FFN."""
+    """Ways to swap norms, for example because Llama's post_attention_layernorm is the norm before the FFN."""
     pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
     both = [*pairs, *(pair[::-1] for pair in pairs)]
     yield "attention's output and the FFN's input exchanged", port.regrouping(dict(both))
@@ -129,12 +129,12 @@ Normed.mistakes = (
         {"after attention": _left_out("attention"), "after the FFN": _left_out("ffn"), "both": _left_out("*")},
     ),
     Mistake(
-        "norms in other places",
+        "norms in the wrong places",
         "post_attention_layernorm normalizes the output of attention, pre_feedforward_layernorm the input of the FFN",
         _in_other_places,
     ),
     Mistake(
-        "norm of the sum for norm of a block's output",
+        "norm of the sum, not of a block's output",
         "a block's output is normalized before the residual is added",
         _of_the_sum,
     ),

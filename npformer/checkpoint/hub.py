@@ -40,7 +40,7 @@ class UnknownModel(NpformerError):
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form `owner/model`, or `model`, as some of the oldest models on the hub do."""
+    """Whether a name has the form `owner/model`, or `model` like some of the oldest models on the hub."""
     return bool(_ID.fullmatch(name))
 
 
@@ -55,7 +55,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.
     """
-    from huggingface_hub import constants  # a tenth of the client's import time
+    from huggingface_hub import constants  # takes a tenth of the time to import the client
 
     revision = "main" if revision is None else revision
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision):

@@ -50,7 +50,7 @@ def read_modules(folder: Path) -> list[Module]:
         raise NpformerError(f"{path}: expected modules in folders next to this file, got {paths}")
     linked = next((each.path for each in found if each.path and (folder / each.path).is_symlink()), None)
     if linked is not None:
-        raise NpformerError(f"{folder / linked}: a link, which is not followed; replace it with the folder")
+        raise NpformerError(f"{folder / linked}: is a link, and links are not followed; replace it with the folder")
     return found
 
 
@@ -66,7 +66,7 @@ def home(folder: Path) -> Path:
 
 
 def file_at_home(folder: Path | None, name: str) -> Path | None:
-    """The file of this name in the `home` of a model's folder, if it has one."""
+    """The path of the file with this name in the `home` of a model's folder, or None if there is no such file."""
     path = None if folder is None else home(folder) / name
     return path if path is not None and path.exists() else None
 
@@ -105,7 +105,7 @@ def module_weights(
 def linear_weights(path: Path, width: int, out: int | None, dtype: Any, limits: Limits = LIMITS) -> dict[str, Array]:
     """Reads torch's nn.Linear(width, out) from a file: weight (width, out) and bias (out,). out: None for any width.
 
-    Raises NpformerError as `module_weights` does.
+    Raises NpformerError under the same conditions as `module_weights`.
     """
     if out is None:
         bias = read_file(path, limits, mapped=False)[0].get("bias", np.zeros(0))

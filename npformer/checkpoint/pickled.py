@@ -1,9 +1,9 @@
 """Reads the pickle in a torch checkpoint without executing it.
 
 A pickle is a program for a stack machine, and Python's machine can call any function. The machine here calls no
-function. It supports the instructions that torch.save writes for a dictionary of tensors. It knows the names of the
-functions that rebuild a tensor, and makes a record (`Tensor`) instead of a call. Everything else is an error.
-`torch_file.py` finds the bytes that the records describe.
+function. It supports the instructions that torch.save writes for a dictionary of tensors. It recognizes the names of
+the functions that rebuild a tensor, and creates a record (`Tensor`) instead of calling them. Everything else is an
+error. `torch_file.py` finds the bytes that the records describe.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
     """Reads the object of the pickle that starts at the current position, and no bytes after it.
 
-    The object consists of numbers, strings, tuples, lists, dicts (also for OrderedDict) and `Tensor`s. The time and
-    memory of an instruction do not depend on existing values, so the limit on the number of instructions bounds both.
-    Values are never compared, hashed or printed, because nested references to the same values could take exponential
-    time and memory.
+    The object consists of numbers, strings, tuples, lists, dicts (OrderedDict becomes dict) and `Tensor`s. The time
+    and memory of an instruction do not depend on existing values, so the limit on the number of instructions bounds
+    both. Values are never compared, hashed or printed, because nested references to the same values could take
+    exponential time and memory.
     """
     machine = _Machine()
     try:
@@ -200,7 +200,7 @@ def _small(literal: Any) -> Any:
 
 def _set_items(target: object, values: list[Any]) -> None:
     keys = values[::2]
-    if not all(isinstance(key, str) for key in keys):  # integers could be chosen to have equal hashes, which is slow
+    if not all(isinstance(key, str) for key in keys):  # integers with equal hashes could make a dict slow
         raise NpformerError("the pickle contains a dict with a key that is not a string")
     _expect(dict, target).update(zip(keys, values[1::2], strict=True))
 

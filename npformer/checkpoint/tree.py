@@ -50,7 +50,7 @@ def to_tree(
 ) -> Tree:
     """Converts the tensors of a checkpoint to a nested dict of read-only arrays, with linear weights (in, out).
 
-    Tensors of other heads of the family are ignored. Other unused tensors give a warning. With dtype None, each array
+    Tensors of other heads of the family are ignored. Other unused tensors cause a warning. With dtype None, each array
     keeps its dtype. With a dtype, all arrays are copies, because most must be transposed. keep: as in `load`.
     """
     family, expected, known = family_of(config), parameters(config), _known(config)
@@ -114,7 +114,7 @@ def sources(config: Config, head: str | None = None) -> dict[str, Source]:
 _recent_sources = lru_cache(maxsize=4)(sources)  # for `module_path`, which is called for each group
 
 
-@lru_cache(maxsize=8)  # a folder is often loaded again, and each head takes a walk over all layers
+@lru_cache(maxsize=8)  # folders are often loaded again, and each head takes a pass over all layers
 def _known(config: Config) -> frozenset[str]:
     """All tensor names that a checkpoint of this family and depth can have, with any head."""
     family = family_of(config)
@@ -145,8 +145,8 @@ def _build(
 ) -> Tree:
     """Builds the nested dict from arrays with npformer's names. Ties arrays and computes sinusoids.
 
-    A single error lists all missing names and wrong shapes. `unknown` names give a warning, as in Transformers, but are
-    an error in a strict family (torch's own modules). titles: npformer's name -> the name in the file.
+    A single error lists all missing names and wrong shapes. `unknown` names cause a warning, as in Transformers, or an
+    error in a strict family (torch's own modules). titles: npformer's name -> the name in the file.
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})

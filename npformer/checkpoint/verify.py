@@ -90,7 +90,7 @@ def verify_once(path: Path) -> None:
         return
     check_sums(path, *read_tensors(path))
     _checked.add(mark)
-    if os.path.isabs(cache):  # not absolute for a user without a home
+    if os.path.isabs(cache):  # not absolute for a user without a home directory
         with contextlib.suppress(OSError):
             os.makedirs(cache, exist_ok=True)
             Path(cache, mark).touch()

@@ -32,7 +32,7 @@ def as_written(task: Any, text: str) -> Iterator[str]:
         yield shown(task, text, task(text))
         return
     pieces = task.tokens(text)
-    first = next(pieces, "")  # a refused prompt raises here, before anything is shown
+    first = next(pieces, "")  # an invalid prompt raises an error here, before anything is printed
     yield printable(text) if task.options.return_full_text else ""
     yield printable(first)
     yield from map(printable, pieces)

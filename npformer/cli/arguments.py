@@ -78,7 +78,7 @@ def text_options(what: str = "text") -> tuple[Option, ...]:
 
 # --- whole datasets --------------------------------------------------------------------------------------------------
 
-OUTPUT = option("-o --output OUT", "with --input: a file in one of its formats, or a folder of Parquet parts")
+OUTPUT = option("-o --output OUT", "with --input: a file in one of the same formats, or a folder for Parquet parts")
 ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input: the answered dataset")
 
 

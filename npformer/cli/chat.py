@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def converse(task: Task) -> int:
     """Answers messages until Ctrl-D; Ctrl-C ends an answer. Returns the exit code."""
-    with suppress(ImportError):  # line editing, where Python has it
+    with suppress(ImportError):  # line editing, if Python supports it
         import readline  # noqa: F401
     conversation = Conversation(task)  # type: ignore[arg-type]
     shown()
@@ -75,5 +75,5 @@ def _answer(conversation: Conversation, text: str) -> None:
         complain(
             f"the conversation has reached the model's {limit} tokens"
             if full
-            else f"the answer was ended after {len(writer.ids)} tokens; --max-new-tokens allows more"
+            else f"the answer was cut off after {len(writer.ids)} tokens; --max-new-tokens allows more"
         )

@@ -1,4 +1,4 @@
-"""Runs a task's command on every row of a dataset (--input). --output gets the rows with columns for the answers."""
+"""Runs a task's command on every row of a dataset (--input). Writes rows and answers to --output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from npformer.tasks.task import Task
 
 SECOND = ("pair_column", "context_column")
-#: Options for texts and printed answers, which exclude --input.
+#: Options for texts and printed answers, which conflict with --input.
 OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context_file")
 
 
 def check(args: Namespace, command: Command) -> None:
-    """Raises NpformerError for an option that excludes --input, or that needs --input and lacks it."""
+    """Raises NpformerError for an option that conflicts with --input, or that needs it."""
     if args.input is None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
         if own or (args.output is not None and not command.array):

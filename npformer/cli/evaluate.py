@@ -1,4 +1,4 @@
-"""Measure a model on a file: accuracy, F1 and confusion of labels, BLEU of
+"""Evaluate a model on a file: accuracy, F1 and confusion of labels, BLEU of
 translations, or the perplexity of a text."""
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes.add_output_argument(parser)
     parser.add_argument("--labels", metavar="A,B,...", help="names of the labels (default: the model's, or the file's)")
     parser.add_argument("--label-column", metavar="NAME", default="label", help="the column of the label (%(default)s)")
-    parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or of the two")
+    parser.add_argument("--text-columns", metavar="A[,B]", help="the column of the text, or the two columns of a pair")
     parser.add_argument("--as-distilbert", action="store_true", help="rewrite a BERT as a DistilBERT first")
     parser.add_argument(
         "--max-length", type=whole, metavar="N", help="maximum tokens in a text or block (default: the model's)"
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     output, recipe = recipes.output(args), recipes.read(args)
     plain = {Path(each).suffix == ".txt" for each in (*args.train, *args.dev)}
     if len(plain) > 1 or (plain == {False} and len(args.train) + len(args.dev) > 2):
-        raise NpformerError("--train and --dev: give one file of labels each, or files of text, which end in .txt")
+        raise NpformerError("--train and --dev: give one file of labelled texts each, or .txt files")
     source = find_folder(args.model, args.revision, args.offline)
     (_texts if plain == {True} else _labelled)(args, source, output, recipe)
 
@@ -100,7 +100,7 @@ def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Reci
 def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe) -> None:
     """Trains a causal language model to predict the next token at each position of a block."""
     if args.labels or args.text_columns or args.as_distilbert:
-        raise NpformerError("--labels, --text-columns, --as-distilbert: expected files of labels, got .txt files")
+        raise NpformerError("--labels, --text-columns, --as-distilbert: expected labelled texts, got .txt files")
     allowed = limits(args)
     stored = read_folder(source, allowed)
     described = read_config(stored.config, limits=allowed)
@@ -108,8 +108,8 @@ def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe)
         family = family_of(described)
         writer = next((name for name, head in family.architectures.items() if head == "causal-lm"), "")
         raise NpformerError(
-            f"{source}: .txt files train a model that writes texts; a {family.architecture(described)} does not"
-            f"{f', but a {writer} does' if writer else ''}; give a .tsv, .csv or .jsonl file of labels"
+            f"{source}: .txt files train a model that generates text; a {family.architecture(described)} does not"
+            f"{f', but a {writer} does' if writer else ''}; give labelled texts in .tsv, .csv or .jsonl"
         )
     config, tree = read_tree(stored, np.dtype(np.float32), "causal-lm")
     weights = Trainable(tree, config)
@@ -123,7 +123,7 @@ def _texts(args: argparse.Namespace, source: Path, output: Path, recipe: Recipe)
 
     training, found = _train(args, model, weights, recipe, output, examples, held_out, numbers, "log_probability")
     write_model(output, companions(source, config), config, weights.tree)
-    shares = f"perplexity {found['perplexity']:.4f}, {found['accuracy']:.4f} of the next tokens right"
+    shares = f"perplexity {found['perplexity']:.4f}, next-token accuracy {found['accuracy']:.4f}"
     print(f"{output}: {recipes.chosen(found)}: {shares}\n{recipes.finish(args, training)}")
 
 

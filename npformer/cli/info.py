@@ -24,13 +24,13 @@ EPILOG = """examples:
   npformer info --verify distilbert-sst2"""
 
 MARGIN = 24  # if a name is longer, each value is printed below its name
-CARD = 2**16  # bytes read of a model card
+CARD = 2**16  # maximum bytes read from a model card
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     add_options(parser, LOADING)
-    what = "dtype of MODEL's memory estimate and of the test of same bits (default: float32, as in every command)"
+    what = "dtype of MODEL's memory estimate and of the same-bits test (default: float32, as in every command)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
     what = "check the files of MODEL, or of all bundled models, against their checksums"
     parser.add_argument("--verify", action="store_true", help=what)
@@ -166,7 +166,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "folder": str(folder),
         **_card(folder),
-        "runs": "yes, by its config.json",
+        "runs": "yes, according to its config.json",
         "extra needed": extra,
         "family": config.model_type,
         "head": config.head,

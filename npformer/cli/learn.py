@@ -1,4 +1,4 @@
-"""Write your own Transformer in one file of plain NumPy, and have it corrected.
+"""Write your own Transformer in one file of plain NumPy, and have it checked.
 
 learn start FOLDER      write FOLDER/my_transformer.py, with the functions to
                         fill in

@@ -42,7 +42,7 @@ COMMANDS = {
     **{task.command.name: task.command.summary for task in TASKS.values() if task.command},
     "search": "the lines of files nearest to a query",
     "trace": "every stage from a text to its label",
-    "learn": "write your own Transformer, and have it corrected",
+    "learn": "write your own Transformer, and have it checked",
     "view": "attention and stages as a web page, SVG or plain text",
     "golden": "golden values for ports; find where a port diverges",
     "finetune": "train a model on labelled or plain texts",
@@ -57,7 +57,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default those of the process, and returns the exit code.
 
-    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with at most one line, never with a traceback.
+    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with one line or none, never with a traceback.
     """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -71,7 +71,7 @@ class Escaping:
 
 
 def interruptible(work: Callable[[], int]) -> int:
-    """Runs `work` so that Ctrl-C raises KeyboardInterrupt in it, and a command leaves no half-written file."""
+    """Runs `work` so that Ctrl-C raises KeyboardInterrupt in it and leaves no half-written file."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         return work()
     try:

@@ -20,7 +20,7 @@ TRAINING = "training"  # folder of checkpoints inside the result's folder
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    what = "folder for the result; checkpoints to resume from are in its training/ until the end"
+    what = "folder for the result; until the end, its training/ has checkpoints for resuming"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
     parser.add_argument(
         "--keep-state", action="store_true", help="keep the folder training/, about four times the model's size"
@@ -34,7 +34,7 @@ def output(args: argparse.Namespace) -> Path:
         left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""
         raise NpformerError(f"{folder}: already contains a model; give another folder{left}")
     if (folder / TRAINING).exists():
-        with in_use(folder / TRAINING):  # fails early if it is in use; the training locks it again
+        with in_use(folder / TRAINING):  # fails early if the folder is in use; the training locks it again
             pass
     return folder
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     parser.add_argument(
         "--schedule", choices=SCHEDULES, default=default.schedule, help="learning rate schedule (%(default)s)"
     )
-    add("--warmup", float, "W", default.warmup, "warm-up steps; below 1: a share of all steps")
+    add("--warmup", float, "W", default.warmup, "warm-up steps; below 1: a fraction of all steps")
     add("--weight-decay", float, "D", default.weight_decay, "weight decay of AdamW")
     add("--betas", str, "B1,B2", ",".join(map(str, default.betas)), "decay rates of Adam's moments")
     add("--eps", float, "E", default.eps, "epsilon of Adam")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
         type=whole,
         metavar="N",
         default=0,
-        help="steps between those checkpoints (default: an epoch)",
+        help="steps between the averaged checkpoints (default: an epoch)",
     )
     parser.add_argument(
         "--dense-embeddings", action="store_true", help="update every row of the embedding tables at every step"

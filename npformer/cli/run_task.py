@@ -85,7 +85,7 @@ def _write(task: Task, args: Namespace) -> int:
 
 
 def write_json(value: dict[str, Any]) -> None:
-    """Prints a line of JSON, in ASCII if the encoding of stdout lacks characters."""
+    """Prints a line of JSON, in ASCII if the encoding of stdout lacks some of its characters."""
     ascii_only = sys.stdout.encoding.lower() not in ("utf-8", "utf8")
     print(json.dumps(value, ensure_ascii=ascii_only, default=np.ndarray.tolist))
 

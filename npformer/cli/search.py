@@ -42,7 +42,7 @@ The bundled model is trained on sentiment, so it finds lines of the same mood. A
 sentence-embedding model, as above, finds lines of the same meaning."""
 
 SUFFIX = ".vectors.safetensors"
-DOCUMENTS = ("document", "passage", "corpus")  # possible names of the prompt for searched texts
+DOCUMENTS = ("document", "passage", "corpus")  # possible names of the prompt for the texts to search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """Returns the stored vectors (N, D) of a file, or None if they are of other texts or damaged. Reports damage."""
+    """Returns a file's stored vectors (N, D), or None if they belong to other texts or are damaged. Reports damage."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():

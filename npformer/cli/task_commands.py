@@ -14,7 +14,7 @@ from npformer.tasks.declaration import Command, Option, option
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
-PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of each second text")
+PAIR_COLUMN = option("--pair-column NAME", "with --input: the column of the second texts")
 #: The kind of a command's input -> its arguments.
 READS: dict[str, tuple[Option | OneOf, ...]] = {
     "text": text_options(),

@@ -22,7 +22,7 @@ from npformer.text.inputs import Pair
 
 @dataclass
 class Line:
-    """A text and its place, or the reason why it could not be read."""
+    """A text and where it comes from, or the reason why it could not be read."""
 
     where: str
     text: str = ""
@@ -40,7 +40,7 @@ def paired(text: str, pair: str | None) -> str | Pair:
 
 
 def lines(args: Namespace) -> Iterator[Line]:
-    """Yields the texts in order: arguments, then files; standard input if there are neither.
+    """Yields the texts in order: arguments, then files. Without either, reads standard input.
 
     Raises NpformerError before the first text if a file cannot be read.
     """
@@ -99,7 +99,7 @@ def printable(text: str) -> str:
 def _stdin_lines() -> Iterator[Line]:
     if sys.stdin.isatty():
         shown()
-        complain("one text per line; Ctrl-D ends")
+        complain("one text per line; Ctrl-D to finish")
     with named("stdin"):
         yield from _lines("stdin", sys.stdin.buffer)
 

@@ -78,5 +78,5 @@ def run(args: argparse.Namespace) -> None:
     training.train(examples, numbers, held_out=held_out)
     found = training.choose(numbers)
     write_model(output, companions(tokenizer, args.max_length), config, weights.tree)
-    shares = f"{found['accuracy']:.4f} of the next tokens right, loss {found['dev_loss']:.4f}"
+    shares = f"next-token accuracy {found['accuracy']:.4f}, loss {found['dev_loss']:.4f}"
     print(f"{output}: {recipes.chosen(found)}: {shares}\n{recipes.finish(args, training)}")

@@ -1,6 +1,6 @@
 """Draw a forward pass: attention by head, layer or neuron, every stage, the words
-behind a label, the parts of a logit, the answer at each layer and without each
-head; or all of them on one page."""
+behind a label, the contributions to a logit, the answer at each layer and
+without each head; or all of them on one page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if args.open and args.output is None:
         raise NpformerError("--open: expected a file; give -o FILE")
     if args.kind == "page" and (args.output is None or args.svg):
-        args.kind = "heads"  # a terminal or a picture shows a single view
+        args.kind = "heads"  # a terminal or an SVG picture shows a single view
     options = _options(args)
     model = load(args.model, **loading(args))
     shown = getattr(view, args.kind)(model, paired(args.text, args.pair), **options)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns --layer, --head and --method as the view's arguments. Raises NpformerError if the view lacks one."""
+    """Returns the view's arguments from --layer, --head and --method. Raises NpformerError if it does not take one."""
     if args.kind in ("attribution", "page"):
         methods = {"methods": args.method}
     elif args.method:

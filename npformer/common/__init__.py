@@ -1,1 +1,1 @@
-"""Shared by every room: errors, checks of arguments, limits on input, files, locks, progress."""
+"""Shared by all packages: errors, checks of arguments, limits on input, files, locks, progress."""

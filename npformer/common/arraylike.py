@@ -39,7 +39,7 @@ _PACKED = (("x", "lengths"), ("source", "source_lengths"))  # packed rows and th
 def takes_array_likes(function: Any) -> Any:
     """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
 
-    Annotations determine which arguments are arrays. In nested dicts and lists of weights every array is converted.
+    Annotations determine which arguments are arrays. In nested dicts and lists of weights, every array is converted.
     Counts and activations are checked. A class, or a function without such arguments, is returned unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
@@ -96,7 +96,7 @@ def _check_packed(function: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Unwraps a function, because the table of backward functions lists unwrapped functions. Else returns `value`."""
+    """Unwraps a function, because the table of backward functions lists unwrapped ones. Other values are unchanged."""
     ours = isinstance(value, FunctionType) and value.__module__ == "npformer"
     return inspect.unwrap(value) if ours else value
 

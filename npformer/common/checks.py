@@ -87,7 +87,7 @@ def shown(value: object) -> str:
 
 
 def brief(settings: Any) -> str:
-    """The repr of a dataclass without fields that have their default. Evaluating it returns an equal object."""
+    """The repr of a dataclass without the fields set to their defaults. Evaluating it returns an equal object."""
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
     changed = [f"{each.name}={given[each.name]!r}" for each in fields(settings) if given[each.name] != each.default]
     return f"{type(settings).__name__}({', '.join(changed)})"

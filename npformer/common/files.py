@@ -25,9 +25,9 @@ LINE = 2**24  # maximum bytes of a line, which is a text or a row of a table
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file in the folder of a model in binary mode.
 
-    Raises NpformerError, which names the file, if it cannot be opened, is not a regular file, or is a link out of the
-    folder. Reading from a pipe could block forever, and reading from a device never ends. A link in an untrusted folder
-    could expose any of your files in a message or a converted model.
+    Raises NpformerError, which names the file, if it cannot be opened, is not a regular file, or is a link to a file
+    outside the folder. Reading from a pipe could block forever, and reading from a device never ends. A link in an
+    untrusted folder could expose any of your files in a message or a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))
@@ -60,7 +60,7 @@ def _check_link(path: Path) -> None:
     if not any(target.is_relative_to(each) for each in homes):
         there = os.path.abspath(path.parent / os.readlink(path))
         raise NpformerError(
-            f"{path}: a link out of the model folder, to {there}, which is not followed; copy the folder without "
+            f"{path}: a link out of the model folder, to {there}, is not followed; copy the folder without "
             f"links (cp -rL), or load {os.path.dirname(there)} if it has all files"
         )
 
@@ -75,7 +75,7 @@ def read_bytes(path: str | Path, limit: str, limits: Limits = LIMITS) -> bytes:
 
 @contextmanager
 def named(path: object) -> Iterator[None]:
-    """Converts an OSError inside to an NpformerError that names the file."""
+    """Converts an OSError in the block to an NpformerError that names the file."""
     try:
         yield
     except OSError as error:

@@ -9,9 +9,9 @@ from typing import Any
 
 
 def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package. files: file -> the public names that it defines, with spaces.
+    """The `__getattr__` and `__dir__` of a package. files: file -> its public names, separated by spaces.
 
-    A model thus starts without the mechanisms and blocks of other models. PEP 562.
+    Loading a model thus does not import the mechanisms and blocks of other models. PEP 562.
     """
     file_of = {name: file for file, names in files.items() for name in names.split()}
 

@@ -28,15 +28,16 @@ class Limits:
     config : int, bytes of config.json
         The largest files, with labels for 21,000 classes, take 1 MB.
     header : int, bytes of the header of a safetensors file
-        A BERT of 48 layers has 80 kB. (For traces and golden files, which have more arrays, `json` is the limit.)
+        A BERT of 48 layers has a header of 80 kB. (For traces and golden files, which have more arrays, `json` is the
+        limit.)
     pickle : int, instructions of the pickle in a file of torch.save
-        A checkpoint of a thousand tensors has about forty thousand.
+        A checkpoint of a thousand tensors has about forty thousand instructions.
     directory : int, bytes of the list of entries in a zip file of torch.save
         A thousand tensors take about 100 kB.
     layers : int, total number of layers of encoder and decoder
-        The deepest published encoders have 48.
+        The deepest published encoders have 48 layers.
     labels : int, labels of a classification head
-        The largest known sets have 21,000.
+        The largest known heads have 21,000 labels.
     positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
         The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
@@ -49,11 +50,11 @@ class Limits:
     parts : int, parts of a tokenizer.json: normalizers, splits, processors, decoders, the tokens around a text
     piece : int, characters of a piece, pattern or replacement in a tokenizer, and of a word that is split into pieces
     growth : int, maximum factor by which a tokenizer may lengthen a text, in the worst case of its parts
-        Tokenizers of SentencePiece reach 72, because a rare Arabic character becomes eighteen characters.
+        SentencePiece tokenizers have factors of up to 72, because a rare Arabic character becomes eighteen characters.
         The result for a long text is also measured, and refused above 8 times `characters`.
     characters : int, characters of a text
         A million characters take up to 3 s and 600 MB to tokenize at once. The tokenizers of BERT and GPT-2 can split
-        longer texts into blocks: truncating one needs memory for one block, and reading it in windows 100 MB.
+        longer texts into blocks: truncating one needs memory for one block, and reading it in windows needs 100 MB.
 
     Examples
     --------

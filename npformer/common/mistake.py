@@ -42,7 +42,7 @@ class Mistake(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Two consecutive steps of a model that a port may exchange, second(first(x)).
+    """Two consecutive steps of a model that a port may swap, second(first(x)).
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Steps(NamedTuple):
 
 
 def exchanged(port: Any, readers: tuple[str, ...], *pairs: Steps, said: str = "") -> Ways:
-    """Ways to compute first(second(x)) for second(first(x)), whatever the port calls the two stages.
+    """Ways to compute first(second(x)) instead of second(first(x)), whatever the port calls the two stages.
 
     readers: patterns of the stages that are computed from the second stage
     """

@@ -103,7 +103,7 @@ MODULE = {
     "SparseEncoder": 'npformer.pipeline("sparse-embedding", name), which has encode and decode',
     "from_pretrained": "npformer.load(name)",
     "set_seed": "pass seed= to each call of text-generation",
-    "shift": "npformer.shift_right is its name since 0.3.0",
+    "shift": "it has been called npformer.shift_right since 0.3.0",
 }
 #: For arrays returned by tasks.
 ARRAY = dict.fromkeys(("cpu", "detach", "numpy"), "answers are NumPy arrays; leave it out")
@@ -138,7 +138,7 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
 
 
 class Answering:
-    """A base class with helpful errors: for a name of another library, in `lines`, the error gives the replacement."""
+    """A base class with helpful errors: for a name from another library, the error gives its line in `lines`."""
 
     lines: ClassVar[Mapping[str, str]] = {}
 
@@ -149,7 +149,7 @@ class Answering:
 
 
 def missing(owner: object, name: str, lines: Mapping[str, str]) -> AttributeError:
-    """The error for a missing attribute, with the replacement if the name is one of another library."""
+    """The error for a missing attribute, with the replacement if the name is from another library."""
     line = f": {lines[name]}" if name in lines else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{line}")
 

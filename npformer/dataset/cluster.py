@@ -1,7 +1,7 @@
 """Answers parts on Dask workers, each of which loads the model once.
 
-Workers only compute. The process that calls `map` reads, writes and keeps the manifest. So a part is written once, even
-if it is computed twice because a worker died. Dask handles retries, and workers that die or join.
+Workers only compute. The process that calls `map` reads the input, writes the output and keeps the manifest. So a part
+is written once, even if it is computed twice because a worker died. Dask handles retries, and workers that die or join.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def answers(
 ) -> Iterator[tuple[Place, Any, Any, str]]:
     """Yields place, input, results and the worker's probe of each requested part, as workers finish them.
 
-    A failed part is retried twice. Raises NpformerError if a worker has another model or version of npformer, if a part
-    has killed several workers, and if the cluster has no workers for ABSENCE seconds.
+    A failed part is retried twice. Raises NpformerError if a worker has a different model or version of npformer, if a
+    part has killed several workers, and if the cluster has no workers for ABSENCE seconds.
     """
     from distributed.scheduler import KilledWorker
 
@@ -109,7 +109,7 @@ def answers(
 
 
 def _result(future: Any, client: Any) -> tuple[Any, str]:
-    """Fetches a part's result, which Dask computes again if the worker that has it died."""
+    """Fetches a part's result, which Dask computes again if the worker that held it died."""
     fetched: SimpleQueue[Any] = SimpleQueue()
     fetching = client.gather(future, asynchronous=True)
     asyncio.run_coroutine_threadsafe(fetching, client.loop.asyncio_loop).add_done_callback(fetched.put)
@@ -139,7 +139,7 @@ def _no_workers(client: Any, seconds: float, then: str = "") -> NpformerError:
 
 
 def check_workers(client: Any, work: RemoteTask) -> None:
-    """Creates the task on every worker. Raises NpformerError for the first failure. Warns about differing bits."""
+    """Creates the task on every worker. Raises NpformerError for the first failure. Warns of other BLAS kernels."""
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
     except TimeoutError:

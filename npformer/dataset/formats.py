@@ -64,7 +64,7 @@ def checksum(path: Path) -> str:
 
 
 def as_list(array: Any) -> list[Any]:
-    """Returns the values of an array or a column. Invalid UTF-8 stays bytes."""
+    """Returns the values of an array or a column. Texts that are not valid UTF-8 stay bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if _in_nanoseconds(array.type):

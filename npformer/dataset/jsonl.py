@@ -1,7 +1,7 @@
 """Reads JSON Lines with Python's own parser, and infers types that represent every value of a file exactly.
 
-`Seen` collects the values of a column or of a field of its objects. It refuses a value that no type could represent
-together with the earlier ones, and names its line and column. Numbers with a point or an exponent are float64, as in
+`Seen` collects the values of a column or of a field of its objects. It refuses a value if no type could represent both
+it and the earlier values; the error names its line and column. Numbers with a point or an exponent are float64, as in
 JSON parsers.
 """
 
@@ -64,7 +64,7 @@ class Seen:
         self.exact: tuple[str, int] | None = None  # line and value of the first number beyond 2**53
 
     def add(self, value: Any, where: str) -> None:
-        """Adds a value. Raises NpformerError if no type represents it together with the earlier ones."""
+        """Adds a value. Raises NpformerError if no type represents both this value and the earlier ones."""
         if value is None:
             return
         kind = KINDS[type(value)]
@@ -102,7 +102,7 @@ class Seen:
         if self.exact and self._is_float():
             where, value = self.exact
             only = "the only type for all numbers of the column; write them as texts"
-            raise self._refused(where, f"{value} is beyond the whole numbers of float64, {only}")
+            raise self._refused(where, f"{value} is beyond the range of exact whole numbers in float64, {only}")
 
     def _is_float(self) -> bool:
         return self.floats or (self.least < 0 and self.most >= 2**63)

@@ -32,7 +32,7 @@ class Manifest:
     """A run's header, its finished parts and the checksum of its output file."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        """Begins a manifest, or continues that of an earlier run with the same header.
+        """Starts a manifest, or continues that of an earlier run with the same header.
 
         Raises NpformerError, which lists the changes, if the header differs.
         """
@@ -123,7 +123,7 @@ def _encoded(line: dict[str, Any]) -> bytes:
 
 
 def _fixed(header: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a header that must not change. An unreadable file may change, so that it can be repaired."""
+    """Returns the part of a header that must not change. Unreadable files are exempt, so that they can be repaired."""
     files = {each["name"]: each for each in header["input"]}
     return {name: value for name, value in header.items() if name not in LOOSE} | {"input": files}
 

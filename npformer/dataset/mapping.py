@@ -143,7 +143,7 @@ class _Run:
     manifest: Manifest
 
     def go(self, client: Any, progress: bool) -> None:
-        """Writes the output, or its missing rest."""
+        """Writes the output, or the part of it that is missing."""
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
@@ -188,7 +188,7 @@ class _Run:
         return known is not None and checksum(self.sink.part(name)) == known["sha256"]
 
     def _wanted(self, done: set[Place]) -> Iterator[tuple[Place, Any]]:
-        """Yields the unfinished parts. A file without such parts is not read."""
+        """Yields the unfinished parts. A file without unfinished parts is not read."""
         for i, file in enumerate(self.source.files):
             left = {k for k in self._numbers(file) if (i, k) not in done}
             if left and not file.rows:
@@ -232,7 +232,8 @@ class _Run:
         sha256 = checksum(self.sink.path)
         if sha256 not in self.manifest.outputs:
             raise NpformerError(
-                f"{self.sink.path}: has changed since a run wrote it, or is not from a run; remove it to write it again"
+                f"{self.sink.path}: has changed since a run wrote it, or was not written by a run; remove it to write "
+                "it again"
             )
         made = sum(each["rows"] for each in self.manifest.parts.values())
         return sha256 == self.manifest.outputs[-1] and made == self.source.rows

@@ -1,7 +1,7 @@
 """Reads one file of a dataset as record batches of a few megabytes, unless the file itself has larger batches.
 
 Columns of csv and tsv are texts, so that values stay unchanged (007, 1.50, NA). Columns of jsonl have types that fit
-all their values (`jsonl.py`). Texts with dictionary encoding keep it; other columns lose it.
+all their values (`jsonl.py`). Columns of texts keep their dictionary encoding; other columns lose it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
-        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # the same bytes for batches of any size
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # independent of the batches
         columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -147,13 +147,13 @@ def _parquet(file: Any) -> Iterator[Any]:
 
 
 def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
-    """Estimates the maximum bytes of a row in a group, where a dictionary stores repeated texts only once."""
+    """Estimates the maximum bytes of a row in a group, in which a dictionary stores repeated texts only once."""
     group = coded.metadata.row_group(index)
     total = group.total_byte_size // max(group.num_rows, 1)
     for chunk in map(group.column, range(group.num_columns)):
         if chunk.path_in_schema in texts and any("DICTIONARY" in each for each in chunk.encodings):
             one = {"batch_size": 1, "row_groups": [index], "columns": [chunk.path_in_schema], "use_threads": False}
-            with suppress(pa.ArrowException):  # damage, which reading the rows reports, or an extension type
+            with suppress(pa.ArrowException):  # a damaged file, reported when its rows are read, or an extension type
                 for batch in islice(coded.iter_batches(**one), 1):
                     total += _longest(batch.column(0)) * -(-chunk.num_values // group.num_rows)
     return total
@@ -185,7 +185,7 @@ def _arrow(file: Any) -> Iterator[Any]:
 
 
 def _checked(batch: Any) -> Any:
-    """Checks that offsets and dictionary indices stay within a batch. Texts may be any bytes."""
+    """Checks that offsets and dictionary indices stay within a batch. The bytes of texts are not checked."""
     for column in batch.columns:
         column.view(_as_bytes(column.type)).validate(full=True)
     return batch

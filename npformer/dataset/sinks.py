@@ -69,7 +69,8 @@ class Sink:
         taken = self.path.is_dir() and any(not each.name.startswith(begun) for each in self.path.iterdir())
         if taken if self.form is None else os.path.lexists(self.path):
             raise NpformerError(
-                f"{self.path}: already exists and is not from a run that can resume; remove it, or use another output"
+                f"{self.path}: already exists and was not written by a run that can resume; remove it, or use another "
+                "output"
             )
 
     @contextmanager

@@ -81,7 +81,7 @@ def _other_caps(port: Any) -> Ways:
                 f"{cap:g} for {own:g}",
                 {SCORES: lambda y, at, cap=cap: soft_cap(at(f"attention.{UNCAPPED_SCORES}"), cap)},
             )
-    yield "cut off, not capped by tanh", {SCORES: lambda y, at: at(f"attention.{UNCAPPED_SCORES}").clip(-own, own)}
+    yield "clipped, not capped by tanh", {SCORES: lambda y, at: at(f"attention.{UNCAPPED_SCORES}").clip(-own, own)}
     yield "tanh without its factor", {SCORES: lambda y, at: y / own}
     yield "before the scale", {SCORES: lambda y, at: _unscaled_first(at, own)}
 

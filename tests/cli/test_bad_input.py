@@ -166,7 +166,7 @@ def test_texts_typed_on_a_terminal_are_answered_one_by_one(models):
         assert process.stdout.readline().endswith(b"  ice\n")  # answered before the input ends
         os.write(user, b"cream\n\x04")
         assert process.stdout.read().endswith(b"  cream\n")
-        assert process.stderr.read() == b"npformer: one text per line; Ctrl-D ends\n"
+        assert process.stderr.read() == b"npformer: one text per line; Ctrl-D to finish\n"
     os.close(user)
     os.close(terminal)
     assert process.returncode == 0

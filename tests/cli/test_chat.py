@@ -82,7 +82,7 @@ def test_a_conversation(task: Any, capsys: pytest.CaptureFixture[str], monkeypat
     [second] = task([*asked, {"role": "user", "content": "Go on"}])
     assert out == printed(f"{first}\n\n{second['generated_text']}\n\n")
     assert error.startswith("npformer: Ctrl-C ends an answer, Ctrl-D the conversation\n")
-    assert error.count("the answer was ended after 9 tokens; --max-new-tokens allows more") == 2
+    assert error.count("the answer was cut off after 9 tokens; --max-new-tokens allows more") == 2
     assert "exceed the model's 512; start a new conversation" in error
     assert signal.getsignal(signal.SIGINT) is handler
 

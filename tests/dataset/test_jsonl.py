@@ -58,19 +58,19 @@ def test_values_come_through_exactly(values, expected, suffix, classify, tmp_pat
     [
         (
             ["1.5", "9007199254740993"],
-            "in.jsonl:2: column 'x': 9007199254740993 is beyond the whole numbers of float64",
+            "in.jsonl:2: column 'x': 9007199254740993 is beyond the range of exact whole numbers in float64",
         ),
         (
             ["9007199254740993", "0", "1.5"],
-            "in.jsonl:1: column 'x': 9007199254740993 is beyond the whole numbers of float64",
+            "in.jsonl:1: column 'x': 9007199254740993 is beyond the range of exact whole numbers in float64",
         ),
         (
             ["9223372036854775808", "-1"],
-            "in.jsonl:1: column 'x': 9223372036854775808 is beyond the whole numbers of float64",
+            "in.jsonl:1: column 'x': 9223372036854775808 is beyond the range of exact whole numbers in float64",
         ),
         (
             ["-1", "18446744073709551615"],
-            "in.jsonl:2: column 'x': 18446744073709551615 is beyond the whole numbers of float64",
+            "in.jsonl:2: column 'x': 18446744073709551615 is beyond the range of exact whole numbers in float64",
         ),
         (["18446744073709551616"], "in.jsonl:1: column 'x': a whole number of 65 bits has more than 64 bits"),
         (
@@ -102,7 +102,9 @@ def test_types_of_two_files_exclude_each_other(classify, tmp_path):
     lines(tmp_path / "in" / "b.jsonl", "1.5")
     report = map(classify, tmp_path / "in", tmp_path / "o.jsonl", column="text")
     (said,) = report.unreadable
-    assert said.startswith(f"{tmp_path}/in/a.jsonl:1: column 'x': 9007199254740993 is beyond the whole numbers")
+    assert said.startswith(
+        f"{tmp_path}/in/a.jsonl:1: column 'x': 9007199254740993 is beyond the range of exact whole numbers in float64"
+    )
     assert json.loads((tmp_path / "o.jsonl").read_text())["x"] == 2**53 + 1
 
 

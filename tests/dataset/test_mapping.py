@@ -202,8 +202,8 @@ def test_a_second_run_on_the_same_output_is_refused(classify, source, tmp_path):
 @pytest.mark.parametrize(
     ("sink", "message"),
     [
-        ("taken", "taken: already exists and is not from a run"),
-        ("taken.csv", r"taken.csv: already exists and is not from a run"),
+        ("taken", "taken: already exists and was not written by a run"),
+        ("taken.csv", r"taken.csv: already exists and was not written by a run"),
         ("in/out", "the output overlaps the input"),
         ("in", "the output overlaps the input"),
         (".", "the output overlaps the input"),

@@ -100,7 +100,7 @@ IN: dict[str, dict[str, tuple[str, Plant]]] = {
         "not shifted": ("decoder input not shifted", put("read", lambda port: port.ids)),
         "start token 0": ("another start token", attr("start", lambda port: 0)),
         "own rows": (
-            "cross-attention reads its own side",
+            "cross-attention attends to the decoder",
             put("across", lambda port, x, source, at: PlainBart.across(port, x, x, at)),
         ),
         "first end token": ("another pooling", put("row", first_end)),

@@ -297,7 +297,9 @@ def test_a_module_s_folder_is_no_link(folder, tmp_path):
     write_sentence_folder(folder, 32, pooling="mean", normalize=False)
     (folder / "1_Pooling").rename(tmp_path / "elsewhere")
     (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NpformerError, match=r"1_Pooling: a link, which is not followed; replace it with the folder"):
+    with pytest.raises(
+        NpformerError, match=r"1_Pooling: is a link, and links are not followed; replace it with the folder"
+    ):
         read_recipe(folder, 32)
 
 

@@ -108,18 +108,18 @@ def test_contradictory_options_are_refused(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert finetune([files[0], "a.tsv", files[3]], tmp_path / "out") == 1
-    assert "one file of labels each, or files of text" in capsys.readouterr().err
+    assert "one file of labelled texts each, or .txt files" in capsys.readouterr().err
     assert finetune([files[0], "a.tsv", "b.tsv", "c.tsv"], tmp_path / "out") == 1
-    assert "one file of labels each, or files of text" in capsys.readouterr().err
+    assert "one file of labelled texts each, or .txt files" in capsys.readouterr().err
     assert finetune(files, tmp_path / "out", "--labels", "A,B") == 1
-    assert "--labels, --text-columns, --as-distilbert: expected files of labels" in capsys.readouterr().err
+    assert "--labels, --text-columns, --as-distilbert: expected labelled texts" in capsys.readouterr().err
     for family, told in (
         ("bert", "a BertForMaskedLM does not, but a BertLMHeadModel does"),
         ("mpnet", "a MPNetForMaskedLM does not; give"),
     ):
         folder = str(tiny.folder(tmp_path / family, family, "masked-lm"))
         assert finetune([folder, *files[1:]], tmp_path / "out") == 1
-        assert f".txt files train a model that writes texts; {told}" in capsys.readouterr().err
+        assert f".txt files train a model that generates text; {told}" in capsys.readouterr().err
 
 
 def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
