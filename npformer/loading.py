@@ -45,7 +45,7 @@ def load(
     writable: bool = False,
     keep: str = "float32",
 ) -> Model:
-    """Loads a model: a `Seq2Seq` if the checkpoint is an encoder-decoder that generates, else a `Model`.
+    """Loads a model: a `Seq2Seq` if the checkpoint is an encoder-decoder that generates text, else a `Model`.
 
     Parameters
     ----------
@@ -65,9 +65,9 @@ def load(
         call uses the change. By default weights are read-only, because the model also keeps copies in another layout.
         A writable model has no such copies and is slower on short texts.
     keep : dtype of the weights in memory. "bfloat16" and "float16" take half of the memory of "float32"; "int8", with a
-        scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. All computation is in
-        float32, to which the weights are widened in parts as they are used. A bfloat16 checkpoint kept in bfloat16 thus
-        gives the same bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
+        scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. All computation is in float32:
+        the weights are widened in parts, as they are used. A bfloat16 checkpoint kept in bfloat16 thus gives the same
+        bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
 
     Returns
     -------

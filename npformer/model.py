@@ -66,7 +66,7 @@ class Model(GeneratingModel):
 
     @answering
     def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Output:
-        """Computes the answers of the head, in the same shapes as Hugging Face.
+        """Computes the answers of the head, with the same shapes as in Hugging Face.
 
         Parameters
         ----------

@@ -29,7 +29,7 @@ Formulas = Callable[[slice, slice, int], Formula]
 
 
 def every_key(rows: slice, source_rows: slice, count: int) -> Formula:
-    """Attention of each row to all rows of the source of its text."""
+    """Attention of each row to all rows of its text's source."""
     return lambda some, q, k, v: attend(q, k, v, 1 / math.sqrt(q.shape[-1]))
 
 

@@ -47,7 +47,7 @@ def pool_backward(
 
 
 def pool_stages(x: str) -> list[Stage]:
-    """The stages of `pool` of the rows in stage x."""
+    """The stages of `pool` for the rows in stage x."""
     return [Stage("pooler", "(D,)", "Z[0] W + b", "functions.linear", parents=(x,)), pooled_stage("pooler")]
 
 
@@ -71,7 +71,7 @@ def classify_backward(
 
 
 def classify_stage(x: str) -> Stage:
-    """The stage of `classify` of the rows in stage x."""
+    """The stage of `classify` for the rows in stage x."""
     return Stage("logits", "(C,) or (T,) or (T, C)", "features W + b", "functions.linear", parents=(x,), kept=False)
 
 
@@ -91,7 +91,7 @@ def spans_backward(
 
 
 def spans_stages(x: str) -> list[Stage]:
-    """The stages of `spans` of the rows in stage x."""
+    """The stages of `spans` for the rows in stage x."""
     return [
         Stage(f"{name}_logits", "(T,)", f"Z W + b, column {column}", "output_heads.spans", parents=(x,), kept=False)
         for column, name in enumerate(("start", "end"))
@@ -144,7 +144,7 @@ def transform_backward(
 
 
 def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
-    """The stages of `transform` of the rows in stage x. Without a norm, the stages of `replaced_tokens` up to act."""
+    """The stages of `transform` for the rows in stage x. Without a norm, the stages of `replaced_tokens` up to act."""
     function = f"activations.{activation.__name__}"
     found = [
         Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),

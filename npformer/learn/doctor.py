@@ -146,7 +146,7 @@ class Doctor:
         return found
 
     def cause(self, name: str, arrays: list[np.ndarray]) -> tuple[str, str]:
-        """Returns the name of the mistake that gives these arrays, and a sentence about it, or two empty strings."""
+        """Returns the name of the mistake that reproduces these arrays, with a sentence about it, or empty strings."""
         from npformer.golden.diagnose import diagnose  # most checks need no diagnosis
 
         asked = QUESTIONS[name]

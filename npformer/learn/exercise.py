@@ -34,7 +34,7 @@ class Slip(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A mistake with a number that the learner's answers show, such as a wrong constant in a formula.
+    """A mistake with a number that the learner's answers reveal, such as a wrong constant in a formula.
 
     Parameters
     ----------

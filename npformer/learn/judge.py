@@ -1,6 +1,6 @@
 """Judges a learner's function: right, not yet written, or wrong, with the reason in a sentence.
 
-`answers.py` compares numbers. A mistake is named only if it gives the learner's numbers in every case.
+`answers.py` compares numbers. A mistake is named only if it reproduces the learner's numbers in every case.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Judged:
     cases: tuple[Case, ...] = ()
 
     def with_cause(self) -> Verdict:
-        """Returns the verdict with the known mistake that gives the learner's answers, if any."""
+        """Returns the verdict with the known mistake that reproduces the learner's answers, if any."""
         if not self.cases:
             return self.verdict
         name, sentence = cause(self.exercise, self.cases, SECONDS)
@@ -191,7 +191,7 @@ def _judged(
     if problem:
         return replace(wrong, kind="form", problem=problem, numbers=numbers)
     if any(np.asarray(value).dtype == np.float16 for _, value in leaves(made.outcome.answer)):
-        problem = "Wrong dtype: expected float32, got float16, which has three digits."
+        problem = "Wrong dtype: expected float32, got float16, which has only three digits."
         return replace(wrong, kind="dtype", problem=problem, numbers=numbers)
     if not same(made.outcome.answer, true):
         again = (_called(function, made.args, names).outcome for _ in range(_repeats(made.outcome.answer)))
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the last line of a file in a traceback, and the start of a sentence; 0 and "" if there is none."""
+    """Returns the number of a file's last line in a traceback, and the start of a sentence; 0 and "" without one."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""

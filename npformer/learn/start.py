@@ -36,7 +36,7 @@ def start(folder: str | os.PathLike[str]) -> Path:
     Raises
     ------
     NpformerError
-        The folder exists already.
+        The folder already exists.
 
     Examples
     --------

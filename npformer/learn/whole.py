@@ -87,8 +87,8 @@ def write(module: Any) -> Run:
     try:
         model = _writer()
     except NpformerError:
-        missing = f"`git clone {REPOSITORY}`, and run the check in that folder, with --folder for yours"
-        return Run("write", None, f"Your file could write now, but {WRITER} is in the checkout only: {missing}.")
+        missing = f"`git clone {REPOSITORY}`, and run the check in that folder, with your folder as --folder"
+        return Run("write", None, f"Your file could write now, but {WRITER} is only in the checkout: {missing}.")
     [text] = read_inputs(model, PROMPT).texts
     ids, caches, draws, written = text.ids, None, np.random.default_rng(4), list[int]()
     for _ in range(WORDS):

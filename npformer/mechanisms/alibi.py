@@ -155,7 +155,7 @@ Alibi.mistakes = (
     ),
     Mistake(
         "ALiBi with wrong slopes",
-        "slopes are 2^(-8 h / H) for a power of two; other numbers of heads combine slopes of the two nearest powers",
+        "slopes are 2^(-8 h / H) if H is a power of two; else they combine the slopes for the two nearest powers",
         _other_slopes,
     ),
 )

@@ -1,6 +1,6 @@
 """Disentangled attention: a score is a sum of products of content and of distance. DeBERTa (He et al., 2021), 3.1.
 
-A word has one vector for its content, and one for its distance from each other word. `attention.py` computes the
+A word has one vector for its content, and one for its distance from every other word. `attention.py` computes the
 products of content.
 """
 
@@ -180,8 +180,8 @@ class Disentangled(Mechanism):
 def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance i - j, from -n_buckets + 1 to n_buckets - 1.
 
-    With m = n_buckets / 2, distances up to m are their own buckets. Greater distances share buckets by their logarithm:
-    bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))).
+    With m = n_buckets / 2, each distance up to m has its own bucket. Greater distances share buckets by their
+    logarithm: bucket(d) = sign(d) (m + ceil(log(|d| / m) / log((max_distance - 1) / m) (m - 1))).
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class Mechanism:
 
     @property
     def products(self) -> int:
-        """The number of products that are added up in a score. The sum is divided by sqrt(products * K)."""
+        """The number of products that are summed in a score. The sum is divided by sqrt(products * K)."""
         return 1
 
     # --- config ---
@@ -106,7 +106,7 @@ class Mechanism:
     def terms(self, queries: np.ndarray, keys: np.ndarray, n_heads: int) -> dict[str, np.ndarray] | None:
         """The keyword arguments of `add` for texts with these places, (N, L) and (N, S); None to add nothing.
 
-        Each is an array with first axis N or 1 and second axis H or 1.
+        Each argument is an array whose first axis is N or 1 and whose second axis is H or 1.
         """
         return None
 
@@ -142,6 +142,6 @@ class Mechanism:
 
 
 def add_up(sums: Sums, more: Mapping[str, np.ndarray]) -> None:
-    """Adds gradients to the sums of the same names, in place."""
+    """Adds gradients to the sums with the same names, in place."""
     for name, array in more.items():
         sums[name] = sums[name] + array if name in sums else array

@@ -205,7 +205,7 @@ def _round(source: np.ndarray, target: np.ndarray, factors: np.ndarray) -> None:
 
 
 def _scales(array: np.ndarray, outputs: int) -> np.ndarray:
-    """The largest magnitude of each output divided by 127, (1, out) or (rows, 1). It is 1 for an output of zeros."""
+    """The scale of each output: its largest magnitude divided by 127, or 1 if that is 0, (1, out) or (rows, 1)."""
     inputs = (outputs + 1) % 2
     largest = [np.abs(_floats(array[rows])).max(axis=inputs, keepdims=True) for rows in _blocks(len(array))]
     scales = np.concatenate(largest) if inputs else np.maximum.reduce(largest)

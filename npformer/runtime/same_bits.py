@@ -35,7 +35,7 @@ PERIOD = 8191  # a prime, so that all rows differ
 
 
 class Kernel:
-    """The adjustments for reproducible bits of products of one dtype on this BLAS.
+    """The adjustments that give products of one dtype reproducible bits on this BLAS.
 
     k_block_size: number of terms of the inner axis that are added in one pass.
     small: maximum number of multiply-adds of products that sum their whole inner axis in one pass; 0 if there are no

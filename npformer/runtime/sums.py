@@ -1,8 +1,8 @@
 """Sums in a fixed order. Groups of zeros between or after the terms do not change their bits.
 
-The order in which NumPy and BLAS add a long sum depends on its length, so sums here are added in groups of TERMS terms.
-The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros at the terms of the other
-sums, and its groups are n times as long.
+The order in which NumPy and BLAS add the terms of a long sum depends on its length, so sums here are added in groups of
+TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros at the terms
+of the other sums, and its groups are n times as long.
 """
 
 from __future__ import annotations

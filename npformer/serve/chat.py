@@ -51,7 +51,7 @@ OWN = "default: from the model's generation_config.json"
 CHAT = {
     "messages": Field(f.messages(MESSAGE)),
     **MODEL,
-    "max_completion_tokens": Field(f.whole(1), None, "Maximum tokens of an answer (default: 1024, or as many as fit)."),
+    "max_completion_tokens": Field(f.whole(1), None, "Maximum number of tokens (default: 1024, or as many as fit)."),
     "max_tokens": Field(f.whole(1), None, "The older name of max_completion_tokens."),
     "temperature": Field(f.number(0, 2), None, f"Below {COLDEST}: greedy decoding ({OWN})."),
     "top_p": Field(f.number(1e-6, 1), None, f"({OWN})"),

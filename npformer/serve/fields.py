@@ -298,7 +298,7 @@ def _openings(body: bytes) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes the dict of an object. Refuses duplicate names, because parsers differ on which value counts."""
+    """Makes the dict for a JSON object. Refuses duplicate names, because parsers differ on which value counts."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise wrong("body", "duplicate name in an object")

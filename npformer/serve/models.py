@@ -116,7 +116,7 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """Yields the tasks of a model that have a route. The first task answers at the root."""
+    """Yields the tasks of a model that have a route. The first task is served at the root path."""
     if isinstance(task, Writing):
         yield task.name, task
         return

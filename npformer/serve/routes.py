@@ -32,7 +32,7 @@ from npformer.text.inputs import Pair
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to prepared texts: a value for JSON, with iterators as lists, or pieces of a text."""
+    """An answer to prepared texts: a value for JSON, in which iterators stand for lists, or pieces of a text."""
 
     prepared: Prepared
     value: Any = None

@@ -1,8 +1,8 @@
 """Text generation after a prompt: /generate of text-generation-inference (TGI), and OpenAI's /v1/completions.
 
-Requests with the same settings share batches. A request with a seed does not, because a sampled text depends on its
-place in the batch. A stream has an event for each piece, which waits for its turn in the queue. The prompt is read with
-the first piece. The limits count each prompt with all of its new tokens.
+Requests with the same settings share batches. A request with a seed has its own batch, because a sampled text depends
+on its place in the batch. A stream has an event for each piece, which waits for its turn in the queue. The prompt is
+read with the first piece. The limits count each prompt with all of its new tokens.
 
 References
 ----------
@@ -157,7 +157,7 @@ async def read_prompts(
 async def _answers(
     service: Service, task: TextGeneration, prompts: Prompts, several: bool, where: str, options: Any
 ) -> list[Any]:
-    """Returns the texts after each prompt."""
+    """Returns the texts generated after each prompt."""
     seeded = options.settings.get("do_sample") and options.settings.get("seed") is not None
     weighed = replace(prompts.prepared, sizes=prompts.sizes)
     return await service.answers(TaskWork(task, options, not seeded), weighed, where, several)
@@ -167,7 +167,7 @@ async def _answers(
 
 
 async def generated(service: Service, given: dict[str, Any], task: TextGeneration) -> Reply:
-    """Returns the text after a prompt. It is sampled only if a sampling parameter is given, as in TGI."""
+    """Returns the text generated after a prompt. It is sampled only if a sampling parameter is given, as in TGI."""
     known = effective(given["parameters"], NO_LANGUAGE)
     details = known.pop("details", False)
     draws = bool(known.keys() & {"temperature", "top_k", "top_p", *MORE_LIMITS})

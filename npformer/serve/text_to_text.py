@@ -32,8 +32,8 @@ BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
     "length_penalty": Field(f.number(-50, 50), None),
     "early_stopping": Field(f.BOOLEAN, None),
-    "min_length": Field(f.whole(0), None, "Tokens of the generated text, start token included."),
-    "max_length": Field(f.whole(2), None, "Tokens of the generated text, start token included."),
+    "min_length": Field(f.whole(0), None, "Minimum number of tokens, with the start token."),
+    "max_length": Field(f.whole(2), None, "Maximum number of tokens, with the start token."),
 }
 #: Parameters of /generate that only causal language models have.
 OF_PROMPTS = {
@@ -114,6 +114,6 @@ ROUTES = (
         },
         generate,
     ),
-    Route("/generate_stream", "The same as a stream", GENERATE_FIELDS, generate_stream),
+    Route("/generate_stream", "The same as /generate, as a stream", GENERATE_FIELDS, generate_stream),
     Route("/v1/completions", "The text generated after each prompt, in OpenAI's format", COMPLETIONS, completions),
 )

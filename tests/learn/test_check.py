@@ -92,7 +92,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert found["softmax_backward"] == "Two calls with the same arguments give different answers."
     assert found["gelu_tanh"] == "gelu_tanh is no longer a function."
     assert found["sample"] == "Two calls with the same arguments give different answers."
-    assert found["layer_norm_backward"] == "Wrong dtype: expected float32, got float16, which has three digits."
+    assert found["layer_norm_backward"] == "Wrong dtype: expected float32, got float16, which has only three digits."
     assert len(found) == 13
 
 

@@ -161,7 +161,7 @@ def _without_last(p: Array, top_p: float) -> Array:
 
 
 def _kept_ranks(p: Array, top_p: float) -> Array:
-    """Returns the mask of the set in order of rank, as if ranks were ids."""
+    """Returns the mask of the most likely words in order of rank, as if ranks were ids."""
     kept = _kept(p, top_p)
     if not p[: kept.sum()].any():
         raise Undetermined
@@ -252,13 +252,13 @@ SAMPLE = Exercise(
         ),
         Slip(
             "one word more",
-            "The set has one more word than it needs to reach top_p.",
+            "The set contains one more word than it needs to reach top_p.",
             partial(_drawn, keep=lambda p, top: _kept(p, top, one=1)),
         ),
         Slip(
             "top_p compared with each word",
-            "The set has the words with a probability of at least top_p times the largest. It should have the "
-            "most likely words that add up to top_p.",
+            "The set contains the words with a probability of at least top_p times the largest. It should contain "
+            "the most likely words that add up to top_p.",
             partial(_drawn, keep=lambda p, top: p >= top * p.max()),
         ),
         Slip(
@@ -294,7 +294,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "least likely words",
-            "The set has the least likely words: they are sorted by ascending probability.",
+            "The set contains the least likely words: they are sorted by ascending probability.",
             partial(_drawn, keep=_least_likely),
         ),
         Slip(

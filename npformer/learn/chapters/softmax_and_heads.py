@@ -92,8 +92,8 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "maximum without keepdims",
-            "The maximum lacks keepdims=True, so it broadcasts along the columns. Subtract from each row its own "
-            "maximum.",
+            "The maximum lacks keepdims=True, so it broadcasts along the columns. Subtract each row's own "
+            "maximum from it.",
             lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(-1)),
         ),
         Slip(
