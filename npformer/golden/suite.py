@@ -34,7 +34,7 @@ from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
 LENGTHS = (6, 3)
-#: One text of LENGTHS is longer than the original length of the scalings that depend on the length.
+#: The longer text of LENGTHS exceeds the original length, 5, of the scalings that depend on the text's length.
 SCALINGS = {
     "linear": Linear(2.0),
     "dynamic": Dynamic(2.0, 5),

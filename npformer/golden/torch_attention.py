@@ -29,7 +29,7 @@ METHODS = {
     "disentangled_attention_bias": ("distance_scores",),
 }
 
-Hear = Callable[[str, str, Any], None]  # (attention, stage of it, tensor)
+Hear = Callable[[str, str, Any], None]  # (attention block, last part of the stage, tensor)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def attention(model: Any, golden: Golden, modules: dict[str, Any], heard: dict[s
 
 
 def _queries(golden: Golden, modules: dict[str, Any]) -> dict[Any, list[str]]:
-    """Returns each query module -> its attention blocks; layers with the same weights share a module."""
+    """Maps each query module to its attention blocks; layers with the same weights share a module."""
     config, fused = golden.config, fused_layers(golden.config)
     queries: dict[Any, list[str]] = {}
     for ours in (name.removesuffix(".query") for name in table.names(config) if name.endswith("attention.query")):
@@ -134,7 +134,7 @@ class _Attention:
                 self._weighed = False
                 self.hear("value_heads", args[1])
                 self.hear("context", result)
-            elif self._products == 1 and result.dim() == 4:  # DeBERTa scales its key here; `METHODS` record it
+            elif self._products == 1 and result.dim() == 4:  # DeBERTa's key is scaled here; `METHODS` has it
                 self.hear("query_heads", args[0])
                 self.hear("key_heads", args[1].mT)
 

@@ -175,7 +175,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             hear(module.register_forward_hook, stages, lambda args, output: _first(output))
         for path in inputs.keys() & modules.keys():
             hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
-        of_model = _reads_last(golden) or config.head == "translation"  # translation adds a bias outside the module
+        of_model = _reads_last(golden) or config.head == "translation"  # translation models add a bias outside it
         if of_model and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
         if convolution in modules:  # its output has a column for each token
@@ -227,7 +227,7 @@ def _hook(
     """Returns a hook that records tensor(inputs, output) of a module; each call is the next of `stages`."""
 
     def hook(module: Any, args: Any, output: Any = None) -> None:
-        if (stage := next(stages, "")) and stage not in heard:  # an inner module comes first
+        if (stage := next(stages, "")) and stage not in heard:  # an inner module fires first
             heard[stage] = as_numpy(tensor(args, output))
 
     return hook

@@ -144,9 +144,9 @@ def _of_table(name: str, theirs: np.ndarray, own: np.ndarray, model: Model | Seq
             if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
                 return Finding(name, way or cause, cause)
     for n in range(1, MOVED + 1) if theirs.shape == own.shape and len(own) > 2 * MOVED else ():
-        for said, a, b in (("later", theirs[:-n], own[n:]), ("earlier", theirs[n:], own[:-n])):
+        for sign, a, b in (("+", theirs[:-n], own[n:]), ("-", theirs[n:], own[:-n])):
             if np.abs(a - b).max() < 1e-4:
-                return Finding(name, f"each row is the correct one {n} {said}", "positions off by one")
+                return Finding(name, f"row i has the values of row i {sign} {n}", "positions off by one")
     return None
 
 

@@ -92,7 +92,7 @@ def logits_asked(
     head = model.config.head
     if head == "base":
         raise NpformerError(
-            f"{caller}: expected a function of the answers, because a base model has no labels, such as "
+            f"{caller}: expected a function of the answers, because a base model has no labels; for example "
             "lambda answers: answers['last_hidden_state'][0] @ direction"
         )
     if head in POOLED_HEADS:

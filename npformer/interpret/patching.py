@@ -93,7 +93,7 @@ def ablate_heads(
 def without_each_head(
     model: BaseModel, given: Any, progress: bool | None = None, cells: Sequence[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Returns (index in `contexts`, head) -> an input's answers without this head, for `cells` or for all heads."""
+    """Maps (index in `contexts`, head) to an input's answers without this head, for `cells` or for all heads."""
     counts = [(stage, count) for stage, (_, count) in contexts(model).items()]
     if cells is None:
         cells = [(row, head) for row, (_, count) in enumerate(counts) for head in range(count)]

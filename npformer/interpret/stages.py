@@ -161,13 +161,13 @@ def _group(config: Config, name: str) -> str:
 
 
 def modules(config: Config) -> dict[str, str]:
-    """Returns each Hugging Face module that runs once -> the stage that it outputs."""
+    """Maps each Hugging Face module that runs once to the stage that it outputs."""
     return {path: stages[0] for path, stages in module_runs(config).items() if len(stages) == 1}
 
 
 @lru_cache(maxsize=4)  # called for each stage of a model
 def module_runs(config: Config) -> dict[str, list[str]]:
-    """Returns each Hugging Face module -> the stages that it outputs; {} for torch's own modules.
+    """Maps each Hugging Face module to the stages that it outputs; {} for torch's own modules.
 
     A module shared by several layers has several stages, in firing order.
     """

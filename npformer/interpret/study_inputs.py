@@ -70,7 +70,7 @@ def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]],
 
 
 def row_read(config: Config, text: Text) -> int:
-    """Returns the index of the row that a text's head reads: the first, the last unpadded, or the last end token."""
+    """Returns the index of the row that the head reads: the first, the last before padding, or the last end token's."""
     batch = packed(config, [text])
     return int((batch.last_of(config.decoder.end_ids[0]) if config.decoder else batch.read)[0])
 
@@ -134,7 +134,7 @@ def _source(model: BaseModel, given: Any) -> np.ndarray:
     text = as_text_or_pair(given)
     if isinstance(text, Pair):
         raise NpformerError(
-            "view: a translation model writes the second text itself; give it one text, or trace it with a target: "
+            "view: a translation model generates the second text itself; give it one text, or trace it with a target: "
             "`with trace() as t: model(ids, labels=...)`, then `heads(t, tokens=..., key_tokens=...)`"
         )
     return SourceEncoder(model).read(text).texts[0].ids

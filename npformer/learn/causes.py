@@ -48,7 +48,8 @@ def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
     """Returns whether a program returns the learner's answers in every case, at least one of them wrong.
 
     Cases in which the program's answer is undetermined do not count. by_message: an exception with the same message
-    counts as the same wrong answer. It is weaker evidence than numbers, because many mistakes confuse the same sizes.
+    counts as the same wrong answer. A message is weaker evidence than numbers, because many
+    mistakes confuse the same sizes.
     """
     shown = False
     for case in cases:
@@ -117,7 +118,7 @@ def _with(part: str, wrong: Function) -> dict[str, Any]:
 
 
 def _pairs(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields two mistakes at once, if they are different options of one function."""
+    """Yields programs with two mistakes at once, if the mistakes are different options of one function."""
     options = [(each, each.wrong) for each in exercise.slips if isinstance(each.wrong, partial)]
     for (a, wrong), (b, also) in combinations(options, 2):
         if wrong.func is also.func and not wrong.keywords.keys() & also.keywords.keys():

@@ -228,7 +228,7 @@ def test_a_translation_model_is_viewed_from_its_source(kind: str, tmp_path: Path
 def test_a_translation_model_has_no_second_text(capsys) -> None:
     code, _, err = run(capsys, "A dog runs.", "--pair", "Ein Hund", "-m", MARIAN)
     assert code == 1
-    assert "a translation model writes the second text itself" in err
+    assert "a translation model generates the second text itself" in err
 
 
 @pytest.mark.slow

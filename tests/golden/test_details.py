@@ -61,7 +61,7 @@ def test_a_moved_table_of_positions_is_named(rows: int) -> None:
     moved[-rows if rows > 0 else 0 :][: abs(rows)] = 1
     (finding,) = check_weights(model, {name: moved})
     assert finding.cause == "positions off by one"
-    assert f"{abs(rows)} {'later' if rows > 0 else 'earlier'}" in str(finding)
+    assert f"row i has the values of row i {'+' if rows > 0 else '-'} {abs(rows)}" in str(finding)
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "outputs of layers"])

@@ -89,7 +89,7 @@ def test_the_stage_view_shows_source_and_target(model: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (Pair("a", "b"), "a translation model writes the second text itself"),
+        (Pair("a", "b"), "a translation model generates the second text itself"),
         ("  ", "the text is empty"),
         ("dog " * 200, "expected at most 64 tokens, got 401"),
         (3, "expected a text"),
