@@ -23,7 +23,7 @@ from npformer.tasks.pipelines import tasks_of
 
 HERE = Path(__file__).parent
 DATA, PAGE = HERE / "checkpoints.json", HERE.parent / "docs" / "howto" / "checkpoints.md"
-#: Tasks of every encoder, which are named where a checkpoint has no other.
+#: Tasks of every encoder, listed only for checkpoints without other tasks.
 VECTORS = tuple(name for name, task in TASKS.items() if task.head == "base")
 
 HEAD = """# Which checkpoints run

@@ -52,7 +52,7 @@ TABLES = (
     Table("logits", "logits", noise=1e-5),
     Table("probabilities", "probabilities", relative=3e-5),
 )
-SCORE_NOISE = 1.5e-7  # the pipeline's scores are printed in full: two or three float32 steps below 1
+SCORE_NOISE = 1.5e-7  # scores are printed in full; this is two or three float32 steps below 1
 
 
 def read(path: Path = FILE) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def single_head_weights(t: Trace) -> np.ndarray:
 
 
 def differences(printed: Any, ours: np.ndarray, noise: float = 0.0, relative: float = 0.0) -> Iterator[str]:
-    """Yields a line for each number further from the printed one than its last digit and float32's noise allow."""
+    """Yields a line for each number that differs from the printed one by more than rounding and float32's noise."""
     digits = np.array(printed, dtype=object)
     if digits.shape != ours.shape:
         yield f"expected the shape {digits.shape}, got {ours.shape}"

@@ -1,6 +1,6 @@
 """Scaled dot-product attention, and functions that split rows into heads.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, the linear layers around it.
+Attention Is All You Need (Vaswani et al., 2017), section 3.2.1. Next: `multi_head.py`, which adds the linear layers.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def tanh_gelu(x: np.ndarray, c: float = 0.044715, root: float = (2 / np.pi) ** 0.5, power: int = 3) -> np.ndarray:
-    """The tanh approximation of GELU, x (1 + tanh(root (x + c x^power))) / 2. The defaults are the right constants."""
+    """The tanh approximation of GELU, x (1 + tanh(root (x + c x^power))) / 2. The defaults are correct."""
     return x * (1 + np.tanh(root * (x + c * x**power))) / 2
 
 

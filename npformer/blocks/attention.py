@@ -325,7 +325,8 @@ class _Applied(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
         """Backward of `add` of all mechanisms, from the gradient of the scores (N, H, L, S).
 
-        Returns the gradient of the scores before `add`, and terms of dq and dk. Adds to `sums`.
+        Returns the gradient of the scores before `add`, and terms of dq and dk. Adds the gradients of mechanisms to
+        `sums`.
         """
         places = self._places_of(rows, source_rows, len(grad))
         dq: np.ndarray | float = 0.0

@@ -1,4 +1,4 @@
-"""`Block`: the base class of the parts of a layer, such as attention. A layer adds the output of each to its rows."""
+"""`Block`: the base class of the parts of a layer, such as attention. A layer adds each block's output to its rows."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def convert(
     src, dst = Path(src), Path(dst)
     with new_folder(dst) as folder:
         stored = read_folder(src, limits)
-        # Without keep, numbers that are not finite are kept too; `load` checks them.
+        # Without keep, NaN and infinite numbers are copied too; `load` checks for them.
         config, tree = read_tree(stored, None, allow_nonfinite=keep is None, keep=keep or "float32")
         if dtype is not None:
             tree = layout.unflatten({name: np.asarray(array) for name, array in layout.flatten(tree).items()})

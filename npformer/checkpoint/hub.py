@@ -36,7 +36,7 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class UnknownModel(NpformerError):
-    """The hub is unreachable or has no model of this name, so the name may mean something else."""
+    """The hub is unreachable or has no model of this name, so the name may refer to something else."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -112,7 +112,7 @@ def is_known_absent(snapshot: Path, file: str) -> bool:
 def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> str:
     """Calls `has` for each file that a model needs. Returns the name of a missing file, or "".
 
-    One format of the weights is enough, so formats in `folder` are tried first.
+    One format of the weights is enough, so formats already in `folder` are tried first.
     """
     start = ""  # prefix of the file names of the model
     if not has(CONFIG):

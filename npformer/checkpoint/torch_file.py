@@ -125,7 +125,7 @@ class _Archive:
 
 
 def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
-    """The bytes of each entry in the file."""
+    """The range of bytes in the file for each entry."""
     archive: Any = _Archive(buffer, limits)
     try:
         infos = zipfile.ZipFile(archive).infolist()
@@ -156,7 +156,7 @@ def _zip_entries(buffer: Buffer, limits: Limits) -> Spans:
 def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spans]:
     """Reads the older format: five pickles (magic number, protocol, system, object, storage keys), then the storages.
 
-    A storage has its number of elements (8 bytes), then the elements. Storages are in the order of the keys.
+    A storage consists of its number of elements (8 bytes) and the elements. Storages are in the order of the keys.
     """
     file = _file(buffer)
     if read_pickle(file, limits) != _LEGACY_MAGIC or read_pickle(file, limits) != _LEGACY_PROTOCOL:

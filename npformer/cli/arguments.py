@@ -83,7 +83,7 @@ ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input
 
 
 def dataset_options(array: bool = False) -> tuple[Option, ...]:
-    """Returns the options for the rows of a file, or of a folder of files, as the texts; `dataset.py` runs them.
+    """Returns the options that read texts from the rows of a file or of a folder of files; `dataset.py` runs them.
 
     array: whether --output without --input writes a .npy file.
     """

@@ -1,4 +1,4 @@
-"""`npformer generate --chat` on a terminal: each line is a message, answered as the text is generated."""
+"""`npformer generate --chat` on a terminal: each line is a message, and its answer is shown as it is generated."""
 
 from __future__ import annotations
 

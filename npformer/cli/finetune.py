@@ -131,7 +131,7 @@ def _train(
     args: argparse.Namespace, model: Model, weights: Trainable, recipe: Recipe, output: Path,
     examples: Sequence[Example], held_out: Sequence[Example], numbers: Evaluate, score: str,
 ) -> tuple[Trainer[Example], dict[str, float]]:  # fmt: skip
-    """Runs or resumes the training and selects the best weights; returns the training and the weights' measures."""
+    """Runs or resumes the training and selects the best weights; returns the trainer and these weights' metrics."""
     recipe = replace(recipe, dropout=standard_rates(model.config, args.dropout, head=args.dropout))
     training = Trainer(
         HeadLoss(model.config, args.label_smoothing), weights, recipe, output / recipes.TRAINING, model.threads,

@@ -69,7 +69,7 @@ def answer_all(name: str, command: Command, args: Namespace) -> int:
 
 
 def _write(task: Task, args: Namespace) -> int:
-    """Shows each answer on a terminal, piece by piece as it is made, and returns the exit code."""
+    """Shows each answer on a terminal, piece by piece as it is generated, and returns the exit code."""
     code = 0
     for line in lines(args):
         try:

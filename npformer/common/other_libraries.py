@@ -40,7 +40,7 @@ MODEL = {
 TASK = {
     **_MODEL,
     **dict.fromkeys(("config", "num_labels"), "task.model.config is the config of the model, with its labels"),
-    **dict.fromkeys(("activation_fn", "default_activation_function"), "task.options.function_to_apply names it"),
+    **dict.fromkeys(("activation_fn", "default_activation_function"), "task.options.function_to_apply is its name"),
     **dict.fromkeys(("start_multi_process_pool", "encode_multi_process"), _POOL),
     **dict.fromkeys(("parameters", "state_dict"), "task.model.weights is a nested dict of all arrays"),
     **dict.fromkeys(("forward", "preprocess"), "npformer.trace(task.model, text) has every stage of one call"),
