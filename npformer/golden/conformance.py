@@ -86,7 +86,7 @@ def run_suite(
     path : folder of the suite
     command : the program and its arguments; the model's folder, the file of ids and the output's path follow them
     cases : list of str, optional
-        Names of cases, or patterns with `*`; all cases unless given.
+        Names of cases, or patterns with `*`; by default all cases.
     timeout : seconds allowed for each case
     dtype : str, optional
         The precision of the port, as in `compare`.

@@ -66,7 +66,7 @@ def suite(path: str | Path, patterns: list[str] | None = None, progress: bool = 
     ----------
     path : folder to make
     patterns : list of str, optional
-        Names of cases, or patterns with `*`; all cases unless given.
+        Names of cases, or patterns with `*`; by default all cases.
     progress : bool
         Show a progress bar on stderr.
 
@@ -129,7 +129,7 @@ def read_suite(path: str | Path, patterns: list[str] | None = None) -> list[dict
     ----------
     path : folder of the suite
     patterns : list of str, optional
-        Names of cases, or patterns with `*`; all cases unless given.
+        Names of cases, or patterns with `*`; by default all cases.
 
     Returns
     -------

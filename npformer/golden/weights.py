@@ -232,7 +232,7 @@ def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
 
 
 def _exchange(name: str, other: str) -> str:
-    """Names the mistake that replaces one weight by another."""
+    """Names the mistake that replaces one weight with another."""
     layers = [IN_LAYER.match(each) for each in (name, other)]
     if layers[0] and layers[1] and layers[0][2] == layers[1][2]:
         return LAYER

@@ -244,7 +244,7 @@ def least_probable(recorded: Trace) -> tuple[int, int | None]:
 def head_results(model: Model, recorded: Trace) -> np.ndarray:
     """Stacks the output that each head of each layer writes, context_h W_O_h: (n_layers, H, T, D), without b_O.
 
-    A norm of attention's output (RMSNorm) is held at its scale.
+    If attention's output has a norm (RMSNorm), its scale is held constant.
     """
     if model.config.decoder:
         raise NpformerError("head_results: expected a model with one stack; this one has an encoder and a decoder")

@@ -172,7 +172,7 @@ def _pullback(name: str, change: Change, array: np.ndarray) -> Pullback:
 
 
 def ablate_head(layer: int, head: int) -> dict[str, Change]:
-    """Ablates one head: replaces its context by zeros."""
+    """Ablates one head: replaces its context with zeros."""
     return without_head(f"layers.{layer}.attention.context", head)
 
 
@@ -189,7 +189,7 @@ def without_head(stage: str, head: int) -> dict[str, Change]:
 
 
 def zero(name: str) -> dict[str, Change]:
-    """Replaces every stage that matches `name` by zeros."""
+    """Replaces every stage that matches `name` with zeros."""
     return {name: _linear(np.zeros_like)}
 
 
@@ -204,7 +204,7 @@ def _linear(function: Callable[[np.ndarray], np.ndarray]) -> Differentiable:
 
 
 def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
-    """Replaces every row of the stages that match `name` by their mean row over all tokens of the trace `reference`.
+    """Replaces every row of the stages that match `name` with their mean row over all tokens of the trace `reference`.
 
     A stage (T, D) has one mean row (D,), a stage (H, T, K) one per head. Raises NpformerError for scores and weights
     (H, T, T), because the length of their rows varies between texts.
@@ -233,7 +233,7 @@ def from_trace(
     positions: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
 ) -> dict[str, Change]:
-    """Replaces the stages that match `name` by those of the trace `source`: activation patching.
+    """Replaces the stages that match `name` with those of the trace `source`: activation patching.
 
     `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), rows are queries.
     `heads` limits the change to these heads. Text i of the trace replaces text i of the forward. A trace of one text
@@ -248,7 +248,7 @@ def from_trace(
 
 
 def freeze_attention(source: Trace) -> dict[str, Change]:
-    """Replaces the attention weights of every layer by those of the trace `source`."""
+    """Replaces the attention weights of every layer with those of the trace `source`."""
     return from_trace(source, "layers.*.attention.weights")
 
 

@@ -42,7 +42,7 @@ STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
 
 
 class Inputs(Edit):
-    """An edit that replaces stages by `rows`, if given, and stores their gradients."""
+    """An edit that replaces stages with `rows`, if given, and stores their gradients."""
 
     def __init__(self, stages: Sequence[str], rows: np.ndarray | None = None) -> None:
         self.stages = stages

@@ -31,7 +31,7 @@ class LogitLens:
     rows: tuple[str, ...]
     tokens: tuple[str, ...]
     positions: tuple[int, ...]
-    words: tuple[tuple[tuple[str, ...], ...], ...]  # `numbers` by name
+    words: tuple[tuple[tuple[str, ...], ...], ...]  # the names of `numbers`
     numbers: np.ndarray
     logits: np.ndarray
     probabilities: np.ndarray

@@ -49,9 +49,9 @@ def metric_of(
     """Makes the metric for a text with these answers.
 
     `metric` is a function of the answers, which may be a `Differentiable`, or the label, word or number of a logit.
-    With None, the metric is the logit of the model's own answer. For heads on tokens, this is the mean over all tokens,
-    the masked tokens (masked-lm) or the last token (causal-lm). For spans, it is the mean of start and end. For a
-    translation, it is the mean log-probability of its tokens.
+    If it is None, the metric is the logit of the model's own answer. For heads on tokens, this is the mean over all
+    tokens, the masked tokens (masked-lm) or the last token (causal-lm). For spans, it is the mean of start and end. For
+    a translation, it is the mean log-probability of its tokens.
     """
     if isinstance(metric, Metric):
         return metric

@@ -142,7 +142,7 @@ def patch(
         for "head", and the outputs of attention, the FFN and the layer for "layer"; in an encoder-decoder, those of
         both stacks.
     metric, position : as in `ablate_heads`, optional
-        By default the logit of the clean text's answer.
+        By default, the logit of the clean text's answer.
     by : "position", "head" or "layer"
         The parts to patch: the row of one token (in scores and weights, of a query), one head, or the whole stage.
     group : int, optional
@@ -269,7 +269,7 @@ def _study(
     if len(source.ids) != len(inputs[0]):
         raise NpformerError(
             f"patch: expected two texts with the same number of tokens, got {len(source.ids)} and {len(inputs[0])}; "
-            "replace a word by one with the same number of tokens"
+            "replace a word with another of the same number of tokens"
         )
     (text,) = texts_of(model, clean)[0]
     measured = metric_of(model, metric, position, model.run([text])[0], text, "patch")

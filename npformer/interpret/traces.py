@@ -46,7 +46,7 @@ class Trace(Mapping[str, Any]):
     Parameters
     ----------
     stages : name of a stage, pattern with `*`, or several
-        Only stages that match are kept.
+        Only matching stages are recorded.
     config : Config, optional
         The model's config, for the label and for other libraries' names of stages.
 
@@ -266,7 +266,7 @@ def trace(
     text : str, Pair, token ids, or a list of these
         A translation model takes texts, which it translates, or tuples of token ids (source, target).
     stages : name of a stage, pattern with `*`, or several
-        Only stages that match are kept.
+        Only matching stages are recorded.
     grads : label, word, True or function, optional
         A metric; the trace `grads` has its gradients with respect to the stages. A label (name or number) means its
         logit, True the logit of the model's answer. A function maps the dict of a text's answers to a number; its
