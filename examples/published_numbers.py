@@ -2,9 +2,9 @@
 
     python examples/published_numbers.py
 
-"Transformer Teardown: DistilBERT" and "Demystifying Transformers" take one checkpoint apart on one sentence, with
-torch, and print the result of each stage. Their numbers are in tests/published.json, digit for digit; the checkpoint
-(268 MB) comes from the Hugging Face cache, or from the hub. Every table shows a stage of npformer's trace.
+"Transformer Teardown: DistilBERT" and "Demystifying Transformers" run one checkpoint on one sentence with torch, stage
+by stage, and print each result. Their numbers are in tests/published.json, digit for digit; the checkpoint (268 MB)
+comes from the Hugging Face cache, or from the hub. Every table shows a stage of npformer's trace.
 """
 
 from __future__ import annotations

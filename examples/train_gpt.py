@@ -71,7 +71,7 @@ def read_books(folder: Path) -> Books:
 
 
 def chapters(book: str) -> list[str]:
-    """Splits a book, whose paragraphs have an empty line between them, and puts each paragraph on its own line.
+    """Splits a book into chapters, with one paragraph per line. Empty lines separate the book's paragraphs.
 
     Underscores, which mark italics, are removed.
     """

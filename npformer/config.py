@@ -23,7 +23,7 @@ ENCODER_HEADS = (
 )
 POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # heads that read one row per text
 REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that a decoder can also have, as in BART
-#: causal-lm predicts the next token at each token; translation is an encoder-decoder with logits over the vocabulary.
+#: causal-lm predicts the next token at each position; translation is an encoder-decoder with vocabulary logits.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")
 LABELLED = ("sequence-classification", "token-classification")
 

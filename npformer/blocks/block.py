@@ -68,4 +68,4 @@ class Block(ABC):
     @property
     @abstractmethod
     def stages(self) -> list[Stage]:
-        """The stages in firing order, ending with the output. {x} in a formula stands for the letter of the input."""
+        """The stages in order of computation, the output last. {x} in a formula stands for the letter of the input."""

@@ -160,7 +160,7 @@ def convolved(at: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _kernel(port: Any) -> Ways:
-    """Ways to read the weights W_1, ..., W_K in another order, or to apply them to other neighbours."""
+    """Ways to read the weights W_1, ..., W_K in the wrong order, or to apply them to the wrong neighbours."""
     count, width = port.config.convolution.width, port.config.d_model
     rows = port.weights[KERNEL].reshape(count, width, width)
     orders = {

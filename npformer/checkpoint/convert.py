@@ -44,7 +44,7 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
-FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # file, `format` in metadata
+FILES = {"npformer": (OWN_WEIGHTS, "npformer"), "torch": ("model.safetensors", "pt")}  # file name, `format` in metadata
 STORED_DTYPES = ("float16", "float32", "float64")
 
 

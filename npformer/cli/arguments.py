@@ -79,7 +79,7 @@ def text_options(what: str = "text") -> tuple[Option, ...]:
 # --- whole datasets --------------------------------------------------------------------------------------------------
 
 OUTPUT = option("-o --output OUT", "with --input: a file in one of the same formats, or a folder for Parquet parts")
-ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input: the answered dataset")
+ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input: the dataset with answers")
 
 
 def dataset_options(array: bool = False) -> tuple[Option, ...]:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stride",
         type=whole,
         metavar="N",
-        help="with --text: tokens from one start of a window to the next (default: half a window)",
+        help="with --text: tokens between the starts of consecutive windows (default: half a window)",
     )
     parser.add_argument("-b", "--beams", type=whole, metavar="N", help="search with N beams (default: the model's)")
     parser.add_argument("--json", action="store_true", help="write a JSON object, for programs")

@@ -129,14 +129,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, LOADING)
     record = parser.add_argument_group("record")
-    record.add_argument("-o", "--output", metavar="FILE", help="the golden file, or the folder of --tiny, to write")
+    record.add_argument("-o", "--output", metavar="FILE", help="the golden file to write, or the folder for --tiny")
     record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")
     record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model in -o, of a family such as bert")
     record.add_argument("--seed", type=int, metavar="N", help="seed of the tiny model (0)")
     compare = parser.add_argument_group("compare")
     compare.add_argument("--torch", metavar="MODEL", help="run this model with transformers instead of reading a file")
     compare.add_argument(
-        "--dtype", choices=golden.DTYPES, help="the precision of the port (default: found from its stages)"
+        "--dtype", choices=golden.DTYPES, help="the precision of the port (default: inferred from its stages)"
     )
     compare.add_argument("--names", metavar="JSON", help='a file of {"name in the port": "stage", ...}')
     compare.add_argument("--format", choices=FORMATS, help="output format: text, json, or GitHub annotations")
@@ -244,7 +244,7 @@ def _run(args: argparse.Namespace) -> int:
     timeout = positive("--timeout", TIMEOUT if args.timeout is None else args.timeout)
     width = max(len(entry["name"]) for entry in golden.read_suite(folder, args.case))
     verdicts = []
-    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # a wrong path fails before the run
+    with written_whole(args.junit) if args.junit else nullcontext() as partial:  # a wrong path fails early
         for verdict in golden.run_suite(folder, command, args.case, timeout, args.dtype):
             verdicts.append(verdict)
             if args.format in (None, "text"):

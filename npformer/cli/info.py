@@ -70,7 +70,7 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from npformer.checkpoint.verify import verify
     from npformer.loading import bundled, find_folder
 
-    models = bundled()  # `find_folder` would refuse a damaged bundled model, which is the result here
+    models = bundled()  # `find_folder` refuses a damaged bundled model, but here damage is a result
     if args.name is None:
         folders = list(models.values())
     else:

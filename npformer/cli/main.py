@@ -1,7 +1,7 @@
 """The command `npformer`: finds a subcommand in `COMMANDS`, parses its arguments and runs it, without tracebacks.
 
-A subcommand that runs a task on texts is declared in `tasks/catalogue.py`. Any other is a module in this folder with
-EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. A module may have
+A subcommand that runs a task on texts is declared in `tasks/catalogue.py`. Any other subcommand is a module in this
+folder with EPILOG, `add_arguments(parser)` and `run(args)`, which returns an exit code or None for 0. A module may have
 `narrow(parser, arguments)`, which adapts the help to the arguments. Modules are imported only when they are needed, so
 that `npformer --help` answers at once.
 """
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    """Runs the subcommand in the first argument, or prints the version, the help or a completion script."""
+    """Runs the subcommand that the first argument names, or prints the version, the help or a completion script."""
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from npformer.cli.completion import answer
 

@@ -133,7 +133,7 @@ def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
 
 
 def _open_streams() -> None:
-    """Opens /dev/null for each closed standard stream (as by cron or `>&-`), so that no file gets its number.
+    """Opens /dev/null for each closed standard stream (as by cron or `>&-`), so that no file gets its descriptor.
 
     /dev/null is opened for writing as stdin and for reading as stdout, so that reading texts and writing answers still
     fail. Messages to stderr are lost.

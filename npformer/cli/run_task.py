@@ -32,7 +32,7 @@ Answered = tuple[Line, Any]  # a line and its answer or None
 
 
 def answer_all(name: str, command: Command, args: Namespace) -> int:
-    """Answers every text, as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
+    """Writes the answers as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
 
     With --input it answers the rows of a dataset instead.
     """
@@ -210,6 +210,6 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
 
 
 def _write_header(file: BinaryIO, rows: int, like: np.ndarray) -> None:
-    """Writes the header of a .npy file, with the same length for any number of rows."""
+    """Writes the header of a .npy file. Its length does not depend on the number of rows."""
     described = {"descr": like.dtype.str, "fortran_order": False, "shape": (rows, like.shape[1])}
     np.lib.format.write_array_header_1_0(file, described)

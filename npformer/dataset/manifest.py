@@ -82,7 +82,7 @@ class Manifest:
     def _go_on(self) -> None:
         with explained(self.path):
             data = self.path.read_bytes()
-        lines = data.split(b"\n")[:-1]  # the rest after the last line end is incomplete
+        lines = data.split(b"\n")[:-1]  # what follows the last line end is incomplete
         try:
             header, *others = [json.loads(line) for line in lines]
             _check(header, HEADER)
