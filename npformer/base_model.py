@@ -83,7 +83,7 @@ class BaseModel(Runner, Answering):
     def cores(self, threads: int | None = None) -> Iterator[None]:
         """As in `Runner`, but first checks, in microseconds, that the files of the weights are unchanged.
 
-        NumPy's floating-point warnings are disabled inside: `expect_finite` reports which values are not finite.
+        NumPy's floating-point warnings are off in the block: `expect_finite` reports which values are not finite.
         """
         self._check_files()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"), super().cores(threads):

@@ -106,7 +106,7 @@ def _again(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _bias_after(port: Any) -> Ways:
-    """act(x W) + b for act(x W + b)."""
+    """act(x W) + b instead of act(x W + b)."""
 
     def late(y: np.ndarray, at: Any) -> Any:
         return ACTIVATIONS[at.config.activation](at("ffn.hidden").copy()) + at.weight("ffn.hidden", "bias")

@@ -102,7 +102,7 @@ def _fused(port: Any) -> Ways:
 
 
 def _query_scaled(port: Any) -> Ways:
-    """Scales the query. Tried only for stages of the query: in the scores, it looks like scaling twice."""
+    """Scales the query. Tried only for stages of the query: in the scores, this looks like scaling twice."""
     if port.stage.endswith(("attention.query", "attention.query_heads")):
         yield "by 1 / sqrt(d_head)", {f"*.{port.stage.rpartition('.')[2]}": lambda q, at: q * at.d_head**-0.5}
 

@@ -176,7 +176,7 @@ def _kernel(port: Any) -> Ways:
 
 
 def _moved(x: np.ndarray, step: int) -> np.ndarray:
-    """The rows moved by `step`, with zeros in the rows that become free."""
+    """The rows shifted by `step`, with zeros in the vacated rows."""
     moved = np.roll(x, step, axis=0)
     moved[slice(step) if step > 0 else slice(step, None)] = 0
     return moved

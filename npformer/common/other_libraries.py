@@ -138,7 +138,7 @@ ARGUMENTS: dict[str, Mapping[str, str]] = {
 
 
 class Answering:
-    """A base class with helpful errors: for a name from another library, the error gives its line in `lines`."""
+    """A base class with helpful errors: for a name from another library, the error shows its entry in `lines`."""
 
     lines: ClassVar[Mapping[str, str]] = {}
 
