@@ -160,7 +160,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # a title names the actions that take the options
+        group.title = None  # a title names the actions that take the options below it
 
 
 def run(args: argparse.Namespace) -> int:

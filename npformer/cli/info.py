@@ -144,7 +144,7 @@ def _card(folder: Path) -> dict[str, str]:
 def _model(args: argparse.Namespace) -> dict[str, Any]:
     """Describes a model from its config.json, without reading or downloading its weights.
 
-    Raises NpformerError for an unsupported model, with the missing part, as loading it does.
+    Raises NpformerError for an unsupported model, and names the missing part, as loading it does.
     """
     import numpy as np
 

@@ -210,6 +210,6 @@ def _write_array(task: Task, answers: Iterator[Answered], path: Path) -> int:
 
 
 def _write_header(file: BinaryIO, rows: int, like: np.ndarray) -> None:
-    """Writes the header of a .npy file. Its length does not depend on the number of rows."""
+    """Writes the header of a .npy file. The header's length is the same for any number of rows."""
     described = {"descr": like.dtype.str, "fortran_order": False, "shape": (rows, like.shape[1])}
     np.lib.format.write_array_header_1_0(file, described)

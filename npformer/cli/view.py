@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         choices=METHODS,
-        help=f"measure of the attribution, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
+        help=f"attribution measure, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
     parser.add_argument("--svg", action="store_true", help="write (or print) an SVG picture instead")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the view's arguments from --layer, --head and --method. Raises NpformerError if it does not take one."""
+    """Returns --layer, --head and --method for the view. Raises NpformerError if the view does not take one of them."""
     if args.kind in ("attribution", "page"):
         methods = {"methods": args.method}
     elif args.method:

@@ -58,7 +58,7 @@ def map(
     client: Any = None,
     progress: bool = False,
 ) -> Report:
-    """Answers every row of a dataset, and writes its columns and those of the answers.
+    """Answers every row of a dataset, and writes the dataset's columns and those of the answers.
 
     An interrupted run resumes when it is called again, and its output has the same bytes as an uninterrupted run's.
     Rows are streamed: memory does not grow with their number.
@@ -147,7 +147,7 @@ class _Run:
         names = {self._name((i, k)): (i, k) for i, file in enumerate(self.source.files) for k in self._numbers(file)}
         if not self._is_whole():
             self._make(names, client, progress)
-        # The parts of a folder are the output. If a file is unreadable, a later run with the repaired file needs them.
+        # A folder's parts are the output. If an input file is unreadable, a run with the repaired file needs the parts.
         if self.sink.form is not None and not self.source.unreadable:
             for name in names:
                 self.sink.part(name).unlink(missing_ok=True)
@@ -183,7 +183,7 @@ class _Run:
         return sum(self.source.files[place[0]].parts[place[1] : place[1] + 1])  # an empty part has no entry
 
     def _is_done(self, name: str) -> bool:
-        """Returns whether a part exists unchanged."""
+        """Returns whether a part exists and is unchanged."""
         known = self.manifest.parts.get(name)
         return known is not None and checksum(self.sink.part(name)) == known["sha256"]
 
