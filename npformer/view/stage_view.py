@@ -307,7 +307,7 @@ class StageView(View):
         return 760
 
     def text(self, width: int = 80) -> str:
-        """One line for each stage: name, shape, formula; under it the ends of its first row."""
+        """One line for each stage with its name, shape and formula, and a line with the ends of its first row."""
         lines = [" / ".join(self.texts), *(" ".join(side.names) for side in self.sides.distinct)]
         section = ""
         for step in self.steps:

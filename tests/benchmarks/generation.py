@@ -189,7 +189,7 @@ def main() -> None:
             own = seconds["npformer"]
             rows.append([work, f"{own * 1e3:.1f} ms", *(f"{own / seconds[each]:.2f}" for each in list(engines)[1:])])
             print(" ".join(rows[-1]), flush=True)
-        print(table.markdown(["prompts", "npformer, a step", *list(engines)[1:]], rows), flush=True)
+        print(table.markdown(["prompts", "npformer, per token", *list(engines)[1:]], rows), flush=True)
     measure.save(result, arguments.json)
 
 

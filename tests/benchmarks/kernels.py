@@ -1,4 +1,4 @@
-"""Tests, bits and costs of each kernel this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
+"""Tests and times each kernel that this CPU can run: `python -m tests.benchmarks.kernels [--quick] [NAME...]`.
 
 OpenBLAS chooses its kernels when it is loaded, according to the CPU or OPENBLAS_CORETYPE, so each kernel has a process
 of its own. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single texts and
@@ -49,7 +49,7 @@ def main() -> None:
         tests = "not run" if args.quick else tested(name)
         rows.append([name, tests, *cells(name)])
         print(markdown(head, rows[-1:]), flush=True)
-    print(f"\nNumPy {np.__version__}; the last columns: time with the same bits over time with plain products\n")
+    print(f"\nNumPy {np.__version__}; last columns: time with `same_bits` on, divided by time with it off\n")
     print(markdown(head, rows))
 
 

@@ -219,7 +219,7 @@ def _read(arrays: list[np.ndarray]) -> None:
 def parser(name: str, description: str | None, quick: str) -> argparse.ArgumentParser:
     """Makes a parser with --json and --quick. quick: the help text of --quick."""
     made = argparse.ArgumentParser(prog=f"python -m tests.benchmarks.{name}", description=description)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
     made.add_argument("--quick", action="store_true", help=quick)
     return made
 

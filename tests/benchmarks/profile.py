@@ -123,7 +123,7 @@ def stages_table(profiles: dict[str, dict[str, float]]) -> str:
         return f"{table.milliseconds(seconds)} {seconds / whole[work]:4.0%}"
 
     body = [[stage, *(cell(each.get(stage, 0), work) for work, each in profiles.items())] for stage in order]
-    total = ["all", *(cell(each, work) for work, each in whole.items())]
+    total = ["total", *(cell(each, work) for work, each in whole.items())]
     return table.markdown(["stage", *profiles], [*body, total])
 
 
@@ -149,7 +149,7 @@ def growth(model: Model, seconds: float, tokens: int = 4096) -> list[dict[str, f
 
 def growth_table(found: list[dict[str, float]]) -> str:
     """Prints one row for each length."""
-    head = ["tokens a text", "a token costs", "attention of it", "share", "share of the operations"]
+    head = ["tokens in the text", "time per token", "attention's part", "share", "share of operations"]
     body = [
         [
             f"{each['length']:.0f}",

@@ -117,8 +117,8 @@ def main() -> None:
         for engine, each in found["engines"].items()
     ]
     of = f"{len(sentences):,} sentences of {given.name if given else 'random words'}, text to vectors"
-    print(table.markdown([of, "setup", "takes", "npformer's over it"], body))
-    print(f"No number of a vector differs by more than {found['apart']:.1e}.\n", flush=True)
+    print(table.markdown([of, "setup", "takes", "npformer's time divided by it"], body))
+    print(f"No element of a vector differs by more than {found['apart']:.1e}.\n", flush=True)
 
     result["installed"] = {each: installed(names) for each, names in INSTALLED.items()}
     result["installed"]["npformer"]["npformer"] = size(Path(npformer.__file__).parent) - size_of_models()
@@ -126,7 +126,7 @@ def main() -> None:
         [each, f"{sum(packages.values()) / 1e6:.0f} MB", str(len(packages)), f"{model_size / 1e6:.0f} MB"]
         for (each, packages), model_size in zip(result["installed"].items(), sizes.values(), strict=True)
     ]
-    print(table.markdown(["installed files of", "take", "packages", "and the model of the first table"], body))
+    print(table.markdown(["installed files", "take", "packages", "the model of the first table"], body))
     measure.save(result, arguments.json)
 
 

@@ -222,12 +222,12 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.service", description=__doc__)
     parser.add_argument(
-        "--onnx", type=Path, metavar="FOLDER", help="what --export made; without it no peer is measured"
+        "--onnx", type=Path, metavar="FOLDER", help="the output of --export; without it, only npformer is measured"
     )
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="make the ONNX file there, and exit")
     parser.add_argument("--seconds", type=int, default=10, help="length of a turn (%(default)s)")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="send requests for this long instead")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
     arguments = parser.parse_args()
     if arguments.export:
         print(export(arguments.export))

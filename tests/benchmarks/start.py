@@ -108,7 +108,7 @@ def together(folder: Path, count: int) -> list[dict[str, int]]:
 
 
 def _pages(process: int) -> dict[str, int]:
-    """A process's memory in bytes: resident, proportional (shared pages divided among their users), shared, private."""
+    """A process's memory in bytes: resident, proportional (shared pages divided among their users), shared, own."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kinds = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     return {
@@ -134,14 +134,14 @@ def main() -> None:
             [name, table.milliseconds(each["seconds"]), f"{(each['seconds'] - numpy) * 1e3:+.0f} ms"]
             for name, each in raced.items()
         ]
-        print(table.markdown(["a whole process", "takes", "over importing NumPy"], body) + "\n", flush=True)
+        print(table.markdown(["a whole process", "takes", "more than importing NumPy"], body) + "\n", flush=True)
 
         forms = {form: sizes.write_base(folder / form, form) for form in ("npformer", "torch")}
         result["loading"] = {form: loading(path, rounds) for form, path in forms.items()}
         print(table.markdown(["DistilBERT-base's size, from", *TIMES, *PEAKS], _loading_rows(result["loading"])) + "\n")
 
         result["together"] = {form: {n: together(path, n) for n in (1, 2)} for form, path in forms.items()}
-        head = ["processes with it", "resident", "shared", "own", "proportional, all"]
+        head = ["processes", "resident", "shared", "own", "proportional, all"]
         print(table.markdown(head, _together_rows(result["together"])))
     measure.save(result, arguments.json)
 

@@ -88,7 +88,7 @@ def main() -> None:
     ratio = compared_seconds["generator"] / compared_seconds["list"]
     print(
         f"{compared:,} texts: {compared_seconds['generator']:.2f} s from a generator, {compared_seconds['list']:.2f} s "
-        f"from a list: {ratio:.3f} of its time"
+        f"from a list: {ratio:.3f} times as long"
     )
     measure.save(
         {"machine": machine, "before": before, "stream": streamed, "compared": compared_seconds}, arguments.json

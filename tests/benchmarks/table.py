@@ -61,8 +61,8 @@ def notes(rows: Sequence[dict[str, Any]]) -> str:
     apart = max(max(row["logits_apart"].values()) for row in rows)
     bandwidth = max(row["bytes_per_second"] for row in rows)
     return (
-        f"The logits of npformer and of the others differ by at most {apart:.1e}.\n"
-        "GFLOP/s: the operations of the products x @ W that npformer computes, over its whole time.\n"
-        f"Weights: {rows[0]['weight_bytes'] / 1e6:.0f} MB, read with {bandwidth / 1e9:.0f} GB/s at best.\n"
-        "The others: their time, and npformer's divided by it."
+        f"npformer's logits and the other engines' differ by at most {apart:.1e}.\n"
+        "GFLOP/s: the operations in npformer's products x @ W, divided by its total time.\n"
+        f"Weights: {rows[0]['weight_bytes'] / 1e6:.0f} MB, read at {bandwidth / 1e9:.0f} GB/s at best.\n"
+        "Other engines: their time, and npformer's time divided by it."
     )

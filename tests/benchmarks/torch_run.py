@@ -123,7 +123,7 @@ def translation(args: argparse.Namespace) -> None:
         module.load_state_dict({name: sum(each[name] for each in kept) / len(kept) for name in last})
         if (mean := dev_loss()) > loss:
             module.load_state_dict(last)
-    print(f"dev loss of the last epoch {loss:.4f}, of the mean of the last {len(kept)} {mean:.4f}: the lower is kept")
+    print(f"dev loss: last epoch {loss:.4f}, mean of the last {len(kept)} states {mean:.4f}; the lower is kept")
     module.model.save_pretrained(args.output / "model")
     for name in (FILE, "tokenizer_config.json", "generation_config.json", CONFIG):
         shutil.copyfile(args.like / name, args.output / "model" / name)

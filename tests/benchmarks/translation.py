@@ -152,7 +152,7 @@ def main() -> None:
             lines.append([f"64 sources, {length} tokens, {work}", f"{own:.2f} s", *peers])
         print(table.markdown(["work", "npformer", "Transformers", "CTranslate2"], lines), flush=True)
         result["token"] = token_times(model, 64 if arguments.quick else 256)
-        print("\na token of one target: " + "; ".join(f"{part}: {1e3 * each:.1f} ms" for part, each in result["token"]))
+        print("\ntime per token: " + "; ".join(f"{part}: {1e3 * each:.1f} ms" for part, each in result["token"]))
     measure.save(result, arguments.json)
 
 

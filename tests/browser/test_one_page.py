@@ -78,7 +78,7 @@ def test_every_view_has_its_tab_and_keeps_its_choices(page: Page, shown: view.Pa
         page.click(tab(page, kind))
         page.until(lambda kind=kind: address(page).startswith(f"#view={kind}"))
         assert page.text("#heading") == made.heading
-        assert page.text("h1") == TEXT  # without the tokens around it
+        assert page.text("h1") == TEXT  # without [CLS] and [SEP]
         assert page.js("return document.title") == f"{made.heading}: {TEXT}"
         assert "[" not in made.heading
         assert [link.get_attribute("data-view") for link in page.all(".tabs [aria-current=page]")] == [kind]

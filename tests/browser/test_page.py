@@ -161,7 +161,7 @@ def test_light_and_dark(page: Page, make: Make) -> None:
     assert page.colour("html", "backgroundColor") == dark
     page.media(dark=False)
     page.until(lambda: page.colour("html", "backgroundColor") == light)
-    page.js("postMessage('dark', '*')")  # like a page that shows this one in a frame
+    page.js("postMessage('dark', '*')")  # like a page that embeds this page in a frame
     page.until(lambda: page.colour("html", "backgroundColor") == dark)
     page.js("postMessage({ theme: 'light' }, '*'); postMessage('other', '*'); postMessage('light', '*')")
     page.until(lambda: page.colour("html", "backgroundColor") == light)

@@ -59,7 +59,7 @@ def test_every_view_is_saved_as_it_is_selected(page: Page, shown: view.PageView,
     images, lines = (list(root.iter(f"{{http://www.w3.org/2000/svg}}{name}")) for name in ("image", "path"))
     assert all(image.get("href").startswith("data:image/png;base64,") for image in images)
     assert bool(lines) == (kind == "heads")
-    assert bool(images) == (kind in ("model", "neurons"))  # a small stage is a table
+    assert bool(images) == (kind in ("model", "neurons"))  # a small stage is shown as a table
     png = picture(page, saved, "PNG", kind).read_bytes()
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG")

@@ -86,7 +86,7 @@ def test_the_login_is_sent_to_the_hub_and_not_to_its_redirects(hub, env, folder)
 
 @pytest.mark.slow
 def test_a_broken_transfer_is_taken_up_again(hub, env, tmp_path):
-    """The client notices a broken transfer, an old client only on a retry. The file is larger than a piece (10 MB)."""
+    """Old clients notice a broken transfer only on a retry, and receive pieces of 10 MB, so the file is larger."""
     folder = tiny.folder(tmp_path / "large", max_length=90_000)
     hub.add(NAME, folder)
     hub.break_after = [11_000_000]

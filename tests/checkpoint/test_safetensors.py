@@ -75,7 +75,7 @@ def test_the_library_reads_our_files(tmp_path):
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(), st.text(), min_size=1))
 def test_metadata_may_be_any_text(tmp_path_factory, metadata):
-    """The metadata is sorted in place. The header keeps its length, even with escaped characters."""
+    """Sorting the metadata in the file does not change the header's length, even with escaped characters."""
     path = tmp_path_factory.getbasetemp() / "metadata.safetensors"
     write_tensors(path, ARRAYS, metadata)
     with safetensors.safe_open(path, "np") as file:

@@ -66,7 +66,7 @@ def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "started", "unbuffered"), sorted(set(STARTED)))
 def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, started, unbuffered, models, tmp_path):
-    """A full or closed output is exit code 1 and an error; a broken pipe is SIGPIPE's exit code and no message."""
+    """A full or closed output is an error with exit code 1; a broken pipe gives SIGPIPE's code and no message."""
     way, arguments, given = WAYS[started], PRINTING[name], {"PYTHONUNBUFFERED": unbuffered}
     full = shell('"$@" > /dev/full', way, arguments, models, tmp_path, **given)
     assert full == (1, "", "npformer: output: No space left on device\n")

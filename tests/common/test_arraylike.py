@@ -95,7 +95,7 @@ def test_array_likes_give_the_float64_result(name: str, form: str) -> None:
     found, expected = function(**changed(CASES[name], FORMS[form])), function(**CASES[name])
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found, expected)
-    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # these keep dtypes
+    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # these keep a dtype
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 

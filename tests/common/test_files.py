@@ -1,4 +1,4 @@
-"""Only regular files inside their folder are read; files are written completely, through links."""
+"""Only regular files inside their folder are read; files are written completely or not at all, also through links."""
 
 from __future__ import annotations
 

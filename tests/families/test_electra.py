@@ -54,7 +54,7 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
         expected = linear(gelu(linear(x, **hidden)), **output)[:, 0]
         logits = model([3, 1, 4]).logits
         assert logits.shape == (1, 3)
-        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # other sum order
+        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # order of sums
 
 
 def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:

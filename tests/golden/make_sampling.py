@@ -55,7 +55,7 @@ def ids() -> np.ndarray:
 
 
 def processors(model: Any, prompt: int, **settings: Any) -> Any:
-    """The processors of transformers' `generate`, after prompts of this many tokens."""
+    """The processors that transformers' `generate` uses for prompts of this many tokens."""
     import transformers
 
     given = transformers.GenerationConfig(**{"eos_token_id": list(ENDS), "max_new_tokens": 20, **settings})
