@@ -166,7 +166,7 @@ def site(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", loading.OURS)
 def test_a_bundled_model_that_is_not_installed(site, name):
-    """The network is not used. The message says where to get the model, or gives its path in the installed checkout."""
+    """The network is not used. The message says where to get the model, or gives its path in the checkout."""
     missing = f"{name}: not part of the installed package.\n  "
     clone = "Get it with `git clone https://github.com/npformer/npformer` and use its path: "
     assert error(name) == f"{missing}{clone}npformer/weights/{name}"

@@ -61,7 +61,7 @@ class Case:
         return hashlib.sha256(repr((self.use, self.texts, listed)).encode("utf-8", "surrogatepass")).digest()
 
 
-LARGEST = 2**22  # maximum bytes of a file: longer files only take more time and memory
+LARGEST = 2**22  # maximum size of a file: longer files only take more time and memory
 BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14  # one case in 6 has its bytes mutated blindly, one in 14 a whole file
 
 

@@ -25,7 +25,7 @@ HOOKS = Call(Global("collections", "OrderedDict"), ())
 
 TOUCH = b"X" + struct.pack("<I", 14) + b"touch ./canary"
 WRITE = b"X" + struct.pack("<I", 19) + b"open('canary', 'w')"
-#: Instructions that call functions, or request much memory.
+#: Instructions that call functions, or request a lot of memory.
 HOSTILE = (
     b"cos\nsystem\n(" + TOUCH + b"tR", b"cposix\nsystem\n" + TOUCH + b"\x85R", b"cbuiltins\nexec\n(" + WRITE + b"tR",
     b"cbuiltins\neval\n" + WRITE + b"\x85R", b"csubprocess\ngetoutput\n(" + TOUCH + b"tR", b"(cos\nsystem\n" + TOUCH + b"o",
@@ -143,7 +143,7 @@ def _describe(draw: Draw, records: list[dict[str, Any]]) -> None:
                 (zero, back, (2**40,), (-1,) * len(strides), (1,) * 40, tuple(2 * n for n in strides), None)
             )
         case 4:
-            # Reuses one storage many times: a small file that requests much memory.
+            # Reuses one storage many times: a small file that requests a lot of memory.
             n = draw.pick((100, 3000, 30_000, 10**6))
             each["shape"], each["strides"] = draw.pick(
                 (((n, n), (0, 0)), ((n,), (0,)), ((n, 8), (0, 1)), ((n, n, n), (0, 0, 0)))

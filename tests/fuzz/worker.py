@@ -21,8 +21,8 @@ from typing import Any
 
 MEMORY = 512 * 2**20  # address space that a case may take in addition to the worker's at its start
 GROWTH = 96 * 2**20  # memory that a case may actually use
-MESSAGE = 2000  # maximum characters of an error or a warning
-WRITTEN = 64 * 2**20  # maximum bytes of a file that a case writes, so that a copy of a sparse file cannot fill the disk
+MESSAGE = 2000  # maximum length of an error or a warning
+WRITTEN = 64 * 2**20  # maximum size of a file that a case writes, so that a copy of a sparse file cannot fill the disk
 
 #: Forbidden audit events: running programs, connecting, or reading a real pickle.
 FORBIDDEN = (

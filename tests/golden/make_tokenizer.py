@@ -119,7 +119,7 @@ def golden_texts() -> list[str | list[str]]:
 
 
 def cuts() -> list[list[int]]:
-    """Returns rows of numbers of tokens: of two texts, the maximum for the pair, and the number kept of each text."""
+    """Returns rows of token counts: the lengths of two texts, the maximum for the pair, and the tokens kept of each."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny.tokenizer())
