@@ -280,7 +280,7 @@ class Config(Answering):
             raise NpformerError(f"decoder: expected no layers for a {self.head} model, got {self.decoder.n_layers}")
         if self.head == "causal-lm" and not self.causal:
             raise NpformerError(
-                "causal: expected True, because a causal-lm model predicts the next token from earlier ones"
+                "causal: expected True, because a causal-lm model predicts the next token from earlier tokens"
             )
         if self.head == "translation" and not (self.n_layers and self.decoder):
             raise NpformerError(

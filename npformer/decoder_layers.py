@@ -1,7 +1,7 @@
 """The decoder layer and the decoder: masked self-attention, attention to the encoder's output, feed-forward network.
 
-Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows. Next: `transformer.py` combines encoder
-and decoder, and `generation/` generates text.
+Attention Is All You Need (Vaswani et al., 2017), section 3.1, on packed rows. Next: `transformer.py` combines the
+encoder and the decoder, and `generation/` generates text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shift_right(target: Any, start: int, end: int) -> tuple[np.ndarray, np.ndarr
 
     Returns
     -------
-    (L + 1,) and (L + 1,) arrays, the input and the labels
+    two (L + 1,) arrays, the input and the labels
 
     Raises
     ------
@@ -70,7 +70,7 @@ def decoder_layer(
 ) -> np.ndarray:
     """Y = Add&Norm(X, Attention(X)); Z = Add&Norm(Y, Attention(Y, source)); returns Add&Norm(Z, FFN(Z)).
 
-    A row of X attends to itself and to earlier rows of its text. A row of Y attends to all rows of its source.
+    A row of X attends to itself and to the earlier rows of its text. A row of Y attends to all rows of its source.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """`Direction`: a logit as a linear function of one row. The parts of a model pull it back from output to input.
 
-Each part has a method `pull`, which replaces a direction in its output by the direction in its input, and returns the
-contribution of the part to the logit. `interpret/direct_attribution.py` has the formulas and combines the parts.
+Each part has a method `pull`, which replaces a direction in the part's output with the corresponding direction in its
+input, and returns the part's contribution to the logit. `interpret/direct_attribution.py` has the formulas and combines
+the parts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 @dataclass
 class Direction:
-    """logit = u . x + the recorded terms, for a row x of the stages of one text.
+    """logit = u . x + the recorded terms, where x is one row of the current stage of a text.
 
     Norms and gates are treated as constant factors, with the values that they have for this text.
 
@@ -36,12 +37,12 @@ class Direction:
     biases: dict[str, float] = field(default_factory=dict)
 
     def at(self, name: str) -> np.ndarray:
-        """The row in a stage. A stage of one dimension is the row itself."""
+        """The row of a stage. A one-dimensional stage is itself the row."""
         array = self.stages[name]
         return array if array.ndim == 1 else array[self.row]
 
     def add_bias(self, name: str, layer: Mapping[str, np.ndarray]) -> float:
-        """Records and returns the contribution of the bias of a stage, 0 without a bias."""
+        """Records and returns the contribution of the bias of the layer whose stage is `name`, or 0 without a bias."""
         self.biases[name] = float(self.u @ layer["bias"]) if "bias" in layer else 0.0
         return self.biases[name]
 

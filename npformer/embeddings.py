@@ -1,4 +1,4 @@
-"""Embeddings, the input of the first layer: sums of rows of learned tables, or of sinusoidal positions.
+"""Embeddings, the input of the first layer: sums of rows of learned tables, sometimes with sinusoidal positions.
 
 Vaswani et al., 2017, sections 3.4 and 3.5; Devlin et al., 2019, figure 2. Next: `encoder_layers.py`.
 """
@@ -75,8 +75,8 @@ def embeddings(
 ) -> np.ndarray:
     """Normalize(scale * token [+ position] [+ segment]) [W + b], from rows of the tables: (T,), (T,), (T,) -> (T, D).
 
-    The 2017 model has scale sqrt(D) (section 3.4) and no norm. `project` is W and b, for models with tables narrower
-    than their layers, such as ALBERT (Lan et al., 2020, section 3.1).
+    In the 2017 model, scale is sqrt(D) (section 3.4), and there is no norm. `project` is W and b, for models with
+    tables narrower than their layers, such as ALBERT (Lan et al., 2020, section 3.1).
     """
     with scope("embeddings"):
         tokens = embedding(ids, **token) if scale == 1 else embedding(ids, **token) * scale
@@ -108,7 +108,7 @@ def embeddings_backward(
     padding_idx: int | None = None,
     normalize: Norm = LAYER_NORM,
 ) -> dict[str, Any]:
-    """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of norm and project.
+    """Backward of `embeddings`: the gradients of the tables, as `SparseRows`, and of the norm and the projection.
 
     Tokens equal to padding_idx add nothing to the gradients of the token and position tables, as in torch.
     """
@@ -198,9 +198,9 @@ class Embeddings:
         )  # fmt: skip
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> dict[str, float]:
-        """The contribution of each table to a logit, from a direction in the output.
+        """The contribution of each table to a logit, given a direction in the output.
 
-        at: the prefix of the names of the stages.
+        at: the prefix of the stage names.
         """
         at, tables = f"{at}embeddings.", weights["embeddings"]
         if "project" in tables:
@@ -212,7 +212,7 @@ class Embeddings:
 
     @property
     def dropped(self) -> str:
-        """The stage with dropout in training."""
+        """The stage to which training applies dropout."""
         return "embeddings.sum" if self.norm is None else "embeddings.norm"
 
     @property

@@ -2,8 +2,8 @@
 
 Packed rows are the concatenated tokens of several texts, (T, D), with the `lengths` of the texts; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
-nested dicts that are passed to functions as keywords: `linear(x, **weights["query"])`. Models use the same `Layer` and
-`Stack`, from `layers.py`. Next: `decoder_layers.py`.
+nested dicts that are passed to functions as keyword arguments: `linear(x, **weights["query"])`. Models use the same
+`Layer` and `Stack`, from `layers.py`. Next: `decoder_layers.py`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def encoder(
 
 
 def _layer(n_heads: int, activation: Activation, weights: Mapping[str, Any], eps: float, norm_first: bool) -> Layer:
-    """The layer with these weights. They decide whether it has a gate, and whether attention has a norm."""
+    """The layer with these weights, which determine whether its FFN is gated and whether its attention has a norm."""
     unnormed = ("attention",) if weights.get("attention_norm") is None else ()
     return layer_of(n_heads, activation, "gate" in weights["ffn"], LayerNorm(eps), norm_first, unnormed=unnormed)
 

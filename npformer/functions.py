@@ -1,7 +1,7 @@
-"""The functions of a Transformer, named as in torch.nn.functional. The backward of each is directly below it.
+"""The functions of a Transformer, named as in torch.nn.functional. The backward function of each is directly below it.
 
-All functions take arrays with any leading axes, in float32 or float64, and return the same type. Activations are in
-`activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and `decoder_layers.py`, heads in
+All functions take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Activations
+are in `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and `decoder_layers.py`, heads in
 `output_heads.py`.
 
 A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
@@ -81,7 +81,7 @@ def linears(x: np.ndarray, *layers: Mapping[str, np.ndarray]) -> list[np.ndarray
 
 def _check_linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[0]:
-        raise NpformerError(f"linear: weight must be (in, out) with x (..., in), got {weight.shape} and {x.shape}")
+        raise NpformerError(f"linear: weight must be (in, out) for x (..., in), got {weight.shape} and {x.shape}")
     if bias is not None and bias.shape != weight.shape[1:]:
         raise NpformerError(f"linear: bias must be {weight.shape[1:]} for weight {weight.shape}, got {bias.shape}")
 
@@ -137,7 +137,7 @@ def embedding(ids: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 class SparseRows(NamedTuple):
-    """The gradient of a table: values[i] (D,) for row ids[i], zeros for all other rows. The ids strictly increase."""
+    """The gradient of a table: values[i] (D,) for row ids[i], zeros for other rows. The ids are strictly increasing."""
 
     ids: np.ndarray
     values: np.ndarray

@@ -1,7 +1,7 @@
 """`GeneratingModel`, the base of `Model` and `Seq2Seq`: a model with the methods `generate` and `stream`.
 
-`generation` is imported when it is first used. Its import takes a twentieth of the time of a process that classifies
-one sentence.
+`generation` is imported when it is first used. Importing it takes a twentieth of the run time of a process that
+classifies one sentence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GeneratingModel(BaseModel):
         return generate(self, self.sources(sources, attention_mask), **settings)
 
     def stream(self, source: Any, **settings: Any) -> Iterator[int]:
-        """Generates one text and yields its tokens one by one, as `generation.stream`."""
+        """Generates one text and yields its tokens one by one, as `generation.stream` does."""
         from npformer.generation import stream
 
         sources = self.sources(source)

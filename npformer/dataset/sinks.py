@@ -1,7 +1,7 @@
 """Writes a dataset to a file or a folder of parts, with its manifest and its lock.
 
-A folder has the parts as Parquet. A file is joined from its parts at the end; until then they are in a folder next to
-it. Equal tables give equal bytes: no format includes a time or a path.
+A folder holds the parts as Parquet files. A single file is assembled from its parts at the end; until then, the parts
+are in a folder next to it. Equal tables give equal bytes: no format includes a time or a path.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explain
 from npformer.dataset.readers import plain
 from npformer.dataset.sizes import grouped
 
-GROUP = 2**24  # bytes per row group of a Parquet file; smaller groups make it larger and slower
-ROWS = 256  # rows written at a time as text
+GROUP = 2**24  # bytes per row group of a Parquet file; smaller groups make the file larger and slower
+ROWS = 256  # number of rows written at a time in text formats
 
 
 class Sink:
@@ -89,7 +89,7 @@ class Sink:
                     clear_partial(written.parent, written.name)
                 yield
         finally:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # the folder is not empty
                 self.parts.rmdir()
 
     def check_types(self, schema: Any) -> None:

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-PART_BYTES = 2**24  # maximum for a part with more than one row
+PART_BYTES = 2**24  # maximum size of a part with more than one row
 DEPTH = 48  # maximum nesting of lists and objects in a column: Parquet reads 49 levels of lists, Arrow 63
-MISSING = 8  # bytes counted per column for answers and missing columns
+MISSING = 8  # bytes counted for each list item, and for each column that a row may lack
 
 BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 class Cuts:
-    """Divides a file into parts by the sizes of its rows. A part has at most `rows` rows, all parts at most `limit`."""
+    """Divides a file into parts by the sizes of its rows, with at most `rows` rows per part and `limit` rows in all."""
 
     def __init__(self, rows: int, limit: int | None) -> None:
         self.rows, self.limit = rows, limit
@@ -60,7 +60,7 @@ class Cuts:
 
 
 def grouped(items: Iterable[tuple[int, Any]], size: int) -> Iterator[list[Any]]:
-    """Groups items, given with their sizes, in order. Every group except the last reaches `size`."""
+    """Groups consecutive items, given as (size, item). Every group except the last has at least `size` in total."""
     held: list[Any] = []
     total = 0
     for own, item in items:

@@ -1,8 +1,8 @@
 """Reads a dataset: a file, or the files of a folder sorted by name, as tables with one schema.
 
 `survey` reads everything once, to find unreadable files, differing columns and changed input before the model runs for
-hours. It returns the identity of each file and divides it into parts (`sizes.py`). `parts` then reads the requested
-parts.
+hours. It returns the identity of each file and divides the file into parts (`sizes.py`). `parts` then reads the
+requested parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLICE = 2**12  # rows measured at a time
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset: its identity, the rows in each part and its columns, or the error in reading it."""
+    """A file of a dataset: its identity, the rows in each part and its columns, or the error raised by reading it."""
 
     path: Path
     bytes: int = 0
@@ -71,7 +71,7 @@ def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Datas
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
     files: list[File] = []
-    seen = Seen()  # shared by all files of jsonl
+    seen = Seen()  # shared by all jsonl files
     left = limit
     for path in _paths(Path(given)):
         if left == 0:
@@ -117,7 +117,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
 
 def _check_size(file: File) -> None:
     """Raises NpformerError if a file's size changed: reading beyond the end of a mapped file would kill the process."""
-    with suppress(FileNotFoundError):  # an open file stays readable
+    with suppress(FileNotFoundError):  # a deleted file stays readable while it is open
         size = file.path.stat().st_size
         if size != file.bytes:
             raise NpformerError(f"{file.path}: has {size} bytes, but had {file.bytes} when it was first read")
@@ -144,7 +144,7 @@ def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File
     form = form_of(path)
     with explained(path):
         size = path.stat().st_size
-        with open_file(as_given(path)):  # raises an error unless it is a regular file
+        with open_file(as_given(path)):  # raises an error unless the path is a regular file
             digest = checksum(path)
         if not size:
             raise NpformerError(f"{path}: the file is empty")
@@ -188,7 +188,7 @@ def _measure(path: Path, cuts: Cuts) -> Any:
 
 
 def _common(files: list[File]) -> Any:
-    """Returns the schema of all files. The last jsonl file has the schema of all jsonl files."""
+    """Returns the schema of all files. The schema of the last jsonl file covers all jsonl files."""
     jsonl = [each for each in files if form_of(each.path).kind == "jsonl"]
     first, *others = [*jsonl[-1:], *(each for each in files if each not in jsonl)]
     fields = {each.name: each for each in first.schema}
@@ -210,7 +210,7 @@ def _common(files: list[File]) -> Any:
 
 
 def check_text_column(source: Dataset, name: str) -> None:
-    """Raises NpformerError if the dataset has no such column, or if it does not contain texts."""
+    """Raises NpformerError if the dataset has no such column, or if the column does not contain text."""
     if name not in source.schema.names:
         raise unknown("column", name, source.schema.names)
     kind = plain(source.schema).field(name).type

@@ -1,4 +1,4 @@
-"""The work of this process or of a Dask worker: answers the rows of one part, and describes its machine.
+"""The work of this process or of a Dask worker: it answers the rows of one part and describes its machine.
 
 `RemoteTask` describes a task so that a process on another machine can recreate it. `identity` returns everything that
 the answers of a task depend on, including a checksum of its weights.
@@ -42,7 +42,7 @@ Place = tuple[int, int]  # index of a part's file, and index of the part in it
 def identity(task: Task) -> dict[str, Any]:
     """Returns everything that a task's answers depend on: options, config, weights and tokenizer.
 
-    The sha256 of the weights is the checksum of the file that `npformer convert` writes in the model's dtype.
+    The sha256 of the weights equals the checksum of the file that `npformer convert` writes in the model's dtype.
     """
     model = task.model
     options = {name: value for name, value in asdict(task.options).items() if name != "progress"}
@@ -175,11 +175,11 @@ def _made(work: RemoteTask) -> Task:
         return _tasks[key]
 
 
-# --- the bits of this machine ----------------------------------------------------------------------------------------
+# --- numerical results of this machine -------------------------------------------------------------------------------
 
 
 def machine() -> dict[str, str]:
-    """Returns everything except the task that affects the last bits of answers."""
+    """Returns everything other than the task that affects the last bits of the answers."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]
@@ -190,7 +190,7 @@ _probed: list[str] = []
 
 
 def probe() -> str:
-    """Returns a digest of an encoder layer's output for fixed numbers, which shows differences in the last bits."""
+    """Returns a digest of an encoder layer's output for a fixed input, which reveals differences in the last bits."""
     if not _probed:
         random = np.random.default_rng(0)
         d, f = 384, 1536

@@ -1,6 +1,6 @@
-"""Families of checkpoints, one per file: the fields of config.json, the names of weights, special tokens, dropout.
+"""Families of checkpoints, one per file: their fields of config.json, names of weights, special tokens and dropout.
 
-A new family is a file here and an entry in `FAMILIES`. Families similar to BERT are `EncoderTable`s.
+To add a family, add a file here and an entry in `FAMILIES`. Families similar to BERT are `EncoderTable`s.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class _Families(UserDict[str, Any]):
-    """Imports the file of a family at its first use, so that a model starts without the code of all others."""
+    """Imports a family's file when it is first used, so that a model loads without the code of other families."""
 
     def __getitem__(self, model_type: str) -> Family:
         found = self.data[model_type]
@@ -51,7 +51,7 @@ class _Families(UserDict[str, Any]):
         return cast(Family, found)
 
 
-#: model_type -> family, given as its file and its name there.
+#: model_type -> "file.name" of the family, replaced by the family when it is first used.
 FAMILIES: MutableMapping[str, Family] = _Families(
     {
         "distilbert": "distilbert.DISTILBERT",
@@ -92,7 +92,7 @@ def encoders() -> dict[str, EncoderTable]:
 
 
 def distinct_encoders() -> dict[str, EncoderTable]:
-    """`encoders` without XLM-RoBERTa, CamemBERT and other families that have the tensor names of an earlier family."""
+    """`encoders` without families, such as XLM-RoBERTa, that have the tensor names of an earlier family."""
     tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)
@@ -137,9 +137,9 @@ def parts_of(config: Config) -> Parts:
 def read_config(data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
     """Creates a `Config` from the content of a Hugging Face config.json.
 
-    head: the head to read, if a checkpoint has several. By default it is the head of `architectures`, or "base" without
-    `architectures`. For example, BertForPreTraining is read with its masked-word head, but also has a next-sentence
-    head.
+    head: the head to read, if a checkpoint has several. By default, it is the head of the class in `architectures`, or
+    "base" without `architectures`. For example, BertForPreTraining has a masked-word head and a next-sentence head, and
+    is read with the former.
     """
     data = text_config(data)
     family = find_family(FAMILIES, data)

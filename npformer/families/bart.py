@@ -1,6 +1,6 @@
-"""BART (Lewis et al., 2020): Marian's layers with a norm of the embeddings, and learned positions from row 2 on.
+"""BART (Lewis et al., 2020): Marian's layers, a norm after the embeddings, and learned positions that start at row 2.
 
-BartForConditionalGeneration, and BartModel with a tied table, generate texts. For classification and question answering
+BartForConditionalGeneration, and BartModel with a tied table, generate text. For classification and question answering,
 the decoder reads the text again, shifted right, and the head reads the decoder's output. BartForCausalLM is the decoder
 alone: a causal stack, which does not use the cross-attention in its files.
 """
@@ -31,13 +31,13 @@ TOP = {
     "sequence-classification": {"pooler": "classification_head.dense", "head.output": "classification_head.out_proj"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: The head of the decoder alone, and the groups that its layers lack.
+#: The head of a model with only a decoder, and the groups that its layers lack.
 ALONE = "causal-lm"
 CROSSED = tuple(group for group in LAYER if group.startswith("cross_attention"))
 
 
 class Bart(Marian):
-    """The family of BART. Encoder and decoder always share one token table."""
+    """The family of BART. The encoder and the decoder always share one token table."""
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
         if (head or self.head_of(data)) == ALONE:
@@ -46,7 +46,7 @@ class Bart(Marian):
         return super().read_config({**data, **table}, head)
 
     def _read_decoder(self, data: Mapping[str, Any]) -> Config:
-        """The config of a decoder alone."""
+        """The config of a model with only a decoder."""
         reject_other(data, self.always)
         fields = read_fields({**FIELDS, **DECODER_FIELDS}, data, self.model_type) | read_text_ids(data)
         activation = read_activation("activation_function", data)
@@ -89,7 +89,7 @@ class Bart(Marian):
             }
         above = {ours: f"{top[group]}.{array}" for ours, (group, array) in arrays.items() if group in top}
         found = super().sources(config, stacks, head) | {ours: Source((name,)) for ours, name in above.items()}
-        if not config.decoder:  # a model with both stacks shares this table
+        if not config.decoder:  # in a file of a model with both stacks, the table is shared
             table = found["embeddings.token.weight"]
             found["embeddings.token.weight"] = Source((*table.names, "model.shared.weight"))
         return found

@@ -20,7 +20,7 @@ from npformer.norms import LayerNorm, Norm
 from npformer.parts import Parts
 from npformer.weight_group import Group
 
-#: Hugging Face's name of an activation -> npformer's. If an activation has several names, the first one is written.
+#: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first one is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -30,7 +30,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 
-#: BERT's special tokens by role. Missing ones are added to a vocabulary in this order.
+#: BERT's special tokens by role. Missing tokens are added to a vocabulary in this order.
 SPECIAL_TOKENS = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -41,7 +41,7 @@ SPECIAL_TOKENS = {
 
 
 class Part(NamedTuple):
-    """The part of one linear layer in a tensor that stores several.
+    """One linear layer's part of a tensor that stores several layers.
 
     The tensor is divided into blocks along its outputs. Each block has some outputs of every layer, in order.
     """
@@ -84,9 +84,9 @@ class Source(NamedTuple):
     part: Part | None = None  # the part of the tensor, if it stores several linear layers
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
-    leading: bool = False  # the tensor has a leading axis of 1 in a new file
-    kernel: int = 0  # width of a convolution with a tensor (out, in, kernel); 0 means no convolution
-    apart: tuple[str, ...] = ()  # names of tensors with only this array, if the tensors in `names` store several
+    leading: bool = False  # the tensor has a leading axis of size 1 in a new file
+    kernel: int = 0  # width of a convolution, whose tensor is (out, in, kernel); 0 means no convolution
+    apart: tuple[str, ...] = ()  # names of tensors that hold only this array, if those in `names` hold several
 
     @property
     def title(self) -> str:
@@ -94,7 +94,7 @@ class Source(NamedTuple):
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """The names of tensors with only this array."""
+        """The names of tensors that hold only this array."""
         return self.apart + (self.names if self.part is None else ())
 
     def to_linear(self, array: Any) -> Any:
@@ -106,13 +106,13 @@ class Source(NamedTuple):
         return array.T
 
     def from_linear(self, array: Any) -> Any:
-        """The inverse of `to_linear`."""
+        """Inverse of `to_linear`."""
         if self.in_out:
             return array
         return array.reshape(self.kernel, -1, array.shape[1]).T if self.kernel else array.T
 
     def found_in(self, tensors: Container[str]) -> tuple[str, Source]:
-        """The name of the tensor with the array, and the source of the array in it."""
+        """The name of the tensor that holds the array, and the source that locates the array in it."""
         for name in self.apart:
             if name in tensors:
                 return name, Source((name,))
@@ -122,7 +122,7 @@ class Source(NamedTuple):
 class PieceOrder(NamedTuple):
     """How the token ids of a family differ from the order of pieces in its SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before the pieces of the file
+    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before those of the file
     dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
     last: tuple[str, ...] = ()  # pieces after those of the file
     sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>, or as many as in tokenizer_config.json
@@ -140,9 +140,9 @@ class Family:
     """
 
     model_type: str
-    architectures: Mapping[str, str]  # class -> npformer's head; the first class with a head is written
+    architectures: Mapping[str, str]  # class -> npformer's head; the first class of a head is written
     constants: Mapping[str, Any] = field(default_factory=dict)  # fields of Config that are the same for all checkpoints
-    prefix: str = ""  # prefix of tensor names of the encoder if there is a head; optional without a head
+    prefix: str = ""  # prefix of the encoder's tensor names if there is a head; optional without one
     stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> npformer's stage
     reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
@@ -151,9 +151,9 @@ class Family:
     mask_takes_space: bool = False  # the mask token includes the preceding space, unless a file overrides this
     pieces: PieceOrder = AS_IN_THE_FILE  # ids of the pieces of a SentencePiece file
     strict: bool = False  # unused tensors are an error
-    unbiased: frozenset[str] = frozenset()  # heads with a last layer without bias
+    unbiased: frozenset[str] = frozenset()  # heads whose last layer has no bias
     ends_sources: bool = False  # sources end with the same token as targets
-    writes: str = "translation"  # task of encoder-decoders
+    writes: str = "translation"  # task of encoder-decoder models
     tokenizer_pieces: bool = False  # the tokenizer is read from SentencePiece files, not from tokenizer.json
     scales_queries: bool = False  # Transformers scales queries before it calls its attention function
     unheard: tuple[str, ...] = ()  # stages that differ in Transformers, although the attention weights are equal
@@ -214,7 +214,7 @@ class Family:
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
-        """Mistakes that ports make in reading the files of this family."""
+        """Mistakes that ports make when they read the files of this family."""
         return ()
 
     # --- the model ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Family:
         return frozenset()
 
     def current(self, name: str, known: Container[str]) -> str:
-        """The name that `sources` uses for a tensor of a file, with or without the prefix."""
+        """The name that `sources` uses for a tensor of a file, which may add or omit the prefix."""
         return next(
             (each for each in (name, self.prefix + name, name.removeprefix(self.prefix)) if each in known), name
         )
@@ -356,7 +356,7 @@ def write_text_ids(config: Config) -> dict[str, Any]:
 
 
 def read_activation(name: str, data: Mapping[str, Any], default: str = "gelu") -> str:
-    """npformer's name of the activation in the field `name` of a config.json."""
+    """npformer's name for the activation in the field `name` of a config.json."""
     return ACTIVATIONS[checks.one_of(name, data.get(name, default), ACTIVATIONS)]
 
 

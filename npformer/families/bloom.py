@@ -1,7 +1,7 @@
 """BLOOM (BigScience Workshop, 2022): ALiBi, a norm of the embeddings, and a fused query, key and value as in GPT-NeoX.
 
-BLOOM has the tanh approximation of GELU. Transformers computes it for BLOOM with sqrt(2 / pi) rounded to eight digits.
-A head on texts reads the last token that is not padding.
+BLOOM uses the tanh approximation of GELU. For BLOOM, Transformers computes it with sqrt(2 / pi) rounded to eight
+digits. A head for whole texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BLOOM = Bloom(
         "BloomForQuestionAnswering": "question-answering",
     },
     prefix="transformer.",
-    unheard=("scores",),  # in Transformers they differ by a constant for each query, which softmax cancels
+    unheard=("scores",),  # those of Transformers differ by a constant per query, which softmax cancels
     encoder={
         "embeddings.token": "transformer.word_embeddings",
         "embeddings.norm": "transformer.word_embeddings_layernorm",

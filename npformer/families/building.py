@@ -18,7 +18,7 @@ from npformer.output_scale import OutputScale
 
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:
-    """The embeddings of a stack. With n_tokens 0 the input is vectors, and there are no tables."""
+    """The embeddings of a stack. With n_tokens 0, the input consists of vectors, and there are no tables."""
     n_positions = config.n_positions if n_tokens and config.positions.table != "none" else 0
     rows = (n_tokens, n_positions, config.n_token_types)
     first, padding = config.positions.first, config.padding_idx
@@ -26,7 +26,7 @@ def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: b
 
 
 def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias: bool = True) -> Stack:
-    """The stack of an encoder or of a decoder-only model. bias: linear layers have the biases of the config."""
+    """The stack of an encoder or of a decoder-only model. bias: False removes the biases of linear layers."""
     choices = config.n_heads, ACTIVATIONS[config.activation], config.gated, norm, config.norm_first
     sizes = config.d_ffn, bias and config.bias
     layers = [layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
@@ -40,7 +40,7 @@ def mechanisms_of(config: Config, layer: int) -> tuple[Mechanism, ...]:
 
 
 def decoder_stack_of(config: Config, norm: Norm) -> Stack:
-    """The stack of the decoder of an encoder-decoder."""
+    """The decoder stack of an encoder-decoder model."""
     activation, decoder = ACTIVATIONS[config.activation], config.decoder
     layer = decoder_layer_of(decoder.n_heads, activation, norm, config.norm_first, decoder.d_ffn, config.bias)
     return Stack((layer,) * decoder.n_layers, norm if config.final_norm else None)
@@ -49,7 +49,8 @@ def decoder_stack_of(config: Config, norm: Norm) -> Stack:
 def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias: bool = True) -> Head | HiddenStates:
     """The head with this name.
 
-    groups: its groups of weights, which decide whether it has a pooler or a transform. bias: its last layer has a bias.
+    groups: its groups of weights, which determine whether it has a pooler or a transform. bias: whether its last layer
+    has a bias.
     """
     of_texts = head in POOLED_HEADS
     pooler = Pooler(ACTIVATIONS[config.pooler]) if "pooler" in groups else None

@@ -62,11 +62,11 @@ class EncoderTable(Family):
     padding: str = ""  # field of config.json with the padding token if positions begin after its id; else ""
     layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means none
     group_layers: str = ""  # field of config.json with the layers per group; module names then have two `*`
-    always_projected: bool = False  # project tables even if they are as wide as the layers
+    always_projected: bool = False  # a projection follows the tables even if they are as wide as the layers
     encoder: Mapping[str, str]  # group -> module
     heads: Mapping[str, Mapping[str, str]]  # head -> group -> module; heads without a class cannot be written
     ids: Mapping[str, int] = field(default_factory=dict)  # default ids of bos, eos and padding
-    in_out: tuple[str, ...] = ()  # suffixes of modules with weights (in, out)
+    in_out: tuple[str, ...] = ()  # suffixes of modules whose weights are (in, out)
     modules: Mapping[str, str] = field(default_factory=dict)  # group -> module in Transformers, if files differ
     settings: Mapping[str, Any] = field(default_factory=dict)  # additions to SUPPORTED that are also written
     supported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # head -> additions to SUPPORTED
@@ -75,7 +75,7 @@ class EncoderTable(Family):
     buffers: frozenset[str] = frozenset()  # tensors that are not weights of a supported model
     dropped: tuple[str, ...] = ()  # stages with dropout in training; `Parts.dropped` if empty
     read: Mapping[str, str] = field(default_factory=dict)  # head -> stages with dropout that the head reads
-    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> dropout rate of stages in `read`, if other
+    read_rate: Mapping[str, float] = field(default_factory=dict)  # head -> dropout rate of `read`, if different
 
     # --- config.json -------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class EncoderTable(Family):
         if fields.get("d_embedding") == fields["d_model"] and not self.always_projected:
             fields["d_embedding"] = 0  # no projection
         if self.layer_groups:
-            runs = fields["n_layers"]  # config.json counts runs of groups, not layers
+            runs = fields["n_layers"]  # config.json counts how often groups run, not layers
             groups = checks.whole(self.layer_groups, data.get(self.layer_groups, 1), 1, runs)
             layers = checks.whole(self.group_layers, data.get(self.group_layers, 1), 1, MOST)
             fields |= {"n_layers": runs * layers, "sharing": Sharing(groups, layers)}
@@ -139,12 +139,12 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Whether attention is causal. A next-token head requires `is_decoder`. A base model may have it or not."""
+        """Whether attention is causal. A next-token head requires `is_decoder`. A base model may be causal or not."""
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
             raise NpformerError(
-                "is_decoder: expected True, because a causal-lm model predicts each token from earlier ones, got False"
+                "is_decoder: expected True, because causal-lm models predict each token from earlier tokens, got False"
                 f"; for masked words use {first(self.architectures, 'masked-lm')}"
             )
         if given and not (classes and head in ("causal-lm", "base")):
@@ -157,7 +157,7 @@ class EncoderTable(Family):
         return count if type(count) is int and count <= MOST else 0  # `read_config` refuses larger values
 
     def own_fields(self, data: Mapping[str, Any], head: str, n_layers: int) -> dict[str, Any]:
-        """The fields of `Config` that a subclass reads in its own way. Its `write_config` must write them."""
+        """The fields of `Config` that a subclass reads in its own way, and that its `write_config` must write."""
         return {}
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class EncoderTable(Family):
         return frozenset(self._written(name, config) for name in self.buffers)
 
     def current(self, name: str, known: Container[str]) -> str:
-        """As in `Family`. Also renames gamma and beta, as in older files, to weight and bias."""
+        """As in `Family`. Also renames gamma and beta in older files to weight and bias."""
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 name = name.removesuffix(old) + new
@@ -274,5 +274,5 @@ class EncoderTable(Family):
 
 
 def _layer(group: str) -> str:
-    """The number of the layer of a group, or "" outside the layers."""
+    """The number of a group's layer, or "" if the group is outside the layers."""
     return group.split(".")[1] if group.startswith("layers.") else ""

@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with other norms and scaled embeddings.
+"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with different norms and scaled embeddings.
 
 RMSNorm multiplies by 1 + weight. Token rows are multiplied by sqrt(D), rounded to the dtype of training in config.json:
 for 3072 columns, 55.5 in bfloat16 instead of 55.43. Gemma 2 also normalizes the output of each block, caps scores and
@@ -119,8 +119,8 @@ class Gemma2(Gemma):
 class Gemma3(Gemma2):
     """The family of Gemma 3 for text: head norms replace soft caps, and local layers have their own rotary base.
 
-    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and a token sees half the window
-    on either side.
+    With `use_bidirectional_attention`, as in EmbeddingGemma, attention is not causal, and a token sees half of the
+    window on either side.
     """
 
     kinds = (ZeroCentredHeadNorm, Rotary, Window)
@@ -173,7 +173,7 @@ class Gemma3(Gemma2):
         return data | {"rope_local_base_freq": near.theta, "rope_parameters": kinds}
 
     def current(self, name: str, known: Container[str]) -> str:
-        """As in `Llama`. In checkpoints that also read pictures, the text model has a longer prefix."""
+        """As in `Llama`. In checkpoints that also read images, the text model's tensors have a longer prefix."""
         return super().current(text_tensor(name), known)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
@@ -204,7 +204,7 @@ CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype
 
 GEMMA = kin_of_llama(Gemma, "gemma", classes("Gemma", answers=False), CONSTANTS, **SHARED)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
-#: Group -> module, for norms with a new name, or with the name of another norm of Llama.
+#: Group -> module, for norms with a new name, or with a name that Llama uses for another norm.
 NORMS = {
     "layers.*.attention.output_norm": "model.layers.*.post_attention_layernorm",
     "layers.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",

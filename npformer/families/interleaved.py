@@ -1,4 +1,4 @@
-"""Families with query, key and value in one tensor, interleaved by heads, such as GPT-NeoX and BLOOM.
+"""Families with query, key and value in one tensor, interleaved by head, such as GPT-NeoX and BLOOM.
 
 For each head in turn, the tensor has the rows of its query, then of its key, then of its value.
 """
@@ -19,7 +19,7 @@ QKV = ("query", "key", "value")
 
 
 class Interleaved(EncoderTable):
-    """A family with query, key and value interleaved by heads."""
+    """A family with query, key and value interleaved by head."""
 
     def part(self, config: Config, groups: Sequence[str], group: str) -> Part:
         return super().part(config, groups, group)._replace(blocks=config.n_heads)

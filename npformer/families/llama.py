@@ -1,8 +1,8 @@
 """Llama (Touvron et al., 2023; Grattafiori et al., 2024) and related families: Mistral, Qwen2 and Qwen3.
 
 They are causal pre-norm stacks with RMSNorm, rotary embeddings, grouped queries and gated feed-forward networks.
-Mistral has a window in every layer. Qwen2 has biases of query, key and value. Qwen3 has head norms. A head on texts
-reads the last token that is not padding.
+Mistral has a window in every layer. Qwen2 has biases for query, key and value. Qwen3 has head norms. A head for whole
+texts reads the last token that is not padding.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Mistral(Llama):
 
 
 class Qwen2(Llama):
-    """Llama with biases of query, key and value, and a window in some layers."""
+    """Llama with biases for query, key and value, and a window in some layers."""
 
     kinds: tuple[type[Mechanism], ...] = (Rotary, Window)
 
@@ -149,7 +149,7 @@ class Qwen2(Llama):
         }
 
     def attention(self, config: Config, layer: int) -> Attention:
-        """As in `Llama`, without a bias of the output projection, and with the usual factor of the scores."""
+        """As in `Llama`, without a bias of the output projection, and with the usual scale of the scores."""
         return replace(super().attention(config, layer), output_bias=False, scale=0.0)
 
 
@@ -225,7 +225,7 @@ ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassifica
 
 
 def classes(name: str, answers: bool = True) -> dict[str, str]:
-    """Class -> head. A class is `name` with a suffix of ENDS. answers: Transformers has one for question answering."""
+    """Class -> head. A class is `name` with a suffix from ENDS. answers: whether to include question answering."""
     heads = dict(zip(ENDS, HEADS, strict=True))
     return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
 

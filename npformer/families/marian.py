@@ -63,14 +63,14 @@ LAYER = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Marian(Transformer):
-    """The family of Marian, and of others with the same tensor names."""
+    """The family of Marian, and the base of families with the same tensor names."""
 
     ids: Mapping[str, int]  # field of config.json -> default id
     always: Mapping[str, Any] = field(default_factory=dict)  # field of older checkpoints -> the supported value
-    scales_outside: bool = False  # Transformers' module of the token table does not multiply by sqrt(d_model)
+    scales_outside: bool = False  # Transformers' embedding module does not multiply by sqrt(d_model)
 
     def completed(self, config: Config) -> tuple[str, ...]:
-        """The stages that Transformers completes outside a module, with a factor or a bias for its output."""
+        """The stages that Transformers completes outside a module, by scaling the module's output or adding a bias."""
         tokens = ("embeddings.token",) if self.scales_outside and config.scale_embedding else ()
         return (*tokens, "logits") if config.head == "translation" else tokens
 

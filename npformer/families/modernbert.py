@@ -29,7 +29,7 @@ class ModernBert(EncoderTable):
     """The family of ModernBERT. It reads config.json of Transformers 5 and of earlier versions."""
 
     def config(self, head: str, **fields: Any) -> Config:
-        """As in `EncoderTable`. By default every third layer attends to the whole text."""
+        """As in `EncoderTable`. By default, every third layer attends to the whole text."""
         local = replace(self.constants["local"], layers=except_first(3, fields["n_layers"]))
         return super().config(head, **{"local": local, **fields})
 

@@ -1,6 +1,6 @@
 """MPNet (Song et al., 2020): BERT's layers with relative biases in addition to absolute positions.
 
-Positions are counted as in RoBERTa, but the padding token is always 1. There are no token types.
+Positions are counted as in RoBERTa, but the padding token's id is always 1. There are no token types.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
-config.json and tensor names have two formats: that of checkpoints on the hub, and that of Transformers 5. Files that
-Transformers 5 writes have its config.json, but the hub's tensor names. The code on the hub is never run.
+config.json and tensor names have two formats: that of checkpoints on the hub, and that of Transformers 5. In files
+written by Transformers 5, config.json has its format, but tensors have the hub's names. The code on the hub is never
+run.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class NomicBert(EncoderTable):
         return "masked-lm" if data.get("architectures") == [PRETRAINING] else super().head_of(data)
 
     def optional(self, config: Config) -> frozenset[str]:
-        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # absent in the hub's head
+        return super().optional(config) | {"head.hidden.bias", "head.output.bias"}  # absent from the hub's head
 
     def current(self, name: str, known: Container[str]) -> str:
         return super().current(name.removeprefix(OLDER), known)
@@ -104,7 +105,7 @@ def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # the table is padded to a multiple of rows
+    if rows is not None:  # the table's row count is padded to a multiple
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

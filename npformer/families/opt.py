@@ -1,7 +1,8 @@
-"""OPT (Zhang et al., 2022): causal stacks with positions from row 2 on, as in BART.
+"""OPT (Zhang et al., 2022): causal stacks with positions that start at row 2, as in BART.
 
 Norms come before the blocks. The model with 350M parameters is an exception: its norms come after the blocks, it has no
-final norm, and its token table is narrower than its layers. A head on texts reads the last token that is not padding.
+final norm, and its token table is narrower than its layers. A head for whole texts reads the last token that is not
+padding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Opt(EncoderTable):
             "final_norm": first and not removed,
             "bias": checks.boolean("enable_bias", data.get("enable_bias", True)),
             "padding_idx": read_padding({**self.ids, **data}),
-            "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # without the two rows before the first position
+            "max_length": checks.whole(LENGTH, data[LENGTH], 1, MOST),  # without the two rows before position 0
         }
 
     def write_config(self, config: Config) -> dict[str, Any]:

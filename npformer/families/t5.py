@@ -1,8 +1,8 @@
 """T5 (Raffel et al., 2020), with T5 v1.1 and FLAN-T5, which have the same model_type, and mT5 (Xue et al., 2021).
 
-They are pre-norm stacks with RMSNorm, and without biases and position tables. Each stack has one table of relative
-biases, which all of its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D)
-before it projects them to the vocabulary; v1.1 and mT5 do not, and have gated feed-forward networks. The base model is
+They are pre-norm stacks with RMSNorm, without biases or position tables. Each stack has one table of relative biases,
+which all of its layers add to the scores. Scores are not divided by sqrt(K). T5 scales rows by 1 / sqrt(D) before it
+projects them to the vocabulary; v1.1 and mT5 do not scale them, and have gated feed-forward networks. The base model is
 the encoder alone, as in sentence-t5 and GTR.
 """
 
@@ -56,7 +56,7 @@ ENDS = {"relative_bias": "block.0.layer.0.SelfAttention.relative_attention_bias"
 
 SCALE = "scale_decoder_outputs"
 BUCKETS, DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
-#: Maximum number of tokens of a text. T5 itself has no limit.
+#: Maximum number of tokens in a text. T5 itself has no limit.
 LONGEST = 2**20
 
 
@@ -115,7 +115,7 @@ class T5Family(Transformer):
         )
 
     def _read_feed_forward(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The activation, and whether there is a gate. T5's "gated-gelu" is the tanh approximation."""
+        """The activation, and whether the FFN is gated. T5's "gated-gelu" is the tanh approximation."""
         usual = "gated-gelu" if self.constants["gated"] else "relu"
         gate, _, name = str(data.get("feed_forward_proj", usual)).rpartition("-")
         if gate not in ("", "gated") or name not in base.ACTIVATIONS:
@@ -188,7 +188,7 @@ class T5Family(Transformer):
         return name.removeprefix(self.prefix)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """As in `Family`: relative biases for cross-attention, and the decoder if only the encoder is used."""
+        """As in `Family`: relative biases for cross-attention, and the decoder, if only the encoder is used."""
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
 
@@ -211,7 +211,7 @@ def _read_bias(data: Mapping[str, Any]) -> RelativeBias:
 
 
 def _modules(group: str, head: str, config: Config) -> list[str]:
-    """The modules that may have the weights of a group. The first one is written."""
+    """The modules that may hold the weights of a group. The first is written."""
     if group == "head.output" and head == "translation" and not config.tied:
         return ["lm_head", "shared"]  # as in Transformers 5, the token table replaces a missing lm_head
     if group in TOP[head]:

@@ -1,7 +1,7 @@
-"""The text model of a checkpoint that also reads pictures: Gemma 3 with 4B parameters and more.
+"""The text model of a checkpoint that also reads images: Gemma 3 with 4B or more parameters.
 
 Its config.json describes the text model in `text_config`, without fields that have default values. The tensors of the
-text model have a longer prefix. There are also tensors of a vision model, which npformer does not read.
+text model have a longer prefix. The files also hold a vision model, which npformer does not read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from npformer.common.errors import NpformerError
 
 
 class TextModel(NamedTuple):
-    """The text model of a family for pictures and texts."""
+    """The text model of a family for images and text."""
 
     model_type: str  # model_type of the text model
     architectures: Mapping[str, str]  # class of the whole model -> class of the text model with the same head
     defaults: Mapping[str, Any]  # defaults in Transformers for fields that config.json may omit
 
 
-#: model_type of a model for pictures and texts -> its text model.
+#: model_type of a model for images and text -> its text model.
 TEXT_MODELS = {
     "gemma3": TextModel(
         "gemma3_text",
@@ -37,14 +37,14 @@ TEXT_MODELS = {
     ),
 }  # fmt: skip
 TEXT, PICTURES = "text_config", "vision_config"
-#: Fields that describe the pictures.
+#: Fields that describe images.
 OF_PICTURES = {PICTURES, "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index"}
 #: Modules of the vision model.
 VISION = ("vision_tower", "multi_modal_projector")
 
 
 def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of the text model, or `data` itself if the checkpoint reads only texts."""
+    """The config.json of the text model, or `data` itself if the checkpoint reads only text."""
     name = data.get("model_type")
     if not isinstance(name, str) or name not in TEXT_MODELS:
         return data
@@ -61,7 +61,7 @@ def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_tensor(name: str) -> str:
-    """The name of a tensor in a file of the text model alone. Transformers 4 and 5 write different prefixes."""
+    """The name of a tensor in a file that holds only the text model. Transformers 4 and 5 write different prefixes."""
     whole = name.removeprefix("model.")
     if whole.startswith(VISION):
         return whole

@@ -1,8 +1,8 @@
 """State dicts of torch's nn.Transformer, its encoder, decoder and layers, and nn.MultiheadAttention.
 
-A state dict may be that of the torch module, or of your own model that contains it, with embeddings and head. A small
-config.json next to it has the sizes that a state dict does not contain; `TorchModules.read_config` lists its fields.
-The field `modules` maps npformer's groups to the modules of your model.
+The state dict may be that of the torch module itself, or of your own model that contains it, with embeddings and a
+head. A small config.json next to it has the sizes that a state dict does not contain; `TorchModules.read_config` lists
+its fields. The field `modules` maps npformer's groups to the modules of your model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ OTHERS = (
     "dtype",
 )
 
-#: Last part of the name of a group -> its name in torch's enclosing module; "" means that it is not a separate module.
+#: Last part of a group's name -> its name in torch's enclosing module; "" means that it is not a separate module.
 NAMES = {
     "attention": "self_attn",
     "attention_norm": "norm1",

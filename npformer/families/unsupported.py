@@ -45,14 +45,14 @@ MISSING = {
     "xlnet": "relative positions of Transformer-XL",
 }
 
-#: Field that changes the result -> the value without effect.
+#: Field that can change the result -> the value that has no effect.
 FIELDS = {
     "position_embedding_type": "absolute",
     "attention_type": "original_full",
     "rope_scaling": None,
     "rope_parameters": None,
 }
-CODE = "auto_map"  # field with the classes in a checkpoint's own code
+CODE = "auto_map"  # field that names the classes in a checkpoint's own code
 
 #: Fields that are ignored because they do not change the result.
 IGNORED = (
@@ -89,7 +89,7 @@ def ignored(data: Mapping[str, Any], family: Family) -> list[str]:
 
 
 def _own_code(data: Mapping[str, Any]) -> str:
-    """The error message for a checkpoint with its own code, or "" for one without."""
+    """The error message for a checkpoint with its own code, or "" if it has none."""
     classes = data.get(CODE)
     named = (
         [each for key, each in classes.items() if key.startswith("AutoModel")] if isinstance(classes, Mapping) else []

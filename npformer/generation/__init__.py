@@ -1,4 +1,4 @@
-"""Generation of targets for sources, or of texts after prompts: greedy search, sampling and beam search, with a cache.
+"""Generation of targets for sources, or of texts after prompts: greedy search, sampling and beam search.
 
 `generate` and `stream` are here. The loops are in `decoding.py`, the state of a model in `state.py`, the choice of
 tokens in `logits.py` and `processors.py`, the settings in `settings.py`, and cached keys and values in `kv_cache.py`.
@@ -40,9 +40,9 @@ def generate(
 ) -> list[list[Hypothesis]]:
     """Generates num_return_sequences targets for each source, or texts after each prompt.
 
-    Beam search returns the best first, and sampling returns the texts in the order of their draws.
-    The bits of a text do not depend on the other sources. A sampled text depends on the seed and on its index in the
-    list. RoBERTa has the same positions as in a forward pass; `generate` of Transformers 5 begins at row 0 unless
+    Beam search returns the best text first, and sampling returns the texts in the order of their draws. The bits of a
+    text do not depend on the other sources. A sampled text depends on the seed and on its index in the list. RoBERTa's
+    positions are those of a forward pass; in Transformers 5, `generate` begins at row 0 of the position table unless
     positions are given.
 
     Parameters
@@ -132,7 +132,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
 
 
 class Stream:
-    """A text while it is generated. Iterating over it generates it token by token, and is possible only once.
+    """A text that is generated token by token when iterated over, which is possible only once.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Stream:
     Attributes
     ----------
     ids : list of the tokens so far
-    likely : with the setting logprobs, list of `Best`, (1, 1 + logprobs) each: a token and the most likely ones there
+    likely : with the setting logprobs, list of `Best`, (1, 1 + logprobs) each: a token and the most likely tokens there
 
     Raises
     ------
@@ -181,7 +181,7 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
     """The cross-attention weights (H, L, S) of each decoder layer, from target tokens ids (L,) to source tokens.
 
-    They are computed in one pass over the whole target, with the same bits as in single steps.
+    They are computed in one pass over the whole target, with the same bits as when computed token by token.
     """
     heard = []
 
@@ -208,8 +208,8 @@ def _kind(model: BaseModel) -> type[State]:
 def _by_settings(model: BaseModel, before: Sequence[int], given: Mapping[str, Any]) -> dict[Settings, list[int]]:
     """Settings -> the indices of the texts with these settings.
 
-    Settings differ if lengths depend on the number of tokens `before` each text. Sampling without a seed gets a random
-    seed.
+    Texts have different settings if their lengths depend on the number of tokens `before` each of them. Sampling
+    without a seed gets a random seed.
     """
     seed, found = int(np.random.SeedSequence().generate_state(1)[0]), dict[Settings, list[int]]()
     for count in dict.fromkeys(before):
@@ -230,7 +230,7 @@ def _together(model: BaseModel, settings: Settings, longest: int) -> int:
 
 
 def _cached_bytes(model: BaseModel, settings: Settings, before: int) -> int:
-    """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens of its prompt.
+    """Bytes of the cached keys and values of a text with max_new_tokens. before: number of tokens in its prompt.
 
     Raises NpformerError if they exceed the limit `cache` of the model.
     """
@@ -259,5 +259,5 @@ def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Concatenates a text's most likely tokens, (1, n) for each step, to (L, n). Returns None without steps."""
+    """Concatenates a text's most likely tokens, (1, n) for each step, to (L, n). Returns None if there are no steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -22,7 +22,7 @@ Stopping = Callable[[np.ndarray], np.ndarray]  # tokens with prompts (R, L) -> w
 
 @dataclass
 class Hypothesis:
-    """A generated text: ids, with the end token but without prompt and start token, and scores."""
+    """A generated text: ids, with the end token but without the prompt or start token, and scores."""
 
     ids: np.ndarray  # (L,)
     score: float | None = None  # beam search: log probability / length ** length_penalty
@@ -56,7 +56,7 @@ def greedy_or_sample(
     """Greedy search or sampling, step by step.
 
     group: for each text, the index of its source and its own index among the texts of this source. Random draws depend
-    on them. A text that has ended is not computed further.
+    on these indices. Texts that have ended are not computed further.
     """
     ids, processors = run.prompts, Processors(settings, run.prompts.shape[1])
     draws = [np.random.default_rng([settings.seed or 0, *place]) for place in group if settings.do_sample]
@@ -64,7 +64,7 @@ def greedy_or_sample(
     while True:
         logits = run.step(ids[:, -1])
         with run.model.cores():
-            table = None if settings.logprobs is None else log_softmax(logits)  # before settings change the logits
+            table = None if settings.logprobs is None else log_softmax(logits)  # settings later change the logits
             if settings.do_sample:
                 tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
             else:
@@ -118,7 +118,7 @@ NEVER = -1e9  # score of a beam that must not be chosen, as in Transformers
 class Beams:
     """The state of a beam search: for each of B texts, b running targets and the finished targets."""
 
-    texts: np.ndarray  # (B,) indices of their sources
+    texts: np.ndarray  # (B,) index of each text's source or prompt
     ids: np.ndarray  # (B, b, L), prompt or start token first
     scores: np.ndarray  # (B, b) log probabilities of the whole target
     token_scores: np.ndarray  # (B, b, L) log probabilities of the new tokens
@@ -128,8 +128,9 @@ class Beams:
 def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> list[list[Hypothesis]]:
     """The best b = num_beams texts of each source or prompt, with the best first.
 
-    As in Transformers, the best (1 + number of end tokens) * b continuations of all beams are candidates. Finished
-    candidates among the best b are kept by score, and the best b unfinished candidates continue.
+    As in Transformers, the best (1 + number of end tokens) * b continuations of all beams are candidates. The best b
+    unfinished candidates continue. Finished candidates among the best b are kept if their scores are among the best b
+    finished ones.
     """
     (n, width), b = run.prompts.shape, settings.num_beams
     processors, dtype = Processors(settings, width), run.model.dtype

@@ -31,12 +31,12 @@ class BeamAncestry:
     """The table of cached rows that belong to each beam: rows of its prompt, its own rows, and rows of its ancestors.
 
     `mask` (B, 1, beams, room) is True where a row belongs to a beam. The rows of the beams of a text are interleaved,
-    and do not move when beams are reordered: only the mask changes. A column is a row of one beam in one step, and free
-    columns are at the end.
+    and do not move when beams are reordered: only the mask changes. A column holds a row of one beam from one step, and
+    free columns are at the end.
 
     The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns; the other
-    rows are stored once per beam, like the rows of steps. The rows of a beam thus form the same groups as in a pass
-    over its whole text.
+    rows are stored once per beam, like the rows that steps add. The rows of a beam thus form the same groups as in a
+    pass over its whole text.
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
@@ -139,8 +139,9 @@ def _grown(length: int, n_beams: int) -> int:
 class SelfAttentionCache:
     """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams.
 
-    reach: the greatest distance of a key that a row reads, None without a window. With a window, the first rows of
-    prompts, `skipped` columns, are not stored. They fill whole groups of TERMS, so bits are the same without them.
+    reach: the greatest distance from a row to a key that it reads, None without a window. With a window, the first
+    `skipped` columns, which are rows of prompts, are not stored. They fill whole groups of TERMS, so results have the
+    same bits without them.
     """
 
     ancestry: BeamAncestry
@@ -199,7 +200,7 @@ class SelfAttentionCache:
             self.values[text, :, rest] = np.repeat(values[0, :, whole:], line.n_beams, axis=-2)
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the first keys and values of a single text with one beam, (count, G K) each; zeros if skipped."""
+        """Copies of the first keys and values of a single text with one beam, (count, G K) each; 0 where skipped."""
         own = count - self.skipped
         found = np.zeros((2, count, *self.keys.shape[1:3]), self.keys.dtype)
         found[0, self.skipped :] = self.keys[0, :, :, :own].transpose(2, 0, 1)
@@ -281,7 +282,7 @@ class CrossAttentionCache:
 class PromptRows:
     """A cache that collects the keys and values of whole prompts in a layer, (T, G K) each, in one or several passes.
 
-    Attention is computed as without a cache. Several passes read a single prompt.
+    Attention is computed as without a cache. If there are several passes, they read a single prompt.
     """
 
     def __init__(self, total: int) -> None:
@@ -359,8 +360,9 @@ def _attend(
     """Attention of the beams of each text to its keys and values, (B * beams, H K) -> (B * beams, H K).
 
     blocks: rows of q with the keys (B, G, K, S), values (B, G, S, K) and mask of their texts. keep(heads) stores new
-    keys and values of some heads; the thread that reads them next calls it, so that they are in the cache of its core.
-    front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the scores.
+    keys and values of some heads; the thread that reads them next calls it, so that they are in the cache of that
+    thread's core. front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to
+    the scores.
     """
     if keep is not None and listening():
         keep(slice(None))

@@ -79,8 +79,8 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     """Computes the perplexity of a text: exp of the mean cross-entropy of each token given the tokens before it.
 
     A text that is too long for the model is read in windows that begin `stride` tokens apart. Only the tokens that are
-    new in a window count. Except in the first window, at least max_length - stride tokens precede them. The first token
-    of the text is not predicted. As in Transformers, special tokens that the tokenizer adds count.
+    new in a window are counted. Except in the first window, at least max_length - stride tokens precede them. The first
+    token of the text is not predicted. As in Transformers, special tokens that the tokenizer adds are counted.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     References
     ----------
     https://huggingface.co/docs/transformers/perplexity. The loop there counts one token too few in each window after
-    the first, so that its result differs in about the fourth digit.
+    the first, so its result differs in about the fourth digit.
 
     Examples
     --------

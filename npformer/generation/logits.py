@@ -1,7 +1,7 @@
-"""The choice of next tokens from the rows of a decoder: projection to the vocabulary, and the best tokens.
+"""The choice of next tokens from the rows of a decoder: projection to the vocabulary, and search for the best tokens.
 
-A row of logits takes a quarter of a megabyte with a typical vocabulary. So only a few rows, which fit in the cache of a
-core, are processed at a time.
+A row of logits takes a quarter of a megabyte with a typical vocabulary. Therefore, only a few rows at a time are
+processed, which fit in the cache of a core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Projection:
         self._logits = np.empty((0, weight.shape[1]), weight.dtype)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The logits. The next call overwrites them."""
+        """Computes logits, in an array that the next call overwrites."""
         if listening():
             return project(x, self.weight, self.bias).copy()
         rows = kernel(x.dtype).rows(len(x))
@@ -118,7 +118,7 @@ def check_choice(scores: np.ndarray) -> None:
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices and values (R, k) of the k largest elements of each row (R, V), in descending order, ties by index.
+    """The indices and values (R, k) of the k largest elements of each row (R, V), in descending order, then by index.
 
     A row is reshaped to a table and read once: the k largest elements are in the k columns with the largest maxima.
     """

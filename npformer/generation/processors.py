@@ -14,7 +14,7 @@ import numpy as np
 from npformer.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
-TOP_H = 100  # number of most likely tokens among which top_h chooses
+TOP_H = 100  # number of most likely tokens from which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
@@ -67,7 +67,7 @@ def _ends_with(ids: np.ndarray, tokens: list[int]) -> np.ndarray:
 
 
 class Processors:
-    """All changes to scores that the settings ask for."""
+    """All changes to scores that the settings request."""
 
     def __init__(self, settings: Settings, prompt: int = 1) -> None:
         """prompt: number of tokens in each row before the first generated token."""
@@ -79,7 +79,7 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether a score can change to a value other than -inf. If so, it matters when scores are normalized."""
+        """Whether scores can change to values other than -inf; the order of changes and normalization then matters."""
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 

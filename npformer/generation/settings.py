@@ -64,7 +64,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-#: Setting -> its range. Outside it, scores overflow.
+#: Setting -> its range. Outside this range, scores overflow.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (1e-6, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
@@ -83,7 +83,8 @@ class Settings:
     num_beams: int = 1
     num_return_sequences: int = 1
     length_penalty: float = 1.0  # the score of a finished target is its log probability / length ** length_penalty
-    # True: stop at num_beams finished targets. False: stop when better targets are unlikely. "never": when impossible.
+    # True: stop at num_beams finished targets. False: stop when better targets are unlikely. "never": stop when they
+    # are impossible.
     early_stopping: bool | str = False
     do_sample: bool = False
     temperature: float = 1.0
@@ -104,7 +105,7 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # number of tokens before it begins, and factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before it begins, and its factor
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 
@@ -162,7 +163,7 @@ class Settings:
             raise NpformerError(f"num_beams: {self.num_beams} is too large for a vocabulary of {vocabulary}")
 
 
-#: Names that a caller may set: fields, the names of ids in Transformers, and its older names of lengths.
+#: Names that a caller may set: fields, and Transformers' names of ids and older names of lengths.
 NAMES = (
     *(each.name for each in fields(Settings) if each.name not in ("start_id", "end_ids", "pad_id")),
     "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "min_length",
@@ -173,7 +174,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults.
 
     A given None counts as not given. prompt: number of tokens before the first generated token, such as the start token
-    of a translation. It is None if the number is not known yet; there is at least one. The older names max_length and
+    of a translation. It is None if the number is not known yet; it is then taken as 1. The older names max_length and
     min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
     """
     known, prompt = prompt is not None, prompt or 1
@@ -233,7 +234,7 @@ def _check_keys(config: Config, prompt: int, new: int) -> None:
         if last is not None and prompt + new - 1 > last:
             raise NpformerError(
                 f"max_new_tokens: expected at most {last + 1 - prompt} after a prompt of {prompt} tokens, got {new}; "
-                f"longer texts have other rotations of all keys in this model; generate fewer tokens"
+                f"in this model, longer texts change the rotations of all keys; generate fewer tokens"
             )
 
 

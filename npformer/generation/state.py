@@ -27,7 +27,7 @@ from npformer.runtime.padding import check_texts
 from npformer.taps import listening
 from npformer.transformer import decode_target, encode, encode_source
 
-BLOCK = 1024  # rows of a long prompt in one pass: the products of fewer rows are slower
+BLOCK = 1024  # rows of a long prompt per pass: products of fewer rows are less efficient
 NO_TOKEN = -1  # padding to the left of shorter prompts
 
 
@@ -130,7 +130,7 @@ class PromptState:
             SelfAttentionCache(self.ancestry, _reach(each.mechanisms))
             for each in parts_of(model.config).stack.attentions
         ]
-        for layer in reversed(self.layers):  # each frees its rows, so that they are not all in memory twice
+        for layer in reversed(self.layers):  # each pop frees a layer's rows, so that not all rows are in memory twice
             layer.begin([each.kept.pop() for each in read], model.config.kv_heads)
         counted = [np.count_nonzero(prompt.ids != model.config.uncounted) for prompt in distinct.values()]
         # The number of tokens so far that have a position.
@@ -179,9 +179,10 @@ class PromptState:
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
 
     def continued(self, ids: np.ndarray, count: int) -> Text:
-        """A prompt that begins with the first `count` rows of a single text. Their keys and values are kept.
+        """A prompt that begins with the first `count` rows of a single text, with the keys and values of these rows.
 
-        Nothing is kept if a text of this length has other keys, or if its rows read keys that a window has left out.
+        Keys and values are omitted if a text of the prompt's length has different keys, or if its new rows read keys
+        that a window has dropped.
         """
         if not all(each.has_rows(count) for each in self.layers):
             return Text(ids)
@@ -217,7 +218,7 @@ class PromptState:
 
 
 def _reach(mechanisms: Sequence[Mechanism]) -> int | None:
-    """The greatest distance of a key that a row reads; None without a limit."""
+    """The greatest distance from a row to a key that it reads; None without a limit."""
     return min((far for each in mechanisms if (far := each.farthest()) is not None), default=None)
 
 
@@ -268,9 +269,10 @@ def _together(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
 
 
 def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -> Read:
-    """Reads a prompt after the rows that are kept, in blocks of `size` rows.
+    """Reads the rows of a prompt after the `kept` rows, in blocks of `size` rows.
 
-    The memory for a long prompt is thus constant, except for its keys and values. Bits are those of a single pass.
+    The memory for a long prompt is thus constant, except for its keys and values. The results have the same bits as
+    those of a single pass.
     """
     batch, before = pack([prompt], model.config.uncounted, last=True), len(kept[0][0]) if kept else 0
     layers = [PromptRows(len(prompt)) for _ in range(model.config.n_layers)]
@@ -283,6 +285,6 @@ def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -
 
 
 def _block_size(model: BaseModel) -> int:
-    """The number of rows of a prompt to read in one pass: all if keys depend on the length or a listener is open."""
+    """The number of rows of a prompt to read in one pass: all if keys depend on the length or there is a listener."""
     by_length = any(each.same_until(1) is not None for each in parts_of(model.config).stack.mechanisms)
     return model.config.max_length if by_length or listening() else BLOCK
