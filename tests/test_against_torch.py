@@ -132,7 +132,7 @@ UNSEEN = {"other probabilities", "query scaled already"}
 #: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
 UNSEEN |= {
     "texts in another order",
-    "positions by another rule",
+    "positions from another rule",
     "head without the last norm",
     "the wrong layers are local",
 }
@@ -140,7 +140,7 @@ UNSEEN |= {
 #: tests/oracle/test_relative_mistakes.py.
 UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in part.mistakes}
 UNSEEN |= {"decoder input not shifted", "another start token"}
-UNSEEN |= {"sines and cosines in another order", "positions by another formula"}
+UNSEEN |= {"sines and cosines in another order", "positions from another formula"}
 #: Mistakes of T5 alone: tests/golden/test_t5_mistakes.py.
 UNSEEN |= {
     "relative bias in attention to the source",
@@ -149,7 +149,7 @@ UNSEEN |= {
 }
 OF_GPT2 = {
     "masked scores not low enough",
-    "post-norm for pre-norm",
+    "post-norm instead of pre-norm",
     "causal mask left out",
     "causal mask off by one",
     "causal mask misused",

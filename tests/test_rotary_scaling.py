@@ -183,4 +183,4 @@ def test_a_mistake_of_a_port_is_named(planted: str) -> None:
     """Of two texts, with 9 and 6 tokens, one is longer than the original length."""
     rotary = PartialRotary(THETA, scaling=LongRope((1.0, 1.5), (3.0, 12.5), 7, 4.0), columns=4)
     found = diagnosis(tiny.model("phi3", "causal-lm", mechanisms=(rotary,)), planted, full=True)
-    assert "rotation scaled otherwise" in found, found
+    assert "rotation scaled differently" in found, found

@@ -371,7 +371,7 @@ MISTAKES = (
         {"": _scaled(lambda at: at.config.d_model**-0.5)},
     ),
     Mistake(
-        "scores scaled otherwise",
+        "scores scaled differently",
         "q k^T is scaled once, by 1 / sqrt(d_head) or the factor in config.json; T5 does not scale it",
         _scaled_otherwise,
     ),

@@ -29,7 +29,7 @@ from npformer.runtime.packing import Text
 class Arrays:
     """The arrays of one run of ports: computed stages, the other program's stages, and weights.
 
-    A row is a text of one port: row i has text i // copies.
+    Each row is a text of one port: row i has text i // copies.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class At:
         self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
 
     def __call__(self, name: str) -> np.ndarray:
-        """Returns an earlier stage, from the same layer if it has one of this name, else from the same stack.
+        """Returns an earlier stage, from the same layer if the layer has one of this name, else from the same stack.
 
         In a decoder's layer, cross-attention and the FFN read "attention..." as the stages of cross-attention, and
         cross-attention reads "input" as the rows after self-attention.
@@ -226,7 +226,7 @@ class At:
         return np.where(seen, scores, -1e9)
 
     def is_token(self, scores: np.ndarray, left: bool = False, text: int | None = None) -> np.ndarray:
-        """True for keys that are tokens, False for padding, (T,). text: index of a text, by default of this one."""
+        """True for keys that are tokens, False for padding, (T,). text: index of a text, by default this text."""
         place, length = np.arange(scores.shape[-1]), self._length(self.stack == "encoder." or self.crosses, text)
         return place >= scores.shape[-1] - length if left else place < length
 
@@ -267,7 +267,7 @@ class At:
         return family_of(self.config).norm(self.config)
 
     def layer_weights(self) -> Any:
-        """Returns the layer's weights as `encoder_layer` or `decoder_layer` takes them."""
+        """Returns the layer's weights in the form that `encoder_layer` or `decoder_layer` takes."""
         here = {
             name.removeprefix(self._here): self._run.weight(name)
             for name in self._run.port.weights

@@ -3,8 +3,8 @@
 Correct ports differ only in rounding, such as the order of additions or the last bit of exp or tanh. To sample these
 errors, the model runs a few more times with every value of every stage moved by up to one unit in the last place. The
 gap is the largest distance of any run from the truth, and the budget is FACTOR times the gap. On tiny models and a
-six-layer DistilBERT, torch stays within 1.6 gaps at every stage, and a port that adds in plain loops within 3.5. The
-smallest known mistake, eps = 1e-5 in a single layer norm, is 7 gaps off.
+six-layer DistilBERT, torch stays within 1.6 gaps at every stage, and a port that adds in plain loops stays within 3.5.
+The smallest known mistake, eps = 1e-5 in a single layer norm, is 7 gaps off.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DRAWS = 8
 FACTOR = 5
 
 #: Precision of a port -> its budgets divided by those of float32: small errors grow alike in every precision. float16
-#: and tf32 keep 13 bits fewer than float32, bfloat16 16 fewer. But such a port rounds each number once, by at most half
-#: a unit in the last place, while `jitter` moves it by a whole one. On tiny models, correct ports stay within half of
-#: these budgets, as do torch's half(), bfloat16() and autocast.
+#: and tf32 keep 13 bits fewer than float32, and bfloat16 keeps 16 fewer. But such a port rounds each number once, by at
+#: most half a unit in the last place, while `jitter` moves it by a whole unit. On tiny models, correct ports stay
+#: within half of these budgets, as do torch's half(), bfloat16() and autocast.
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
 
 

@@ -99,8 +99,8 @@ def compare(
     golden : Golden
     arrays : mapping from name to array, or a torch model
         Names are npformer's, Hugging Face's or TransformerLens's names of stages. A list has one array for each text,
-        like a trace of several texts. A torch model runs on the file's token ids, in the mode (training or evaluation)
-        that it is in.
+        like a trace of several texts. A torch model runs on the file's token ids, in its current mode (training or
+        evaluation).
     names : mapping, optional
         From the other program's names to npformer's, for any other naming.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional

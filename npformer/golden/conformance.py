@@ -4,7 +4,7 @@
         print(verdict.case, verdict.kind, verdict.why)
 
 The program is started once for each case, with three more arguments: the model's folder, the file of token ids, and the
-path of the safetensors file to write. A crash or a timeout gives a verdict too.
+path of the safetensors file to write. A crash or a timeout also yields a verdict.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PASS = "pass"
 FAULTS = {
     "diverges": "a stage or a weight is wrong",
     "incomplete": "all stages that it wrote are correct, but its answer is missing",
-    "crash": "it ended with an exit code other than 0, or by a signal",
+    "crash": "it exited with a nonzero code or was killed by a signal",
     "timeout": "it took longer than the timeout and was stopped",
-    "no output": "it ended with exit code 0, but wrote no file",
+    "no output": "it exited with code 0, but wrote no file",
     "unreadable": "its file is not a safetensors file, or has no stage of this case",
 }
 
@@ -114,7 +114,7 @@ def run_suite(
 
 
 def _hinted(verdict: Verdict, entry: dict[str, Any]) -> Verdict:
-    """Adds a hint on the dtype of the stored weights to a fault without a known cause."""
+    """Adds a hint about the dtype of the stored weights to a fault without a known cause."""
     hint = HINTS.get(str(entry.get("dtype")))
     return replace(verdict, why=f"{verdict.why}; {hint}") if hint and not (verdict.ok or verdict.causes) else verdict
 

@@ -38,7 +38,7 @@ from npformer.model import Model, Seq2Seq
 CANDIDATES = 8  # number of closest mistakes for which the rounding error is measured
 DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
-HALVED = 0.5  # a cause may leave at most this fraction of the error: many mistakes fit a small error
+HALVED = 0.5  # a cause may leave at most this fraction of the error unexplained: many mistakes fit a small error
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
 LATER = 4  # diverging stages after a fault that are used to choose between two causes
@@ -133,7 +133,7 @@ class _Case:
         self.promising: set[str] | None = None
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
         self.mistakes = of_model(model.config)
-        self.again: tuple[Mistake, ...] = ()  # the causes found so far, and the same causes made in fewer places
+        self.again: tuple[Mistake, ...] = ()  # the causes found so far, and variants of them in fewer places
         self.forward = Forward(self.given, weights)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
@@ -146,7 +146,7 @@ class _Case:
         )  # fmt: skip
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
-        """Explains the diverging stages in order, each in a port that has the causes found before."""
+        """Explains the diverging stages in order, each with a port that has the causes found so far."""
         if renamed := self.renamed(diverging):
             return renamed
         found, bases = list[Diagnosis](), [self.right]
@@ -184,7 +184,7 @@ class _Case:
         return list(dict.fromkeys(name for name in (*later, *like) if name != stage and name in self.golden.budgets))
 
     def renamed(self, diverging: list[str]) -> Diagnosis | None:
-        """Returns the diagnosis of a port that only confuses the names of stages; None if that does not explain it."""
+        """Returns the diagnosis of a port that only confuses the names of stages; None if that explains too little."""
         found = {
             stage: names_of(replace(self.right, stage=stage, theirs=self.given[stage]))
             for stage in diverging
@@ -194,7 +194,7 @@ class _Case:
             return None
         of = parents(self.right.config, self.right.weights)
         if all(set(of.get(stage, ())) & set(names) for stage, names in found.items()):
-            return None  # each stage has the values of one of its parents, so a step is left out, not a name confused
+            return None  # each stage has the values of one of its parents, so a step is left out and no name confused
         first = diverging[0]
         each, certain = self.explain(first, self.right)
         others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]
@@ -285,7 +285,8 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers below a head.
 
-        If a cause has a rule for the stage, these are only children of the stage and single stages with other rules.
+        If a cause has a rule for the stage, these are only the stages with its other rules that are computed from this
+        stage or belong to one layer.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -311,7 +312,7 @@ class _Case:
         return False
 
     def half_of(self, port: Port) -> str | None:
-        """Returns the 16-bit type that the other program rounded a correct stage to; None if it did not."""
+        """Returns the 16-bit type that the other program rounded a correct stage to; None without rounding."""
         for kind in HALVES:
             budget = self.golden.budgets[port.stage] * RATIOS[kind]
             if RATIOS[kind] > RATIOS[self.comparison.dtype] and (
@@ -429,13 +430,13 @@ class _Case:
         return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """Returns the error budget of a stage with a mistake. Its values may be larger than the correct ones."""
+        """Returns the error budget of a stage with a mistake. Wrong values may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
 
 
 def _solvable(ways: Ways) -> Ways:
-    """Yields ways, and stops if one of them solves a linear system that is singular."""
+    """Yields from `ways`, and stops if finding the next way requires solving a singular linear system."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
 

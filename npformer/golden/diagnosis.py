@@ -13,13 +13,13 @@ from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
-FARTHER = 4.0  # a cause does not fit if it leaves more than ROUNDED, and this many times as much as another cause
+FARTHER = 4.0  # a cause does not fit if it leaves more than ROUNDED and this many times as much as another cause
 SAME = 1e-4  # two ways give the same values if their distances differ by at most this fraction
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A mistake that turns the other program's inputs into its values, exactly or nearly."""
+    """A mistake that reproduces the other program's values from its inputs, exactly or nearly."""
 
     mistake: Mistake
     way: str
@@ -35,7 +35,7 @@ def together(fits: list[Fit]) -> list[Fit]:
     """Returns the best fit of each mistake, naming all ways that give the same values.
 
     If a way fits both alone and with an addition, such as "a token sees only earlier ones, padding is seen too", only
-    the shorter one is named, because the addition changes no value.
+    the shorter way is named, because the addition changes no value.
     """
     best: dict[str, Fit] = {}
     for fit in fits:
@@ -50,7 +50,7 @@ def together(fits: list[Fit]) -> list[Fit]:
 
 
 def nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
-    """Returns the causes that leave a difference of rounding, without causes that leave far more than another one."""
+    """Returns the causes that leave only a rounding difference, except those that leave far more than another cause."""
     least = min((fit.budgets for fit, wrong in certain if wrong.dtype == "float32"), default=0.0)
     most = max(ROUNDED, FARTHER * least)
     return [(fit, wrong) for fit, wrong in certain if fit.budgets <= most or wrong.dtype != "float32"]
@@ -60,10 +60,10 @@ def nearest(certain: list[tuple[Fit, Port]]) -> list[tuple[Fit, Port]]:
 class Diagnosis:
     """The diagnosis of the first stage that diverges, and of later stages that it does not explain."""
 
-    stage: str  # "" if none diverges
+    stage: str  # "" if no stage diverges
     # Difference between the other program's stage and the correct one, in budgets; inf if not comparable.
     rightly: float = 0.0
-    inputs: tuple[str, ...] = ()  # the other program's stages that it is computed from
+    inputs: tuple[str, ...] = ()  # the other program's stages from which the stage is computed
     fits: list[Fit] = field(default_factory=list)  # the causes, best first; without a cause, the closest mistakes
     weights: list[Finding] = field(default_factory=list)  # errors in the weights that the stages use
     training: bool = False  # the torch model is in training mode: its dropout is on
@@ -129,6 +129,6 @@ class Diagnosis:
 
 
 def _of_any_layer(diagnosis: Diagnosis) -> str:
-    """Describes the cause without numbers of layers, or names the stage if no cause is certain."""
+    """Describes the cause without layer numbers, or names the stage if no cause is certain."""
     certain = [fit for fit in diagnosis.fits if fit.certain]
     return re.sub(r"layers\.\d+", "layers.*", str(certain[0])) if certain else diagnosis.stage

@@ -1,6 +1,6 @@
 """A golden file: token ids of texts, their stages in float32 and float64, and each stage's error budget.
 
-`docs/reference/golden-format.md` describes the format. `record.py` makes a file, `compare.py` compares another
+`docs/reference/golden-format.md` describes the format. `record.py` creates a file, and `compare.py` compares another
 program's arrays with it.
 """
 
@@ -28,7 +28,7 @@ FORMAT, VERSION = "npformer-golden", "1"
 class Golden:
     """The content of a golden file. `stages` and `truth` map names, in firing order, to one array per text."""
 
-    model: str  # the name that the model was loaded by
+    model: str  # the name under which the model was loaded
     config: Config
     weights_sha256: str
     versions: Mapping[str, str]
@@ -92,7 +92,7 @@ def load(path: str | Path) -> Golden:
     Raises
     ------
     NpformerError
-        If the file is not a golden file, is truncated, or does not fit its manifest.
+        If the file is not a golden file, is truncated, or does not match its manifest.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def load(path: str | Path) -> Golden:
         return _golden(arrays, manifest)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         problem = f"missing {error}" if isinstance(error, KeyError) else error
-        raise NpformerError(f"{path}: the golden file does not fit its manifest: {problem!s:.200}") from None
+        raise NpformerError(f"{path}: the golden file does not match its manifest: {problem!s:.200}") from None
 
 
 def _golden(arrays: Mapping[str, np.ndarray], manifest: dict[str, Any]) -> Golden:

@@ -1,8 +1,8 @@
 """Runs ports on the other program's stages.
 
 One run of a `Port` computes every stage from the other program's earlier stages: as soon as a stage is computed and
-recorded, the other program's array replaces it. So one run gives the expected value of every stage for the inputs that
-the other program really had. `diagnose.py` compares these values with the other program's own.
+recorded, the other program's array replaces it. Thus one run gives the expected value of every stage for the other
+program's actual inputs. `diagnose.py` compares these values with the other program's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from npformer.taps import listen
 
 
 class _Enough(Exception):
-    """Raised to stop a forward once the wanted stage has fired."""
+    """Raised to stop a forward pass once the requested stage has been computed."""
 
 
 class Forward:
@@ -57,7 +57,7 @@ class Forward:
         return [None if i in run.failed else run.made[until][i :: len(ports)] for i in range(len(ports))]
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
-        if id(array) not in self._own:  # a weight that a mistake made
+        if id(array) not in self._own:  # a weight created by a mistake
             return array.astype(dtype, copy=False)
         key = (id(array), dtype)
         if key not in self._cast:
@@ -66,13 +66,13 @@ class Forward:
 
 
 def corner_of(array: np.ndarray, part: np.ndarray, at_end: bool) -> tuple[slice, ...]:
-    """The slices of a padded array that contain the unpadded one: the end of each axis, or its start."""
+    """The slices of a padded array that contain the unpadded array, at the end or start of each axis."""
     pairs = zip(array.shape, part.shape, strict=True)
     return tuple(slice(max(size - own, 0), size) if at_end else slice(own) for size, own in pairs)
 
 
 class Run(Arrays):
-    """One forward: a listener that applies the ports' rules and replaces their stages with the other program's.
+    """One forward pass: a listener that applies the ports' rules and replaces their stages with the other program's.
 
     Each text has one row for every port: first the first text of all ports, then the second, and so on.
     """
@@ -112,11 +112,11 @@ class Run(Arrays):
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
 
     def _layers(self, stack: str, count: int) -> tuple[int, int]:
-        """Returns the range of a stack's layers that must run. The results of the others are given or not needed."""
+        """Returns the range of a stack's layers that must run. The others' results are given or not needed."""
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)
-        in_place = config.local or config.convolution  # in these models layers differ, so they cannot be renumbered
+        in_place = config.local or config.convolution  # the layers of these models differ, so they cannot be renumbered
         first = 0 if from_ids or self._whole or in_place else min(numbers, default=count)
         its_stack, layer, _ = parted(self.until) if self.until else ("", -1, "")
         return first, layer + 1 if layer >= 0 and its_stack == stack else count
@@ -182,7 +182,7 @@ class Run(Arrays):
         return self.noise is None and name not in self.given and not self._has_rules(name)
 
     def _untouched(self, name: str) -> bool:
-        """Whether a stage is neither changed nor requested, like most stages of most runs."""
+        """Whether a stage is neither changed nor requested, as is true of most stages in most runs."""
         if self.until in ("", name) or name in self._embedded or name in self._after:
             return False
         return self._unchanged(name)

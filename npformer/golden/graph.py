@@ -17,7 +17,7 @@ from npformer.interpret.stages import of_weights
 
 QKV = ("query", "key", "value")
 CROSS = "cross_attention"
-HEAD = ("pool", "head.", "logits", "start_", "end_", "probabilities")  # beginnings of the names of a head's stages
+HEAD = ("pool", "head.", "logits", "start_", "end_", "probabilities")  # prefixes of the names of a head's stages
 STACKS = ("encoder.", "decoder.")
 _STAGE = re.compile(r"(encoder\.|decoder\.|)(?:layers\.(\d+)\.)?(.*)")
 
@@ -82,7 +82,7 @@ def head_width(config: Config, stack: str) -> int:
 
 
 def parents(config: Config, weights: Iterable[str]) -> Parents:
-    """Returns each stage of a model with these weights -> the stages it is computed from, in firing order.
+    """Returns each stage of a model with these weights -> its parents, from which it is computed, in firing order.
 
     The first stages of a layer have the parent `layers.*.input`. The parent of that input is the stage that the layer
     reads.
@@ -99,7 +99,7 @@ def parents(config: Config, weights: Iterable[str]) -> Parents:
 
 
 def span(of: Mapping[str, tuple[str, ...]], stage: str, given: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
-    """Returns the stages that are computed from the given ones to obtain `stage`, itself included."""
+    """Returns the stages that are computed from the given ones to obtain `stage`, including `stage`."""
     found, waiting = set(), [stage]
     while waiting:
         name = waiting.pop()

@@ -1,7 +1,7 @@
 """Reads another program's arrays: matches each to a stage or weight and splits stages by text.
 
 A stage may have npformer's name, the Hugging Face module that outputs it, TransformerLens's hook, or a name from the
-user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses this.
+user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Theirs:
 
 
 def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
-    """Finds the golden file's stages among another program's arrays. `names` maps further names to npformer's.
+    """Finds the golden file's stages among another program's arrays. `names` maps other names to npformer's.
 
     Raises NpformerError if no name is recognised, or the token ids differ from the golden file's.
     """

@@ -1,4 +1,4 @@
-"""A simulated port: the correct model with changes. `mistakes/` makes such ports, `forward.py` runs them."""
+"""A simulated port: the correct model with changes. `mistakes/` makes such ports, and `forward.py` runs them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Port:
     given: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the other program's stages
     truth: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # the golden file's stages
     budgets: Mapping[str, float] = field(default_factory=dict)  # stage -> its budget in the port's precision
-    at_end: bool = False  # the texts are padded on the left, and the other program's stages are without the padding
+    at_end: bool = False  # the texts are padded on the left, and the other program's stages exclude the padding
     reads: tuple[tuple[str, Rule], ...] = ()  # rules that change a stage only where later stages read it
     stored: Mapping[str, np.ndarray] = field(default_factory=dict)  # the weights without any mistake
 
@@ -88,7 +88,7 @@ class Port:
         return replace(self, texts=texts, sources=sources, touched=self.touched | {"embeddings.*"})
 
     def with_config(self, *touched: str, **fields: Any) -> Port:
-        """Returns the port with other fields of the config, marked impossible if the config refuses them."""
+        """Returns the port with other fields of the config, marked impossible if the config rejects them."""
         try:
             config = replace(self.config, **fields)
         except NpformerError:
@@ -159,7 +159,7 @@ class Port:
     def padded(self, left: bool = False) -> Port | None:
         """Returns the port with texts padded to the batch's length; None if that exceeds the model's maximum length."""
         pad, config = self.config.pad_id or 0, self.config
-        if config.pooling == "last" and config.pad_id is None:  # marks padding for the head by an unused id
+        if config.pooling == "last" and config.pad_id is None:  # an unused id marks padding for the head
             pad = next(i for i in range(config.vocab_size) if not any(i in text.ids for text in self.texts))
             config = replace(config, pad_id=pad)
         if max(self.width, self.source_width) > self.config.max_length:
@@ -177,7 +177,7 @@ class Port:
 
     @property
     def paddings(self) -> dict[str, Port]:
-        """Returns the padded ports: padding may have its own row of the position table, or count like tokens."""
+        """Returns the padded ports: padding may have its own row of the position table, or be counted like tokens."""
         if (padded := self.padded()) is None:
             return {}
         if self.config.uncounted is None:

@@ -429,7 +429,7 @@ Rotary.mistakes = (
         _other_positions,
     ),
     Mistake("rotation with the wrong base", "theta is rope_theta in config.json for this kind of layer", _other_thetas),
-    Mistake("rotation scaled otherwise", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
+    Mistake("rotation scaled differently", "frequencies are scaled by rope_parameters in config.json", _other_scaling),
     Mistake(
         "rotation rounded",
         "angles, cosines and sines are computed in float32, even if the weights have 16 bits",

@@ -203,8 +203,8 @@ def test_a_wrong_translator_gets_its_first_wrong_stage_and_the_cause(suite: Path
     made = {name: a * 2 if stage in name else a for name, a in arrays.items() if "float64" not in name}
     save_arrays(tmp_path / "made.safetensors", made, {})
     verdict = judged(suite, shell(f"cp {tmp_path}/made.safetensors $3"), "marian-relu")
-    assert (verdict.kind, verdict.stage, verdict.causes) == ("diverges", stage, ("scores scaled otherwise",))
-    assert "scores scaled otherwise" in verdict.why
+    assert (verdict.kind, verdict.stage, verdict.causes) == ("diverges", stage, ("scores scaled differently",))
+    assert "scores scaled differently" in verdict.why
 
 
 def test_a_program_that_cannot_be_started_is_an_error(suite: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ IN_BOTH: dict[str, tuple[str, Plant]] = {
         "norm left out",
         put("norm", lambda port, x, name: x if "embeddings" in name else PlainBart.norm(port, x, name)),
     ),
-    "scaled embeddings": ("embeddings scaled otherwise", attr("embed_scale", lambda port: port.c.d_model**0.5)),
+    "scaled embeddings": ("embeddings scaled differently", attr("embed_scale", lambda port: port.c.d_model**0.5)),
     "unscaled across": ("unscaled scores", put("scale_of", unscaled_across)),
     "key and value across": (
         "key and value swapped", weights(lambda port: swapped(port, "cross_attention.key", "cross_attention.value"))

@@ -249,7 +249,7 @@ MADE = {
         HEADS,
         "layers.0.attention.combined",
     ),
-    "pre-norm": (pre_norm, "pre-norm for post-norm", "layers.0.attention.query"),
+    "pre-norm": (pre_norm, "pre-norm instead of post-norm", "layers.0.attention.query"),
     "from 1": (texts_made(lambda t: replace(t, positions=np.arange(1, len(t) + 1))), POSITIONS, POSITION),
     "from 2": (texts_made(lambda t: replace(t, positions=np.arange(2, len(t) + 2))), POSITIONS, POSITION),
     "types": (texts_made(lambda t: replace(t, token_type_ids=None)), "token types ignored", "embeddings.segment"),

@@ -71,7 +71,7 @@ def test_kinds_are_named_from_few_stages() -> None:
 def test_a_constant_says_which_sizes_give_it() -> None:
     _, _, plant = KINDS["1 / sqrt(T)"]
     text = str(diagnosed("bert", stages("bert", plant)))
-    assert "cause: scores scaled otherwise (by 1 / sqrt(T with padding))" in text, text
+    assert "cause: scores scaled differently (by 1 / sqrt(T with padding))" in text, text
 
 
 def weakly_masked(port: PlainPort, scores: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_rows_of_the_next_token_are_named() -> None:
     arrays = {f"{i}/{name}": array for name in t for i, array in enumerate(t.texts(name))}
     arrays |= {name: np.roll(array, -1, axis=0) for name, array in arrays.items() if name.endswith("1.ffn.output")}
     [fit, *_] = golden.diagnose(recorded, arrays, model).fits
-    assert (fit.mistake.name, fit.way) == ("in another order", "each row is the next one")
+    assert (fit.mistake.name, fit.way) == ("in another order", "each row is the next row")
 
 
 class Exchanged(Llama3):
@@ -109,8 +109,8 @@ class Exchanged(Llama3):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("rotation scaled otherwise", {"scaling": None}),
-        ("rotation scaled otherwise", {"scaling": Exchanged(3.0, 1.0, 1.5, 8)}),
+        ("rotation scaled differently", {"scaling": None}),
+        ("rotation scaled differently", {"scaling": Exchanged(3.0, 1.0, 1.5, 8)}),
         ("rotation with other frequencies", {"theta": 77.0, "scaling": None}),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
     name = "layers.0.attention.query"
     arrays[name] = arrays["embeddings.sum"] @ query[f"{name}.weight"] + query[f"{name}.bias"]
     diagnosis = diagnosed("gpt2", arrays)
-    assert diagnosis.mistake == "another stage in its place", str(diagnosis)
+    assert diagnosis.mistake == "values of another stage", str(diagnosis)
 
 
 def parallel(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:

@@ -250,7 +250,7 @@ def test_a_file_that_does_not_fit_its_manifest_is_an_error(
 ) -> None:
     path = tmp_path / "golden.safetensors"
     altered(tiny_bert / "golden.safetensors", path, change)
-    with pytest.raises(NpformerError, match=f"does not fit its manifest: .*{message}"):
+    with pytest.raises(NpformerError, match=f"does not match its manifest: .*{message}"):
         golden.load(path)
 
 
@@ -259,7 +259,7 @@ def test_another_version_of_the_format_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="format version '2'; this npformer reads version 1"):
         golden.load(tmp_path / "g.safetensors")
     save_arrays(tmp_path / "g.safetensors", {}, {"format": "npformer-golden", "version": "1", "manifest": "[" * 9999})
-    with pytest.raises(NpformerError, match="does not fit its manifest"):
+    with pytest.raises(NpformerError, match="does not match its manifest"):
         golden.load(tmp_path / "g.safetensors")
 
 

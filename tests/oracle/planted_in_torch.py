@@ -365,7 +365,7 @@ PLANTED = {
     heads_not_transposed_back: ("heads reshaped without the transpose", "layers.0.attention.combined"),
     query_and_key_weights_swapped: ("query and key swapped", "layers.0.attention.query"),
     query_and_key_swapped: ("query and key swapped", "layers.0.attention.weights"),
-    pre_norm: ("pre-norm for post-norm", "layers.0.attention.query"),
+    pre_norm: ("pre-norm instead of post-norm", "layers.0.attention.query"),
     positions_off: ("positions off by one", "embeddings.position"),
     roberta_positions: ("positions off by one", "embeddings.position"),
     no_offset: ("positions off by one", "embeddings.position"),

@@ -39,7 +39,7 @@ PLANTED: dict[str, dict[str, str]] = {
         "no offset": "positions off by one",
         "no project_in": "projection of the tokens left out",
         "no project_out": "projection of the last layer left out",
-        "norms before": "pre-norm for post-norm",
+        "norms before": "pre-norm instead of post-norm",
     },
 }
 

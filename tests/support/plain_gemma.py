@@ -25,7 +25,7 @@ PLANTED = {
     "no window": "wrong local window",
     "exclusive window": "wrong local window",
     "window everywhere": "wrong local window",
-    "unscaled embeddings": "embeddings scaled otherwise",
+    "unscaled embeddings": "embeddings scaled differently",
     "heads not normalized": "norms of heads left out",
     "rotated first": "norms of heads after the rotation",
     "w for 1 + w in heads": "1 + weight of RMSNorm misused",

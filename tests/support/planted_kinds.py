@@ -183,7 +183,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "residual of 0.85": (
         "sum with other factors", "0.85 times", layer_with(attention=lambda p, x, a, at: np.float32(0.85) * x + a)
     ),
-    "1 / sqrt(T)": ("scores scaled otherwise", "1 / sqrt(T with padding)", attr("scale", lambda p: p.ids.shape[1] ** -0.5)),
+    "1 / sqrt(T)": ("scores scaled differently", "1 / sqrt(T with padding)", attr("scale", lambda p: p.ids.shape[1] ** -0.5)),
     "a head missing": (MISSING, "heads: 1 are 0", put("merge", only_head)),
     "units missing": (MISSING, "columns 50 to 63 of layers.0.ffn.activation", put("ffn", cut_units)),
     "gelu cut below": (
@@ -201,7 +201,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "texts exchanged": ("texts in another order", "1, 0, 2", exchanged_texts),
     "a key hidden": ("another mask", "no query sees the keys [1]", put("masked", without_second)),
     "queries as keys": ("products of other heads", "of query and query", put("scores", lambda p, q, k: PlainPort.scores(p, q, q))),
-    "log probabilities": ("a function too many", "log softmax", put("classify", lambda p, x: np.log(softmax(PlainPort.classify(p, x))))),
+    "log probabilities": ("an extra function", "log softmax", put("classify", lambda p, x: np.log(softmax(PlainPort.classify(p, x))))),
     "a weight in float16": ("one weight rounded", "layers.0.ffn.output.weight in float16", weights(half_weight)),
     "scales of columns in rows": (
         "scales of the wrong axis", "columns applied to rows, in attention.output.weight", weights(wrong_scales)
@@ -209,24 +209,24 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "columns of a weight": (MISSING, "columns 50 to 63 of the weight", weights(unread_units)),
     "heads of a weight moved": ("weight in another order", "rows of layers.0.attention.output.weight", weights(moved_heads)),
     "norms without weight": ("norm without weight or bias", "no weight", weights(plain_norms)),
-    "outputs of pre-norm": ("pre-norm for post-norm", "", put("layer", pre_norm)),
+    "outputs of pre-norm": ("pre-norm instead of post-norm", "", put("layer", pre_norm)),
     "sum and output": (NAMES, "layers.1.ffn.output is layers.1.ffn_residual", exported(sum_and_output)),
     "a column of q and k": (
-        "columns missing in the scores", "of q and k", put("scores", last_column_unread)
+        "columns missing from the scores", "of q and k", put("scores", last_column_unread)
     ),
     "first row skipped": (
-        "some rows computed otherwise", "the first row", put("norm", first_row_skipped)
+        "some rows computed differently", "the first row", put("norm", first_row_skipped)
     ),
     "positions cut off": (
-        "positions by another rule", "min(p, 4)", attr("positions", lambda p: np.minimum(p.positions, 4))
+        "positions from another rule", "min(p, 4)", attr("positions", lambda p: np.minimum(p.positions, 4))
     ),
     "positions again from 4": (
-        "positions by another rule", "p - 4 from 4 on",
+        "positions from another rule", "p - 4 from 4 on",
         attr("positions", lambda p: p.positions - 4 * (p.positions >= 4)),
     ),
     "biases exchanged": (PLACE, "query.bias and layers.0.attention.key.bias are exchanged", weights(exchanged_biases)),
     "1 / int(sqrt(K))": (
-        "scores scaled otherwise", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))
+        "scores scaled differently", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))
     ),
     "first text's mask": ("mask misused", "text 2's for all texts", put("masked", with_first_mask)),
     "a head copied": (MISSING, "columns of head 2 are those of head 1", weights(copied_head)),

@@ -108,7 +108,7 @@ def test_a_golden_file_with_impossible_values_is_refused(tmp_path: Path, old: st
     arrays, metadata = load_arrays(tmp_path / "a.safetensors")
     assert old in metadata["manifest"]
     save_arrays(tmp_path / "b.safetensors", arrays, {**metadata, "manifest": metadata["manifest"].replace(old, new)})
-    with pytest.raises(npformer.NpformerError, match="does not fit its manifest"):
+    with pytest.raises(npformer.NpformerError, match="does not match its manifest"):
         load(tmp_path / "b.safetensors")
 
 

@@ -1,7 +1,8 @@
 """The known mistakes of ports: `of_model` collects those that the parts of a model declare, and general ones.
 
-Each part, such as a mechanism, declares its own in `mistakes`. The modules here have mistakes in inputs, embeddings,
-heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, the correct model.
+Each part, such as a mechanism, declares its own mistakes in `mistakes`. The modules here have mistakes in inputs,
+embeddings, heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, the
+correct model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers that a port clips at a bound: of a stage, or of the stages on the way to it."""
+"""Values that a port clips at a bound, in a stage or in the stages that lead to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def clipped(port: Port) -> Ways:
     """The stage or its input is clipped at a bound. Between distant stages, only scores and activations are tried."""
     numbers = np.concatenate([np.ravel(array) for array in port.theirs])
     low, high = numbers.min(), numbers.max()
-    cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # clipped numbers are equal
+    cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # clipped values are equal
     if cut_below and not cut_above:
         yield f"to at least {low:.4g}", {in_all_layers(port.stage): lambda y, at: np.maximum(y, low)}
     elif cut_above and not cut_below:

@@ -1,7 +1,7 @@
 """Known mistakes made in unusual places: in only one of several stages, or between exporting a stage and reading it.
 
-A rule for "*norm" changes every norm on the way to a stage, but a port may have the mistake in only one of them. And a
-port may export a stage before it makes the mistake.
+A rule for "*norm" changes every norm on the way to a stage, but a port may have the mistake in only one of them. A port
+may also export a stage before it makes the mistake.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _said(way: str, place: str) -> str:
 
 
 def _in_one_place(mistake: Mistake, port: Port) -> Ways:
-    """Yields ways with a single rule, restricted to one kind of stage."""
+    """Yields the ways that have a single rule, restricted to one kind of stage."""
     everywhere = dict.fromkeys(map(in_all_layers, port.known))
     kinds = dict.fromkeys(map(in_all_layers, (name for name in port.known if name in port.span)))
     for way, changed in mistake.ways(port):

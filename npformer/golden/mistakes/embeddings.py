@@ -18,7 +18,7 @@ from npformer.runtime.packing import Text, positions
 
 Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> other positions
 
-SINUSOIDS, FORMULA = "sines and cosines in another order", "positions by another formula"
+SINUSOIDS, FORMULA = "sines and cosines in another order", "positions from another formula"
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
 
@@ -57,14 +57,14 @@ def wrong_positions(port: Port) -> Ways:
             at - np.where(types(text) > 0, (types(text) == 0).sum(), 0)
         ),
         "from -1, the first two tokens alike": lambda at, text, i: np.maximum(at - 1, 0),
-        "going on from text to text": lambda at, text, i: at + begins[i],
+        "continuing from text to text": lambda at, text, i: at + begins[i],
         "each text's number": lambda at, text, i: at * 0 + i,
         "after left padding": lambda at, text, i: at + port.width - len(at),
         "padded with the first position": lambda at, text, i: at + 1 - (at == 0),
         "the token types": lambda at, text, i: types(text),
     }
     if port.config.uncounted is not None:
-        others["padding inside of a text counted"] = lambda at, text, i: np.arange(len(at))
+        others["counting padding inside a text"] = lambda at, text, i: np.arange(len(at))
     for way, change in others.items():
         if changed := _at_positions(port, change):
             yield way, changed
@@ -98,7 +98,7 @@ def found_positions(port: Port) -> Ways:
                 return made
 
             if changed := _at_positions(port, change):
-                yield f"{said}, with p the right position", changed
+                yield f"{said}, where p is the right position", changed
             return
     i, row = next(
         (i, int(j)) for i, (a, b) in enumerate(zip(right, found, strict=True)) for j in np.flatnonzero(a != b)
@@ -108,7 +108,7 @@ def found_positions(port: Port) -> Ways:
 
 
 def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Rules from a token's position to another, with numbers taken from the positions found."""
+    """Rules that map a token's position to another one, with constants taken from the positions found."""
     p, q = np.concatenate(right), np.concatenate(found)
     k, most = int(p[p != q].min()), int(q.max())
     off = int(q[p == k][0]) - k
@@ -203,7 +203,7 @@ def scaled(port: Port) -> Ways:
         own = port.config.token_scale
         yield "not multiplied by sqrt(D)", {"embeddings.token": lambda y, at: y / own}
         yield "the positions by sqrt(D), too", {POSITION: lambda y, at: y * own}
-        for dtype in ROUNDED:  # rounding to float32 would not show
+        for dtype in ROUNDED:  # rounding to float32 makes no visible difference
             number = replace(port.config, scale_dtype=dtype).token_scale
             if abs(number / own - 1) > 1e-5:
                 said = f"by sqrt(D) rounded to {dtype}"
@@ -250,7 +250,7 @@ def other_segments(port: Port) -> Ways:
     changes: dict[str, Callable[[np.ndarray, Text], np.ndarray]] = {
         "all 1": lambda types, text: types * 0 + 1,
         "0 and 1 exchanged": lambda types, text: 1 - np.minimum(types, 1),
-        "by parity of the token": lambda types, text: np.arange(len(types)) % 2,
+        "0 and 1 in turn": lambda types, text: np.arange(len(types)) % 2,
         "1 from a token later": lambda types, text: np.concatenate([types[:1], types[:-1]]),
         "1 from a token earlier": lambda types, text: np.concatenate([types[1:], types[-1:]]),
     }
@@ -270,12 +270,12 @@ def swapped_tables(port: Port) -> Ways:
 MISTAKES = (
     Mistake(
         "positions off by one",
-        "positions begin at row 0 of BERT's table, at row 2 of RoBERTa's and OPT's",
+        "positions begin at row 0 of BERT's table, and at row 2 of RoBERTa's and OPT's",
         positions_off,
     ),
     Mistake("wrong positions", "a token's position is its place in its text, from 0, without padding", wrong_positions),
-    Mistake("positions by another rule", "a token's position is its place in its text", found_positions),
-    Mistake("sinusoidal positions for learned", "this model has a table of learned positions", sinusoids),
+    Mistake("positions from another rule", "a token's position is its place in its text", found_positions),
+    Mistake("sinusoidal positions instead of learned", "this model has a table of learned positions", sinusoids),
     Mistake(
         SINUSOIDS,
         "the paper's table alternates sines and cosines; Marian's has all sines first",
@@ -285,15 +285,17 @@ MISTAKES = (
     Mistake("positions left out", "the position embeddings are not added", {"": {POSITION: lambda y, at: 0 * y}}),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(
-        "embeddings scaled otherwise",
-        "the model of 2017, Marian and Gemma multiply token embeddings by sqrt(D), BERT and Llama do not",
+        "embeddings scaled differently",
+        "the model of 2017, Marian and Gemma multiply token embeddings by sqrt(D); BERT and Llama do not",
         scaled,
     ),
     Mistake("embeddings added after the norm", "the norm is applied to the sum of all embeddings", summed_after_norm),
     Mistake(
         "token types ignored", "the second of two texts has token type 1, and its embedding is added", segments_ignored
     ),
-    Mistake("wrong token types", "the first text and its [SEP] have token type 0, the second 1", other_segments),
+    Mistake(
+        "wrong token types", "the first text and its [SEP] have token type 0, and the second text has 1", other_segments
+    ),
     Mistake(
         "another table of embeddings", "tokens, positions and token types each have their own table", swapped_tables
     ),

@@ -25,7 +25,7 @@ RATES = (0.1, 0.2, 0.5, 0.05, 0.15, 0.25, 0.3, 0.4)
 
 
 def dropout(port: Port) -> Ways:
-    """Some numbers are 0 and all others 1 / (1 - rate) times the correct ones."""
+    """Some values are 0, and all others are 1 / (1 - rate) times the correct ones."""
     last = port.stage.rpartition(".")[2].removeprefix("cross_")
     block = {"attention_residual": "attention", "ffn_residual": "ffn"}.get(last)
     for rate in RATES:
@@ -37,7 +37,7 @@ def dropout(port: Port) -> Ways:
             rest, scaled = y - dropped, dropped / (1 - rate)
             kept = np.ones(y.shape, bool)
             kept[whole] = np.abs(theirs - rest[whole] - scaled[whole]) <= np.abs(theirs - rest[whole])
-            able = dropped[whole] != 0  # a number that is 0 does not show whether it was dropped
+            able = dropped[whole] != 0  # a value that is 0 anyway does not show whether it was dropped
             if not rate / 4 < 1 - kept[whole][able].mean() < 4 * rate:
                 raise ValueError("the number of zeros does not fit dropout")
             return rest + scaled * kept
@@ -85,7 +85,7 @@ def names_of(port: Port) -> list[str]:
 
 
 def said_of(found: Mapping[str, list[str]]) -> str:
-    """Describes which stage each one really is, such as two exchanged stages or layers off by one."""
+    """Describes which stage each stage really is, such as two exchanged stages or layers off by one."""
     steps = {parted(stage)[1] - parted(names[0])[1] for stage, names in found.items()}
     pairs = [f"{stage} is {' or '.join(names[:2])}" for stage, names in found.items()]
     said = f"{', '.join(pairs[:4])}{', ...' if len(pairs) > 4 else ''}"
@@ -93,8 +93,8 @@ def said_of(found: Mapping[str, list[str]]) -> str:
 
 
 SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "each row is the next one": lambda y: np.roll(y, -1, axis=0),
-    "each row is the one before": lambda y: np.roll(y, 1, axis=0),
+    "each row is the next row": lambda y: np.roll(y, -1, axis=0),
+    "each row is the row before": lambda y: np.roll(y, 1, axis=0),
     "rows from the last to the first": lambda y: y[::-1],
 }
 
@@ -122,7 +122,7 @@ def head_width_in(port: Port) -> int:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """Finds the correct row or column nearest to each of the port's; None unless that is a permutation."""
+    """Finds the correct row or column nearest to each of the port's; None unless they form a permutation."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)
@@ -145,9 +145,9 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the absolute value": np.abs,
     "ReLU": lambda y: np.maximum(y, 0),
     "the square": np.square,
-    "the row over its length": lambda y: y / np.linalg.norm(y, axis=-1, keepdims=True),
-    "the row without its mean": lambda y: y - y.mean(-1, keepdims=True),
-    "the row over its deviation, without its mean": lambda y: (
+    "the row divided by its length": lambda y: y / np.linalg.norm(y, axis=-1, keepdims=True),
+    "the row minus its mean": lambda y: y - y.mean(-1, keepdims=True),
+    "the row minus its mean, divided by its standard deviation": lambda y: (
         (y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True)
     ),
     **{f"{c} tanh(x / {c})": partial(soft_cap, cap=float(c)) for c in (5, 10, 15, 20, 30, 50, 100)},
@@ -167,10 +167,10 @@ def flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
 
 
-RENAMED = Mistake("stages under other names", "every number is correct, but some have the names of other stages", {})
+RENAMED = Mistake("stages under other names", "every value is correct, but some stages have the names of others", {})
 MISTAKES = (
-    Mistake("dropout left on", "some numbers are 0 and the others larger, as in training; call eval()", dropout),
-    Mistake("another stage in its place", "the formula reads or returns another stage", other_stage),
-    Mistake("a function too many", "the formula's result is used as it is, without another function", function_of),
-    Mistake("in another order", "the numbers are correct but in another order", permuted),
+    Mistake("dropout left on", "some values are 0 and the others are larger, as in training; call eval()", dropout),
+    Mistake("values of another stage", "the formula reads or returns another stage", other_stage),
+    Mistake("an extra function", "the formula's result is used as it is, without another function", function_of),
+    Mistake("in another order", "the values are correct but in another order", permuted),
 )

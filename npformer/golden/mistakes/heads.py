@@ -31,17 +31,17 @@ def other_pooling(port: Port) -> Ways:
     rows: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
         "the first token's row": lambda x, n: x[0],
         "the last token's row": lambda x, n: x[n - 1],
-        "the second-last token's row": lambda x, n: x[max(n - 2, 0)],
+        "the second-to-last token's row": lambda x, n: x[max(n - 2, 0)],
         "the second token's row": lambda x, n: x[min(1, n - 1)],
         "the mean of all rows": lambda x, n: x.mean(0),
         "the mean without the first and last rows": lambda x, n: x[1:-1].mean(0) if n > 2 else x.mean(0),
         "the mean without the first row": lambda x, n: x[1:].mean(0) if n > 1 else x[0],
         "the mean without the last row": lambda x, n: x[:-1].mean(0) if n > 1 else x[0],
-        "the largest of each column": lambda x, n: x.max(0),
+        "the maximum of each column": lambda x, n: x.max(0),
         "the sum of all rows": lambda x, n: x.sum(0),
-        "the mean, over the length of the padded batch": lambda x, n: x.sum(0) / port.width,
+        "the sum divided by the length of the padded batch": lambda x, n: x.sum(0) / port.width,
         "the root mean square": lambda x, n: np.sqrt(np.square(x).mean(0)),
-        "the sum over the root of the length": lambda x, n: x.sum(0) / n**0.5,
+        "the sum divided by the square root of the length": lambda x, n: x.sum(0) / n**0.5,
     }
     if port.config.pooling == "first" and not port.config.decoder:
         del rows["the first token's row"]
@@ -132,12 +132,12 @@ PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the logits themselves": lambda x: x,
     "softmax twice": lambda x: softmax(softmax(x)),
     "softmax with 2^x": lambda x: softmax(x * np.log(2)),
-    "e^x, not divided by the sum": np.exp,
+    "e^x, not divided by its sum": np.exp,
 }
 MISTAKES = (
     Mistake(
         "another pooling",
-        "the head reads the first token's row, a causal model's the last, an encoder-decoder's the last end token's",
+        "a head reads the first token's row; in causal models, the last; in encoder-decoders, the last end token's",
         other_pooling,
     ),
     Mistake(
@@ -146,14 +146,18 @@ MISTAKES = (
         pooler_activation,
     ),
     Mistake("head without the last norm", "the head reads the normalized rows of the last layer", not_normalized),
-    Mistake("head in another order", "the head is a linear layer, its activation and a norm", transform_order),
-    Mistake("pooler left out", "the pooler stands between the first token's row and the classifier", NO_POOLER),
+    Mistake(
+        "head in another order",
+        "the head applies a linear layer, its activation and a norm, in this order",
+        transform_order,
+    ),
+    Mistake("pooler left out", "the pooler comes between the first token's row and the classifier", NO_POOLER),
     Mistake(
         "labels in another order", "the columns of the head follow the order of the labels in config.json", other_labels
     ),
     Mistake(
         "other probabilities",
-        "a text with one label takes softmax, with several labels sigmoid",
+        "use softmax if a text has one label, and sigmoid if it can have several",
         {way: {"*probabilities": from_source(formula)} for way, formula in PROBABILITIES.items()},
     ),
 )

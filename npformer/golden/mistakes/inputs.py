@@ -84,8 +84,8 @@ def mask_misused(port: Port) -> Ways:
         "applied after the softmax, with -10000": lambda scores, seen: softmax(scores) + np.where(seen, 0, -1e4),
         "one place late": lambda scores, seen: hidden(scores, np.insert(seen[:-1], 0, True)),
         "one place early": lambda scores, seen: hidden(scores, np.append(seen[1:], False)),
-        "added as it is, 1 and 0": lambda scores, seen: softmax(scores + seen),
-        "multiplied with the scores": lambda scores, seen: softmax(scores * seen),
+        "added unchanged, as 1 and 0": lambda scores, seen: softmax(scores + seen),
+        "multiplied by the scores": lambda scores, seen: softmax(scores * seen),
         "set to 1e-9, not -1e9": lambda scores, seen: softmax(np.where(seen, scores, 1e-9)),
         "set to the smallest positive number": lambda scores, seen: softmax(np.where(seen, scores, 1e-38)),
         **{
@@ -152,7 +152,7 @@ def other_ids(port: Port) -> Ways:
     changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "one too high": lambda ids: (ids + 1) % size,
         "one too low": lambda ids: (ids - 1) % size,
-        "in the reverse order": lambda ids: ids[::-1],
+        "in reverse order": lambda ids: ids[::-1],
         "without the first": lambda ids: np.append(ids[1:], 0),
         "without the last": lambda ids: np.append(ids[:-1], port.config.pad_id or 0),
         "after another one": lambda ids: np.insert(ids[:-1], 0, ids[0]),
@@ -233,7 +233,7 @@ def start_token(port: Port) -> Ways:
     for token in dict.fromkeys(each for each in usual if each is not None and each < config.decoder.vocab_size):
         if token != config.decoder.start_id:
             changed = read_by_decoder(port, lambda read, labels, token=token: np.insert(read[1:], 0, token))
-            yield f"{token} for {config.decoder.start_id}", changed
+            yield f"{token} instead of {config.decoder.start_id}", changed
 
 
 def read_by_decoder(port: Port, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Port:
@@ -261,7 +261,7 @@ MISTAKES = (
     Mistake(
         "mask misused", "the scores of padding must be -inf, or far below all others, before the softmax", mask_misused
     ),
-    Mistake("masked scores not low enough", "hidden keys must have scores of -inf, and so weights of 0", lowered),
+    Mistake("masked scores not low enough", "hidden keys must have scores of -inf, and thus weights of 0", lowered),
     Mistake(
         "left padding",
         "padding before a text shifts the positions of its tokens and makes row 0 padding; pad on the right",

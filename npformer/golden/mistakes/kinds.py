@@ -106,7 +106,7 @@ def _scaled_product(port: Port) -> Ways:
 
 
 def _inner_constant(port: Port) -> Ways:
-    """An inner stage has a common wrong factor, such as one of dropout."""
+    """An inner stage is scaled by a factor that is a common mistake, such as that of dropout."""
     for name in inside(port):
         for c in (0.9, 0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0):
             yield f"{c:.4g} times {name}", changing(port, name, lambda y, at, c=c: c * y)
@@ -241,7 +241,7 @@ def some_columns(port: Port) -> Ways:
             def rule(y: np.ndarray, at: At, begin: float = begin, end: float = end) -> np.ndarray:
                 return _without(y, np.arange(int(begin * y.shape[-1]), int(end * y.shape[-1])))
 
-            yield f"columns of {name} are 0 from {begin:.0%} to {end:.0%} of them", changing(port, name, rule)
+            yield f"columns of {name} from {begin:.0%} to {end:.0%} of its width are 0", changing(port, name, rule)
         for n in (1, 2, 4, 8, 16, 32, 64):
 
             def last(y: np.ndarray, at: At, n: int = n) -> np.ndarray:
@@ -251,7 +251,7 @@ def some_columns(port: Port) -> Ways:
 
 
 def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each column the nearest correct column; None if no correct column is the nearest to several."""
+    """Returns for each column the nearest correct column; None if none is nearest to several columns."""
     if theirs.shape != right.shape or not 1 < theirs.shape[1] <= MOST_COLUMNS:
         return None
     order = nearest(theirs.T, right.T)
@@ -268,7 +268,7 @@ def _without_product(port: Port) -> np.ndarray | None:
 
 
 def rows(arrays: list[np.ndarray]) -> np.ndarray:
-    """Returns the rows of all texts one after another; empty if their columns differ."""
+    """Returns the concatenated rows of all texts; empty if texts differ in their number of columns."""
     if arrays[0].ndim > 2 or len({a.shape[-1] for a in arrays}) > 1:
         return np.zeros((0, 0))
     return np.concatenate([a.reshape(-1, a.shape[-1]) for a in arrays]).astype(np.float64)

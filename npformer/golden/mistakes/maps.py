@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-PAIRS = 8  # maximum number of heads for which all pairs are exchanged or copied; with more, only neighbours
+PAIRS = 8  # maximum number of heads for which all pairs are exchanged or copied; with more, only neighbouring pairs are
 
 
 @lru_cache(maxsize=64)
@@ -17,7 +17,7 @@ def maps_of(size: int, width: int = 0) -> dict[str, np.ndarray]:
     orders = {"halves exchanged": np.roll(numbers, size // 2), "reversed": numbers[::-1]}
     orders |= {f"moved by {n}": np.roll(numbers, n) for n in (1, -1) if size > 1}
     if size % 2 == 0:
-        orders["even ones before odd ones"] = numbers.reshape(-1, 2).T.ravel()
+        orders["even indices before odd ones"] = numbers.reshape(-1, 2).T.ravel()
         orders["halves interleaved"] = numbers.reshape(2, -1).T.ravel()
     if width and size % width == 0 and size > width:
         heads = numbers.reshape(-1, width)

@@ -1,4 +1,4 @@
-"""Searches for the row of a table that a port has used, by the smallest distance."""
+"""Finds the row of a table that a port used, by the smallest distance."""
 
 from __future__ import annotations
 

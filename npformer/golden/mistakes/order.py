@@ -40,7 +40,7 @@ def _of_normed(y: np.ndarray, at: At) -> np.ndarray:
     return _normed_first(at("input"), at, "attention_norm")
 
 
-#: A pre-norm layer with the stage names of a post-norm one, so that the last stage is the layer's output.
+#: A pre-norm layer with the stage names of a post-norm layer, so that the last stage is the layer's output.
 _PRE_NORM: Rules = {
     **dict.fromkeys((f"*.attention.{name}" for name in QKV), _of_normed),
     "*.attention_norm": lambda y, at: at("attention_residual"),
@@ -165,7 +165,7 @@ def ffn_first(port: Port) -> Ways:
     if not port.config.norm_first:
         for way, first, second in (
             ("", "ffn_norm", "attention_norm"),
-            ("the norms in their places", "attention_norm", "ffn_norm"),
+            ("the norms in their usual places", "attention_norm", "ffn_norm"),
         ):
             yield (
                 way,
@@ -198,7 +198,7 @@ def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:
 
 
 def _own_names(port: Port) -> Port:
-    """A layer that begins with the FFN, with stages named by their computation: its output is a stage of attention."""
+    """A layer that begins with the FFN, with stages named after their computation: its output is an attention stage."""
     fed, out = ("ffn_residual", "attention_residual") if port.config.norm_first else ("ffn_norm", "attention_norm")
 
     def read(at: At) -> np.ndarray:
@@ -230,7 +230,7 @@ def layer_count(port: Port) -> Ways:
             yield f"every other{of} is missing", halved
         if port.config.norm_first and count > 1 and f"{stack}norm.weight" in port.weights:
             yield (
-                f"the last{of} is missing, and the norm takes the place of the layer before",
+                f"the last{of} is missing, and the layer before it ends with the final norm",
                 {
                     f"{stack}layers.{count - 2}.{end}": lambda y, at: _normed(y, at, "norm"),
                     f"{stack}layers.{count - 1}.{end}": lambda y, at: at("input"),
@@ -255,13 +255,13 @@ def again(x: np.ndarray, at: At) -> np.ndarray:
 
 MISTAKES = (
     Mistake(
-        "pre-norm for post-norm",
+        "pre-norm instead of post-norm",
         "this model normalizes after each residual sum, not before each block",
         other_norm_order(True),
         reorders=True,
     ),
     Mistake(
-        "post-norm for pre-norm",
+        "post-norm instead of pre-norm",
         "this model normalizes before each block, not after each residual sum",
         other_norm_order(False),
         reorders=True,
@@ -269,13 +269,13 @@ MISTAKES = (
     Mistake("norm before the residual sum", "the sum of a block's input and output is normalized", norm_of_block),
     Mistake(
         "residual left out",
-        "a block's output must have its input added",
+        "a block's input must be added to its output",
         {"after attention": AFTER_ATTENTION, "after the FFN": AFTER_FFN, "both": {**AFTER_ATTENTION, **AFTER_FFN}},
     ),
     Mistake("residual from the wrong place", "a block's own input is added to its output", other_residual),
     Mistake("residual scaled", "a block's input and output are added without a factor", residual_scaled),
-    Mistake("block left out", "each layer is attention and then the FFN", left_out),
+    Mistake("block left out", "each layer applies attention, then the FFN", left_out),
     Mistake("the FFN reads another stage", "the FFN reads the output of attention after its norm", other_ffn_input),
-    Mistake("FFN before attention", "each layer is attention and then the FFN", ffn_first, reorders=True),
+    Mistake("FFN before attention", "each layer applies attention, then the FFN", ffn_first, reorders=True),
     Mistake("another number of layers", "each layer of the model runs once", layer_count),
 )

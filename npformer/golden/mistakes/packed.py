@@ -1,4 +1,4 @@
-"""Texts of a packed batch that attend to one another, because attention has no borders between them."""
+"""Texts of a packed batch that attend to one another, because attention ignores the borders between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def without_borders(port: Port) -> Ways:
             order,
         )
 
-    for way, from_0 in (("", True), ("positions counted through the batch", False)):
+    for way, from_0 in (("", True), ("positions counted across the batch", False)):
         batch = longer.reading(lambda text, i, from_0=from_0: in_batch(text, i, from_0))
         yield way, replace(batch, touched=port.touched | {"*.attention.weights" if from_0 else "*"})
 
@@ -42,7 +42,7 @@ def without_borders(port: Port) -> Ways:
 MISTAKES = (
     Mistake(
         "texts attend to one another",
-        "a packed batch needs borders: a token attends to tokens of its own text only",
+        "a packed batch needs borders: a token attends only to tokens of its own text",
         without_borders,
     ),
 )

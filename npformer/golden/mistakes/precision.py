@@ -64,11 +64,11 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
 DECIMALS = range(1, 8)  # float32 holds about seven
 BITS = range(2, 9)
 GROUPS = (128, 64, 32, 16)  # numbers that share one scale
-LEAST = 8  # the fewest numbers under one scale that can show rounding
+LEAST = 8  # the fewest numbers with a shared scale that can show rounding
 
 
 def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
-    """Describes how the port's numbers are rounded: to decimals, to steps, or to few values; "" if they are not."""
+    """Describes how the port's numbers are rounded: to decimals, to steps, or to few values; "" if not rounded."""
     for decimals in DECIMALS:
         if np.abs(theirs - np.round(ours, decimals)).max() <= 1e-6 * np.abs(ours).max():
             return f"rounded to {decimals} decimals"
@@ -90,7 +90,7 @@ def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
 
 
 def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
-    """Returns whether each row is the correct one in equal steps, from -max to max or from min to max."""
+    """Returns whether each row is the correct one rounded to equal steps, from -max to max or from min to max."""
     low, high = (getattr(theirs, end)(axis=1, keepdims=True) for end in ("min", "max"))
     largest = np.maximum(-low, high)
     for first, steps in (
@@ -107,12 +107,12 @@ def _in_steps(theirs: np.ndarray, ours: np.ndarray, bits: int) -> bool:
 
 
 def _is_nearest(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Returns whether the port's array has few distinct values, each the nearest to the correct one."""
+    """Returns whether the port's array has few distinct values, each the one nearest to the correct value."""
     values = np.unique(theirs)
     if not 1 < len(values) <= len(theirs) // 2:
         return False
     borders = (values[1:] + values[:-1]) / 2
-    slack = 1e-5 * np.abs(values).max()  # a tie may fall to either side
+    slack = 1e-5 * np.abs(values).max()  # a tie may be rounded either way
     low, high = np.r_[-np.inf, borders - slack], np.r_[borders + slack, np.inf]
     at = np.searchsorted(values, theirs)
     return bool(np.all((low[at] <= ours) & (ours <= high[at])))
@@ -154,7 +154,7 @@ MISSCALED: dict[str, Round] = {
 
 def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> Rules:
     """Rounds the inputs of each product, x and W, and its result x W."""
-    last: list[np.ndarray] = []  # the last weight and its rounded copy, which the next text uses again
+    last: list[np.ndarray] = []  # the last weight and its rounded copy, which the next text reuses
 
     def rounded(weight: np.ndarray) -> np.ndarray:
         if not last or last[0] is not weight:
@@ -198,7 +198,7 @@ def half_precision(port: Port) -> Ways:
         rounding = partial(half, kind)
         yield f"{kind}, the weights", port.rounding(rounding, port.weights)
         if sum(port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2 for group in port.groups) > 1:
-            # one matrix alone does not show that the others are rounded: "one weight rounded" names it
+            # a single matrix cannot show whether others are rounded: that is the mistake "one weight rounded"
             yield f"{kind}, the weights except norms and biases", _of_weights(port, rounding)
         yield f"{kind}, the products' inputs", products(rounding, rounding)
         yield (
@@ -252,13 +252,13 @@ def integer_products(port: Port) -> Ways:
 
 HALF = Mistake(
     "half precision",
-    "values are rounded to 16 bits on the way; use float32, or compare with --dtype",
+    "weights or stages are rounded to 16 bits; use float32, or compare with --dtype",
     half_precision,
 )
 MISTAKES = (
     Mistake(
         "tf32 products",
-        "TF32 rounds the inputs of float32 products to 10 bits on a graphics card; switch it off",
+        "TF32 rounds the inputs of float32 products to 10 fraction bits on a graphics card; turn it off",
         tensor_cores,
     ),
     HALF,

@@ -1,4 +1,4 @@
-"""Mistakes made in some rows only: the first row skipped, the rows beyond a place, or every row of one text.
+"""Mistakes made only in some rows: in the first row, in the rows after some position, or in every row of one text.
 
 A stage that diverges in some rows and agrees in others shows which rows these are.
 """
@@ -38,7 +38,7 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
 
 
 def rows_said(wrong: list[np.ndarray]) -> str:
-    """Describes rows by a rule that holds in all texts, else by their numbers."""
+    """Describes rows by a rule that holds in all texts, else by row numbers."""
     places = [np.arange(len(each)) for each in wrong]
     first = min(int(np.flatnonzero(each)[0]) for each in wrong if each.any())
     end = max(int(np.flatnonzero(each)[-1]) for each in wrong if each.any()) + 1
@@ -107,7 +107,7 @@ def _first_of_norms(port: Port) -> Ways:
 
 
 def _other_rows(port: Port, wrong: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Finds the correct row of the text that equals each wrong row; None if a wrong row equals no other."""
+    """Finds the correct row of the text that equals each wrong row; None if a wrong row equals none."""
     found, allowed = [], port.budgets[port.stage]
     for theirs, right, own in zip(port.theirs, port.rightly, wrong, strict=True):
         rows = np.arange(len(right))
@@ -135,5 +135,5 @@ def made_in_rows(mistake: Mistake) -> Mistake:
 
 
 MISTAKES = (
-    Mistake("some rows computed otherwise", "every row of the stage is computed by the same formula", some_rows),
+    Mistake("some rows computed differently", "every row of the stage is computed by the same formula", some_rows),
 )

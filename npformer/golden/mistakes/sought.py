@@ -23,7 +23,7 @@ def other_mask(port: Port) -> Ways:
         return
     seen, ours = ([np.any(array, axis=0) for array in arrays] for arrays in (port.theirs, port.rightly))
     if all(map(np.array_equal, seen, ours)) or sum(int(a.sum()) for a in seen) < 1.5 * sum(len(a) for a in seen):
-        return  # a query that sees one key has weight 1 whatever its score
+        return  # a query that sees only one key gives it weight 1 whatever its score
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         picture = np.zeros(y.shape[-2:], bool)
@@ -74,7 +74,7 @@ def _scores_of(port: Port) -> Iterator[tuple[str, Rules]]:
                 scale = float((products * y).sum() / np.square(products).sum())  # the model's own scale
                 return y + scale * (wrong - products)
 
-            yield f"the scores are those of {one} and {other}", {"*.attention.scores": scores}
+            yield f"the scores are products of {one} and {other}", {"*.attention.scores": scores}
 
 
 def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
@@ -83,7 +83,7 @@ def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
         def context(y: np.ndarray, at: At, name: str = name) -> np.ndarray:
             return at("attention.weights") @ at.heads(name)
 
-        yield f"the {name} is added up, not the value", {"*.attention.context": context}
+        yield f"the {name} is summed, not the value", {"*.attention.context": context}
 
 
 def part_of_columns(port: Port) -> Ways:
@@ -107,7 +107,7 @@ def part_of_columns(port: Port) -> Ways:
 
 
 def _left_out(port: Port) -> np.ndarray | None:
-    """Returns the columns that the port's products leave out; None without such columns, queries or keys."""
+    """Returns the columns that the port's products leave out; None without such columns, or without queries or keys."""
     name = port.stage.removesuffix("scores")
     arrays = [port.given.get(f"{name}{each}_heads") for each in QKV[:2]]
     if not port.stage.endswith("attention.scores") or None in arrays:
@@ -153,7 +153,7 @@ def _complex(port: Port, x: np.ndarray) -> np.ndarray:
 
 
 MISTAKES = (
-    Mistake("columns missing in the scores", "q k^T is the sum over all columns of a head", part_of_columns),
+    Mistake("columns missing from the scores", "q k^T is the sum over all columns of a head", part_of_columns),
     Mistake("another mask", "a query sees only the keys that the model's mask allows", other_mask),
     Mistake(
         "rotation with other frequencies",

@@ -26,7 +26,7 @@ MOST = 60  # maximum number of other weights to try for one weight
 
 
 def other_weights(port: Port) -> Ways:
-    """A weight or bias, or both, come from another place, or two places have them exchanged."""
+    """A weight, a bias or both come from another place, or those of two places are exchanged."""
     of_shape: dict[tuple[int, ...], list[str]] = {}
     for name, array in port.weights.items():
         of_shape.setdefault(array.shape, []).append(name)
@@ -58,7 +58,7 @@ def other_weights(port: Port) -> Ways:
 
 
 def _of_another_layer(port: Port) -> Ways:
-    """Keys and values have the weights of another layer, such as the first's for all."""
+    """Keys and values have the weights of another layer, such as the first layer's in all layers."""
     for key in (group for group in port.groups if group.endswith(".key")):
         stack, layer, rest = parted(key)
         for i in range(port.depth):
@@ -120,7 +120,7 @@ def _softmax_of_half(y: np.ndarray, at: At) -> np.ndarray:
 
 
 def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
-    x = at.scores.clip(-6e4).astype(np.float16, order="C")  # the order of sums follows the layout
+    x = at.scores.clip(-6e4).astype(np.float16, order="C")  # the order of sums depends on the layout
     e = np.exp(x - x.max(-1, keepdims=True))
     return (e / e.sum(-1, keepdims=True)).astype(y.dtype)
 
@@ -163,7 +163,7 @@ def _moved(axis: int, order: np.ndarray, has_bias: bool) -> dict[str, Rule]:
 
 
 def other_bias(port: Port) -> Ways:
-    """The bias has a factor or another order, or is unlike any in the model: all rows differ by the same row."""
+    """The bias has a factor or another order, or equals no bias of the model: all rows are off by the same row."""
     own, (theirs, right) = port.weights.get(f"{port.stage}.bias"), map(rows, (port.theirs, port.rightly))
     if len(theirs) < 3 or theirs.shape != right.shape or not is_single(port):
         return
@@ -176,12 +176,12 @@ def other_bias(port: Port) -> Ways:
     if own is not None:
         other = own + added
         if any(np.allclose(other, b, atol=1e-5) for b in (*alike, -own, 0 * own)):
-            return  # other mistakes name such a bias
+            return  # other mistakes cover such a bias
         c = float(own @ other) / max(float(own @ own), 1e-300)
         order = map_of_numbers(other, own)
-        said = f"{port.stage}.bias is another one, off by up to {np.abs(added).max():.3g}"
+        said = f"{port.stage}.bias has other values, off by up to {np.abs(added).max():.3g}"
         if np.allclose(other, c * own, atol=1e-4 * np.abs(other).max()):
-            said = f"{port.stage}.bias, {named(port, [c] * len(port.theirs))} times the correct one"
+            said = f"{port.stage}.bias, {named(port, [c] * len(port.theirs))} times the correct bias"
             rule = {stage: lambda y, at: y + (c - 1) * at.own("bias")}
         elif order is not None:
             said = f"{port.stage}.bias {said_of_map(order)}"
@@ -202,8 +202,8 @@ def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
 
 
 MISTAKES = (
-    Mistake("weights from elsewhere in the model", "a weight or bias has the values of another one", other_weights),
-    Mistake("another bias", "the bias is the checkpoint's, added once", other_bias),
+    Mistake("weights from elsewhere in the model", "a weight or bias has the values of another weight or bias", other_weights),
+    Mistake("another bias", "the checkpoint's bias is added once", other_bias),
     Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
     Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
     Mistake("one weight rounded", "all weights must have the precision of the checkpoint", one_rounded),

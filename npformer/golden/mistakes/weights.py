@@ -64,11 +64,11 @@ def layer_weights(port: Port) -> Ways:
         if count < 2:
             continue
         orders = {
-            "in the reverse order": range(count)[::-1],
-            "each has the next one's": [min(i + 1, count - 1) for i in range(count)],
-            "each has the one's before": [max(i - 1, 0) for i in range(count)],
-            "all have the first's": [0] * count,
-            "all have the last's": [count - 1] * count,
+            "in reverse order": range(count)[::-1],
+            "each layer has the next layer's": [min(i + 1, count - 1) for i in range(count)],
+            "each layer has the previous layer's": [max(i - 1, 0) for i in range(count)],
+            "all layers have the first layer's": [0] * count,
+            "all layers have the last layer's": [count - 1] * count,
             "sorted as texts, 10 before 2": sorted(range(count), key=str),
         }
         for way, order in orders.items():
@@ -121,6 +121,6 @@ MISTAKES = (
     Mistake("transposed weight", "numbers stored (out, in) are read as (in, out), or the reverse", transposed_weight),
     Mistake("missing bias", "a bias is not added", missing_bias),
     Mistake("wrong bias", "a bias is added once", wrong_bias),
-    Mistake("norms exchanged", "a norm has the weight and bias of another", exchanged_norms),
+    Mistake("norms exchanged", "a norm has the weight and bias of another norm", exchanged_norms),
     Mistake("weights of another layer", "a layer has the weights of another layer", layer_weights),
 )
