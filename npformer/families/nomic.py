@@ -1,8 +1,8 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
 config.json and tensor names have two formats: that of checkpoints on the hub, and that of Transformers 5. In files
-written by Transformers 5, config.json has its format, but tensors have the hub's names. The code on the hub is never
-run.
+written by Transformers 5, config.json is in the format of Transformers, but tensors have the hub's names. The code on
+the hub is never run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary embeddings in config.json: `rope_parameters` in Transformers 5, `rope_theta` and `rope_scaling` before it."""
+"""Rotary embeddings in config.json: `rope_parameters` in Transformers 5, `rope_theta` and `rope_scaling` before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_even_heads(data: Mapping[str, Any]) -> None:
 
 
 def read_partial_rotary(data: Mapping[str, Any], d_head: int, usual: float = 1.0) -> Rotary:
-    """The rotary embeddings of all or only the first columns of a head. usual: default of `partial_rotary_factor`."""
+    """The rotary embeddings of a head, or of only its first columns. usual: default of `partial_rotary_factor`."""
     columns = int(d_head * checks.positive("partial_rotary_factor", partial_factor(data, usual)))
     whole = {name: {**data[name], FACTOR: 1.0} for name in SETTINGS if isinstance(data.get(name), Mapping)}
     rotary = read_rotary({**data, FACTOR: 1.0, **whole})

@@ -64,7 +64,7 @@ class Transformer(Family):
 
 
 def check_one_end(config: Config) -> None:
-    """Raises NpformerError for a classifier with several end tokens, or none."""
+    """Raises NpformerError for a classifier without exactly one end token."""
     ends = config.decoder.end_ids
     if config.head == "sequence-classification" and len(ends) != 1:
         raise NpformerError(

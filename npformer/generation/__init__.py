@@ -132,7 +132,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
 
 
 class Stream:
-    """A text that is generated token by token when iterated over, which is possible only once.
+    """A text that is generated token by token; it can be iterated over only once.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The choice of next tokens from the rows of a decoder: projection to the vocabulary, and search for the best tokens.
 
-A row of logits takes a quarter of a megabyte with a typical vocabulary. Therefore, only a few rows at a time are
-processed, which fit in the cache of a core.
+A row of logits takes a quarter of a megabyte with a typical vocabulary. Therefore, only as many rows are processed at a
+time as fit in the cache of a core.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class _Case:
         return list(dict.fromkeys(name for name in (*later, *like) if name != stage and name in self.golden.budgets))
 
     def renamed(self, diverging: list[str]) -> Diagnosis | None:
-        """Returns the diagnosis of a port that only confuses the names of stages; None if that explains too little."""
+        """Returns the diagnosis of a port that only confuses the names of stages; None if that is not the cause."""
         found = {
             stage: names_of(replace(self.right, stage=stage, theirs=self.given[stage]))
             for stage in diverging
@@ -285,8 +285,8 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers below a head.
 
-        If a cause has a rule for the stage, these are only the stages with its other rules that are computed from this
-        stage or belong to one layer.
+        A cause with a rule for the stage must explain only stages that its other rules change: those computed from this
+        stage, and single stages.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -312,7 +312,7 @@ class _Case:
         return False
 
     def half_of(self, port: Port) -> str | None:
-        """Returns the 16-bit type that the other program rounded a correct stage to; None without rounding."""
+        """Returns the 16-bit type to which the other program rounded a correct stage; None if it did not round it."""
         for kind in HALVES:
             budget = self.golden.budgets[port.stage] * RATIOS[kind]
             if RATIOS[kind] > RATIOS[self.comparison.dtype] and (

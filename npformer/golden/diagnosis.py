@@ -124,7 +124,7 @@ class Diagnosis:
         if not self.fits:
             lines.append("  no known mistake gives your values")
         if self.groups and not any(fit.certain for fit in self.fits):
-            lines.append(f"  check the weights it uses: {', '.join(self.groups[:6])}")
+            lines.append(f"  check the weights that it uses: {', '.join(self.groups[:6])}")
         return lines
 
 

@@ -143,7 +143,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
-    """Adds a stage to `result`, given one array for all texts (key -1) or one per text."""
+    """Adds a stage to `result`, given as one array for all texts (key -1) or one per text."""
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
     if -1 not in given and set(given) != set(range(len(shapes))):

@@ -398,7 +398,7 @@ def test_an_unknown_mistake_is_reported_as_unknown(model: Model, recorded: golde
     diagnosis = golden.diagnose(recorded, arrays, model)
     assert diagnosis.stage == "layers.0.ffn.hidden"
     assert diagnosis.fits == []
-    assert "check the weights it uses: layers.0.ffn.hidden.*" in str(diagnosis)
+    assert "check the weights that it uses: layers.0.ffn.hidden.*" in str(diagnosis)
     assert "no known mistake gives your values" in str(diagnosis)
 
 

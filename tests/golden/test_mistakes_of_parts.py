@@ -237,7 +237,7 @@ def test_hidden_states_without_the_last_layer_are_named() -> None:
         for i, array in enumerate(stages.texts(name))
     }
     found = str(golden.diagnose(golden.record(model, texts), arrays, model))
-    assert "another number of layers (the last is missing, and the norm takes the place" in found, found
+    assert "another number of layers (the last layer is missing, and the layer before it ends" in found, found
 
 
 def test_logits_of_rows_that_are_not_normalized_are_named_without_these_rows() -> None:

@@ -145,7 +145,7 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the absolute value": np.abs,
     "ReLU": lambda y: np.maximum(y, 0),
     "the square": np.square,
-    "the row divided by its length": lambda y: y / np.linalg.norm(y, axis=-1, keepdims=True),
+    "the row divided by its norm": lambda y: y / np.linalg.norm(y, axis=-1, keepdims=True),
     "the row minus its mean": lambda y: y - y.mean(-1, keepdims=True),
     "the row minus its mean, divided by its standard deviation": lambda y: (
         (y - y.mean(-1, keepdims=True)) / y.std(-1, keepdims=True)

@@ -223,14 +223,14 @@ def layer_count(port: Port) -> Ways:
         of = f" of the {stack[:-1]}" if stack else ""
         order = [count - 1, *range(count - 1)][:16]
         for i in order:
-            said = f"the last{of} is missing" if i == count - 1 else f"layer {i}{of} is missing"
+            said = f"the last layer{of} is missing" if i == count - 1 else f"layer {i}{of} is missing"
             yield said, {f"{stack}layers.{i}.{end}": lambda y, at: at("input")}
         if count > 1:
             halved: Rules = {f"{stack}layers.{i}.{end}": lambda y, at: at("input") for i in range(1, count, 2)}
-            yield f"every other{of} is missing", halved
+            yield f"every other layer{of} is missing", halved
         if port.config.norm_first and count > 1 and f"{stack}norm.weight" in port.weights:
             yield (
-                f"the last{of} is missing, and the layer before it ends with the final norm",
+                f"the last layer{of} is missing, and the layer before it ends with the final norm",
                 {
                     f"{stack}layers.{count - 2}.{end}": lambda y, at: _normed(y, at, "norm"),
                     f"{stack}layers.{count - 1}.{end}": lambda y, at: at("input"),

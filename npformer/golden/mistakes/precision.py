@@ -198,7 +198,7 @@ def half_precision(port: Port) -> Ways:
         rounding = partial(half, kind)
         yield f"{kind}, the weights", port.rounding(rounding, port.weights)
         if sum(port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2 for group in port.groups) > 1:
-            # a single matrix cannot show whether others are rounded: that is the mistake "one weight rounded"
+            # with one matrix, nothing shows whether others are rounded: "one weight rounded" covers that case
             yield f"{kind}, the weights except norms and biases", _of_weights(port, rounding)
         yield f"{kind}, the products' inputs", products(rounding, rounding)
         yield (

@@ -202,7 +202,11 @@ def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
 
 
 MISTAKES = (
-    Mistake("weights from elsewhere in the model", "a weight or bias has the values of another weight or bias", other_weights),
+    Mistake(
+        "weights from elsewhere in the model",
+        "a weight or bias has the values of another weight or bias",
+        other_weights,
+    ),
     Mistake("another bias", "the checkpoint's bias is added once", other_bias),
     Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
     Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),

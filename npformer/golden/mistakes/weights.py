@@ -65,10 +65,10 @@ def layer_weights(port: Port) -> Ways:
             continue
         orders = {
             "in reverse order": range(count)[::-1],
-            "each layer has the next layer's": [min(i + 1, count - 1) for i in range(count)],
-            "each layer has the previous layer's": [max(i - 1, 0) for i in range(count)],
-            "all layers have the first layer's": [0] * count,
-            "all layers have the last layer's": [count - 1] * count,
+            "each layer has the next layer's weights": [min(i + 1, count - 1) for i in range(count)],
+            "each layer has the previous layer's weights": [max(i - 1, 0) for i in range(count)],
+            "all layers have the first layer's weights": [0] * count,
+            "all layers have the last layer's weights": [count - 1] * count,
             "sorted as texts, 10 before 2": sorted(range(count), key=str),
         }
         for way, order in orders.items():
