@@ -167,7 +167,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"is_decoder": "yes"}, "is_decoder: expected true or false, got 'yes'"),
         (
             {"architectures": ["BertLMHeadModel"]},
-            "is_decoder: expected True, because a causal-lm model predicts each token from earlier ones, got False; "
+            "is_decoder: expected True, because a causal-lm model predicts each token from earlier tokens, got False; "
             "for masked words use BertForMaskedLM",
         ),
         (

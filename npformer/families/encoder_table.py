@@ -144,8 +144,8 @@ class EncoderTable(Family):
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
             raise NpformerError(
-                "is_decoder: expected True, because causal-lm models predict each token from earlier tokens, got False"
-                f"; for masked words use {first(self.architectures, 'masked-lm')}"
+                "is_decoder: expected True, because a causal-lm model predicts each token from earlier tokens, "
+                f"got False; for masked words use {first(self.architectures, 'masked-lm')}"
             )
         if given and not (classes and head in ("causal-lm", "base")):
             other = f"; in this family only {classes[0]} supports True" if classes else ""

@@ -99,7 +99,7 @@ def test_a_port_of_the_discriminator_is_compared_and_diagnosed() -> None:
         assert comparison.ok
     arrays = {f"{i}/{name}": each for name in t for i, each in enumerate(t.texts(name))}
     output = model.weights["head"]["output"]
-    for stage, bias, cause in (("activation", 0.0, "missing bias"), ("hidden", output["bias"], "another stage")):
+    for stage, bias, cause in (("activation", 0.0, "missing bias"), ("hidden", output["bias"], "values of")):
         made = [linear(x, output["weight"])[:, 0] + bias for x in t[f"head.{stage}"]]
         wrong = arrays | {f"{i}/logits": each for i, each in enumerate(made)}
         diagnosis = golden.diagnose(reference, wrong, model)
