@@ -150,7 +150,9 @@ def test_a_generation_that_crosses_the_original_length_is_refused_before_the_pro
     scaling: Any, prompt: int
 ) -> None:
     writer, most = model(scaling), 6 if prompt == 3 else 1
-    message = f"max_new_tokens: expected at most {most} after a prompt of {prompt} tokens, got {most + 1}; in this model, "
+    message = (
+        f"max_new_tokens: expected at most {most} after a prompt of {prompt} tokens, got {most + 1}; in this model, "
+    )
     with listen(heard := Heard()), pytest.raises(NpformerError, match=message):
         writer.generate(np.arange(8, 8 + prompt), max_new_tokens=most + 1)
     assert not heard.rows
