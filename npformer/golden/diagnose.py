@@ -285,8 +285,7 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers below a head.
 
-        A cause with a rule for the stage must explain only stages that its other rules change: those computed from this
-        stage, and single stages.
+        For a cause with a rule for the stage, these are only its children and single stages that other rules change.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
