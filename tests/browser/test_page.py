@@ -242,7 +242,8 @@ def test_twelve_by_twelve_heads_at_128_tokens(page: Page, kind: str) -> None:
     path = shown.save(page.folder / "view.html")
     assert path.stat().st_size < 1_500_000
     page.show(path)
-    assert page.js("return performance.getEntriesByName('ready').length") == 1  # tests/benchmarks/views.py measures the time
+    # tests/benchmarks/views.py reads this mark
+    assert page.js("return performance.getEntriesByName('ready').length") == 1
     if kind == "heads":
         page.click(page.segment("All 128"))
         page.hover(page.all(".from [role=option]")[90])
