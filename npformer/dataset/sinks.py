@@ -93,7 +93,7 @@ class Sink:
                 self.parts.rmdir()
 
     def check_types(self, schema: Any) -> None:
-        """Raises NpformerError if the format does not support a column, before answers are computed."""
+        """Raises NpformerError, before answers are computed, if the format does not support a column."""
         row = pa.Table.from_arrays([pa.nulls(1, each) for each in schema.types], schema=schema)
         for form in filter(None, (self.part_form, self.form)):
             with explained(self.path):

@@ -36,7 +36,7 @@ from npformer.tasks.text_to_text import TextToText
 from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
 
-Place = tuple[int, int]  # index of a part's file, and index of the part in it
+Place = tuple[int, int]  # index of a part's file, and index of the part in that file
 
 
 def identity(task: Task) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class RemoteTask:
         return cls(task.name, model, revision, task.model.dtype.name, task.options, _digests(task))
 
     def make(self) -> Task:
-        """Loads the model and creates the task, on one thread. Raises NpformerError if the model differs here."""
+        """Creates the task on one thread. Raises NpformerError if its model differs on this machine."""
         made = pipeline(self.task, self.model, threads=1, revision=self.revision, dtype=self.dtype)
         made.options = self.options
         found = _digests(made)
@@ -115,7 +115,7 @@ def _digest(described: Any) -> str:
 
 
 def _name(folder: Path) -> tuple[str, str | None]:
-    """Returns the name of a model on other machines: bundled, on the hub with its commit, or a folder's path."""
+    """Returns the name by which other machines load a model: bundled, a hub id with commit, or a folder's path."""
     name = next((name for name, path in bundled().items() if path.resolve() == folder.resolve()), None)
     if name is not None:
         return name, None

@@ -146,7 +146,7 @@ class Family:
     stages: Mapping[str, str] = field(default_factory=dict)  # module without weights -> npformer's stage
     reads: frozenset[str] = frozenset()  # fields of `unsupported.py` that this family supports
     special_tokens: Mapping[str, str] = field(default_factory=lambda: SPECIAL_TOKENS)
-    single: str = "cls $A sep"  # special tokens around a text; :1 is token type 1
+    single: str = "cls $A sep"  # special tokens around a text; ":1" means token type 1
     pair: str = "cls $A sep $B:1 sep:1"  # special tokens around a pair
     mask_takes_space: bool = False  # the mask token includes the preceding space, unless a file overrides this
     pieces: PieceOrder = AS_IN_THE_FILE  # ids of the pieces of a SentencePiece file
@@ -238,7 +238,7 @@ class Family:
         return embeddings_of(config, self.norm(config), config.vocab_size)
 
     def stack(self, config: Config) -> Stack:
-        """The stack of an encoder or of a decoder-only model. By default it has the layers of BERT."""
+        """The stack of an encoder or of a decoder-only model. By default, it has the layers of BERT."""
         return stack_of(config, self.norm(config))
 
     def head_groups(self, head: str) -> Collection[str]:

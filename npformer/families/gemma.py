@@ -1,6 +1,6 @@
 """Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025): Llama's layers with different norms and scaled embeddings.
 
-RMSNorm multiplies by 1 + weight. Token rows are multiplied by sqrt(D), rounded to the dtype of training in config.json:
+RMSNorm multiplies by 1 + weight. Token rows are multiplied by sqrt(D), rounded to the training dtype in config.json:
 for 3072 columns, 55.5 in bfloat16 instead of 55.43. Gemma 2 also normalizes the output of each block, caps scores and
 logits, and has a window in every other layer.
 """

@@ -43,7 +43,7 @@ TOP = {
     "token-classification": {"head.output": "classifier"},
     "question-answering": {"head.output": "qa_outputs"},
 }
-#: Heads of classes that contain the model as a module "transformer".
+#: Heads of classes that hold the model in a module "transformer".
 WITHIN = ("sequence-classification", "token-classification")
 #: Block of a layer -> its module.
 BLOCKS = {"attention": "SelfAttention", "cross_attention": "EncDecAttention", "ffn": "DenseReluDense"}

@@ -24,7 +24,7 @@ from npformer.runtime.sums import TERMS
 from npformer.runtime.threads import parallel_for
 from npformer.taps import listening, tap
 
-STEPS = 32  # steps to allocate at first; later allocations are 1.5 times as large
+STEPS = 32  # number of steps to allocate initially; later allocations are 1.5 times as large
 
 
 class BeamAncestry:

@@ -47,7 +47,7 @@ class Perplexity:
 
     @property
     def word_perplexity(self) -> float:
-        """exp(-log p / words), which can be compared between tokenizers."""
+        """exp(-log p / words), which can be compared across tokenizers."""
         return self._of(self.words)
 
     @property
@@ -94,7 +94,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     -------
     Perplexity
         With .perplexity, .word_perplexity, .byte_perplexity, .bits_per_byte, .log_probability and .tokens; float()
-        gives .perplexity.
+        returns .perplexity.
 
     Raises
     ------

@@ -18,7 +18,7 @@ TOP_H = 100  # number of most likely tokens from which top_h chooses
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Adds the bias of each sequence to the score of its last token, if the row ends with its other tokens."""
+    """Adds the bias of each sequence to the score of its last token, if the row ends with the tokens before it."""
     total = np.zeros_like(scores)
     for (*start, last), bias in biases:
         total[_ends_with(ids, start), last] += np.float32(bias)
@@ -47,7 +47,7 @@ def ban_repeated_ngrams(ids: np.ndarray, scores: np.ndarray, size: int) -> None:
 
 
 def ban_words(ids: np.ndarray, scores: np.ndarray, words: tuple[tuple[int, ...], ...]) -> None:
-    """For each word of several tokens, bans its last token if the row ends with its other tokens."""
+    """For each word of several tokens, bans its last token if the row ends with the word's other tokens."""
     for *start, last in words:
         scores[_ends_with(ids, start), last] = -np.inf
 

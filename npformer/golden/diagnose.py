@@ -66,7 +66,7 @@ def diagnose(
     comparison : Comparison, optional
         The result of `compare` on the same arrays, to save time.
     progress : function of a str, optional
-        Called with each stage and mistake before it is tried.
+        Called with each stage and mistake before the mistake is tried.
 
     Returns
     -------

@@ -37,7 +37,7 @@ class Golden:
     stages: Mapping[str, list[np.ndarray]]  # float32
     truth: Mapping[str, list[np.ndarray]]  # float64
     budgets: Mapping[str, float]  # stage -> the largest error of a correct float32 port
-    sources: list[Text] = field(default_factory=list)  # only for a translation model; `texts` has the decoder's input
+    sources: list[Text] = field(default_factory=list)  # of a translation model; `texts` then has the decoder's input
     source_tokens: list[list[str]] = field(default_factory=list)
 
     @property

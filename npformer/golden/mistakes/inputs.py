@@ -41,7 +41,7 @@ def hidden(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def _from_first(y: np.ndarray, at: At) -> np.ndarray:
-    """Queries or keys rotated by positions from each text's first token on; padding before it has position 0."""
+    """Queries or keys rotated by positions counted from each text's first token; padding before it has position 0."""
     return rotated_in(at.source, at, positions=np.maximum(np.arange(len(y)) - (len(y) - at.n_real), 0))
 
 
@@ -118,7 +118,7 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """Solves for the number added to hidden scores: softmax keeps differences of scores."""
+    """Solves for the number added to hidden scores: softmax preserves differences of scores."""
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
@@ -218,7 +218,7 @@ def other_texts(port: Port) -> Ways:
 
 
 def decoder_input(port: Port) -> Ways:
-    """Gives the decoder an input other than the start token and the text without its last token."""
+    """Gives the decoder an input other than the start token followed by the text without its last token."""
     if not port.config.decoder:
         return
     yield "not shifted", read_by_decoder(port, lambda read, labels: labels)

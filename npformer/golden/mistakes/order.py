@@ -77,7 +77,7 @@ AFTER_FFN: Rules = {FFN: lambda y, at: at.written("ffn")}
 
 
 def other_residual(port: Port) -> Ways:
-    """Adds a stage other than the block's input."""
+    """Adds a stage other than the block's input to the block's output."""
     norm_first = port.config.norm_first
     for_attention = {
         "attention's input, normalized": "attention_norm" if norm_first else "",
