@@ -190,7 +190,7 @@ def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:
 
 
 def _batches(tables: Iterable[Any]) -> Iterator[Any]:
-    """Splits tables into batches of ROWS, because Python objects take several times as much memory."""
+    """Splits tables into batches of ROWS rows, because Python objects take several times as much memory."""
     for table in tables:
         yield from table.to_batches(max_chunksize=ROWS)
 

@@ -158,7 +158,7 @@ def _surveyed(path: Path, part_rows: int, limit: int | None, seen: Seen) -> File
 
 
 def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
-    """Infers the types of a jsonl file, and divides it into parts."""
+    """Infers the types of a jsonl file, and divides the file into parts."""
 
     def sizes(rows: Iterator[tuple[int, int, Any]]) -> Iterator[int]:
         for number, size, row in rows:
@@ -172,7 +172,7 @@ def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
 
 
 def _measure(path: Path, cuts: Cuts) -> Any:
-    """Finds the schema of a file in another format, and divides it into parts."""
+    """Finds the schema of a file that is not jsonl, and divides the file into parts."""
     schema = None
     for batch in batches(path):
         if schema is None:
@@ -204,7 +204,7 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            if file.schema.field(field.name).type != fields[field.name].type:  # only one file has a dictionary
+            if file.schema.field(field.name).type != fields[field.name].type:  # only one of the files is dictionary-encoded
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 

@@ -1,4 +1,4 @@
-"""BLOOM (BigScience Workshop, 2022): ALiBi, a norm of the embeddings, and a fused query, key and value as in GPT-NeoX.
+"""BLOOM (BigScience Workshop, 2022): ALiBi, a norm after the embeddings, and query, key and value fused as in GPT-NeoX.
 
 BLOOM uses the tanh approximation of GELU. For BLOOM, Transformers computes it with sqrt(2 / pi) rounded to eight
 digits. A head for whole texts reads the last token that is not padding.

@@ -40,7 +40,7 @@ class BeamAncestry:
     """
 
     def __init__(self, n_beams: int, prompts: np.ndarray) -> None:
-        """prompts: number of rows of the prompt of each text, (B,)."""
+        """prompts: number of rows in each text's prompt, (B,)."""
         self.n_beams = n_beams
         self.whole = prompts // TERMS * TERMS  # number of rows of each prompt in whole groups
         self.front = int(self.whole.max(initial=0))

@@ -1,7 +1,8 @@
 """Reads another program's arrays: matches each to a stage or weight and splits stages by text.
 
-A stage may have npformer's name, the Hugging Face module that outputs it, TransformerLens's hook, or a name from the
-user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses this module.
+A stage may be named by npformer's name, by the Hugging Face module that outputs it, by TransformerLens's hook, or by a
+name from the user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses this
+module.
 """
 
 from __future__ import annotations
