@@ -42,8 +42,7 @@ def is_single(port: Port) -> bool:
 
 
 def changing(port: Port, stage: str, rule: Rule) -> Port:
-    """Returns the port with a rule for a stage that the port computes, or else for the values that later stages
-    read."""
+    """Returns the port with a rule for a stage if it computes the stage, else for the values that later stages read."""
     if stage in port.span:
         return port.ruling({in_all_layers(stage): rule})
     return port.rereading({in_all_layers(stage): rule}, port.stage)
@@ -192,8 +191,7 @@ def _taken(y: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _heads(port: Port) -> np.ndarray | None:
-    """Returns the correct head nearest to each of the port's heads, -1 for zeros; None if no correct head is
-    missing."""
+    """Returns the correct head nearest to each head of the port, -1 for zeros; None if no correct head is missing."""
     count = len(port.theirs[0]) if port.theirs[0].ndim == 3 else port.n_heads
     theirs, ours = (
         np.concatenate([(a if a.ndim == 3 else split_heads(a, count)).reshape(count, -1) for a in arrays], axis=1)
