@@ -18,12 +18,12 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
-from npformer.common.mistake import Mistake, Ways
+from npformer.common.mistake import Mistake
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
-from npformer.golden.forward import Forward, corner_of
+from npformer.golden.forward import Forward
 from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
 from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
@@ -32,14 +32,15 @@ from npformer.golden.mistakes.precision import HALF, held
 from npformer.golden.mistakes.rows import made_in_rows, wrong_rows
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
+from npformer.golden.ways import computed, cut
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
+from npformer.runtime.threads import single_blas_thread
 
 CANDIDATES = 8  # number of closest mistakes for which the rounding error is measured
 DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
 HALVED = 0.5  # a cause may leave at most this fraction of the error unexplained: many mistakes fit a small error
-TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 FAULTS = 5  # maximum number of faults to report, one after another
 LATER = 4  # diverging stages after a fault that are used to choose between two causes
 
@@ -97,7 +98,8 @@ def diagnose(
     if not rows:
         stage = comparison.first.stage if comparison.first else ""
         return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
-    return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
+    with single_blas_thread():
+        return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
@@ -208,7 +210,7 @@ class _Case:
             made = self.everywhere(base).get(stage)
             if made is None:
                 continue
-            error, budget = largest_error(self.cut(made, theirs, base), theirs), self.budget(base, stage)
+            error, budget = largest_error(cut(made, theirs, base), theirs), self.budget(base, stage)
             if error <= budget:
                 return True
             draws = [self.everywhere(base, seed).get(stage, made) for seed in range(DRAWS)]
@@ -225,14 +227,6 @@ class _Case:
                 made = self.forward(base, "", np.float64 if seed is None else np.float32, seed)
             self.runs[key] = base, made
         return {name: self.looked_at(arrays) for name, arrays in self.runs[key][1].items()}
-
-    @staticmethod
-    def cut(made: list[np.ndarray], theirs: list[np.ndarray], port: Port) -> list[np.ndarray]:
-        """Removes the padding that a port added."""
-        return [
-            array[corner_of(array, other, port.at_end)].astype(np.float64)
-            for array, other in zip(made, theirs, strict=True)
-        ]
 
     def explain(self, stage: str, base: Port) -> tuple[Diagnosis, list[tuple[Fit, Port]]]:
         """Returns the diagnosis of a stage, and the certain causes, each with its port."""
@@ -351,9 +345,10 @@ class _Case:
         theirs, budget = [port.theirs[i] for i in texts], self.budget(port)
         first = mistakes is self.mistakes and texts is self.texts and not port.hides
         some = self.unpadded(port) if first else []
-        known = self.promising if mistakes is self.mistakes else None
+        if mistakes is self.mistakes and self.promising is not None:
+            mistakes = [each for each in mistakes if each.name in self.promising]
         tried, promising = [], set[str]()
-        for mistake, way, wrong, made in self.made(mistakes, port, known):
+        for mistake, way, wrong, made in computed(self.forward, mistakes, port, self.progress):
             explained = _explained(port, made, texts, budget)
             if explained > 1 - HALVED:
                 distance = largest_error([made[i] for i in texts], theirs)
@@ -373,42 +368,6 @@ class _Case:
                 found.append((Fit(mistake, way, distance / allowed, explained, certain), wrong))
         return found
 
-    def made(
-        self, mistakes: Iterable[Mistake], port: Port, known: set[str] | None
-    ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
-        """Yields each possible way to make a mistake, with its port and the values that the port computes.
-
-        Ports that differ from `port` only in their rules share one run: for a small model, most time is spent in Python
-        itself.
-        """
-        waiting: list[tuple[Mistake, str, Port]] = []
-        most = TOGETHER // (sum(map(len, (*port.texts, *port.sources))) * port.config.d_model)
-        for mistake in mistakes if known is None else (each for each in mistakes if each.name in known):
-            self.progress(f"{port.stage}: {mistake.name}?")
-            for way, wrong in _solvable(mistake.ways(port)):
-                if not wrong.matters:
-                    continue
-                if most > 1 and wrong.runs_with(port):
-                    waiting.append((mistake, way, wrong))
-                    if len(waiting) == most:
-                        yield from self.together(waiting)
-                        waiting = []
-                    continue
-                with suppress(NpformerError):  # impossible with these weights or texts
-                    yield mistake, way, wrong, self.compute(wrong)
-        yield from self.together(waiting)
-
-    def together(
-        self, waiting: list[tuple[Mistake, str, Port]]
-    ) -> Iterator[tuple[Mistake, str, Port, list[np.ndarray]]]:
-        """Computes the stage of all these ports in one run."""
-        ports = [port for _, _, port in waiting]
-        if ports:
-            with suppress(NpformerError):
-                for each, made in zip(waiting, self.forward.together(ports, ports[0].stage), strict=True):
-                    if made is not None:
-                        yield *each, self.cut(made, ports[0].theirs, ports[0])
-
     def looked_at(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [arrays[i] for i in self.texts]
 
@@ -426,18 +385,12 @@ class _Case:
 
     def compute(self, port: Port, dtype: Any = np.float64, seed: int | None = None) -> list[np.ndarray]:
         """Computes a port's stage from the other program's inputs, one array for each text."""
-        return self.cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
+        return cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
         """Returns the error budget of a stage with a mistake. Wrong values may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
-
-
-def _solvable(ways: Ways) -> Ways:
-    """Yields from `ways`, and stops if finding the next way requires solving a singular linear system."""
-    with suppress(np.linalg.LinAlgError):
-        yield from ways
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,19 @@ def test_the_other_kinds_are_named() -> None:
 @pytest.mark.slow
 def test_kinds_are_named_from_few_stages() -> None:
     assert unnamed([key for key in KINDS if key not in (*UNSEEN, *OF_ONE_NAME)], True) == {}
+
+
+def test_a_weight_and_bias_of_another_layer_are_named_from_few_stages() -> None:
+    assert unnamed(["a linear layer of another layer"], True) == {}
+
+
+def test_a_diagnosis_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of large models are distributed among threads, and give the same diagnosis in the same order."""
+    arrays = stages("bert", KINDS["scores clipped"][2])
+    expected = str(diagnosed("bert", arrays, True))
+    monkeypatch.setattr(import_module("npformer.golden.ways"), "LARGE", 0)
+    monkeypatch.setenv("NPFORMER_THREADS", "3")
+    assert str(diagnosed("bert", arrays, True)) == expected
 
 
 def test_a_constant_says_which_sizes_give_it() -> None:

@@ -176,6 +176,11 @@ def exchanged_biases(port: PlainPort) -> dict[str, np.ndarray]:
     return {query: port.w[key], key: port.w[query]}
 
 
+def output_of_another_layer(port: PlainPort) -> dict[str, np.ndarray]:
+    own = "layers.0.ffn.output"
+    return {f"{own}.{part}": port.w[f"{own.replace('0', '1')}.{part}"] for part in ("weight", "bias")}
+
+
 MISSING, PLACE, NAMES = "heads or columns missing", "weights from elsewhere in the model", "stages under other names"
 #: Mistakes that the diagnosis derives from a model's stages, weights and sizes: name, words of the way, plant.
 KINDS: dict[str, tuple[str, str, Plant]] = {
@@ -224,6 +229,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
         "positions from another rule", "p - 4 from 4 on",
         attr("positions", lambda p: p.positions - 4 * (p.positions >= 4)),
     ),
+    "a linear layer of another layer": (PLACE, "ffn.output is layers.1.ffn.output", weights(output_of_another_layer)),
     "biases exchanged": (PLACE, "query.bias and layers.0.attention.key.bias are exchanged", weights(exchanged_biases)),
     "1 / int(sqrt(K))": (
         "scores scaled differently", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))

@@ -44,7 +44,9 @@ def other_weights(port: Port) -> Ways:
             if port.weights[name].ndim == 2 and other != name and (single or not in_layers):
                 yield f"{name} is {other}, transposed", port.weighing({name: port.weights[other].T})
     for group in port.groups:
-        for name in of_shape.get(port.weights.get(f"{group}.weight", np.zeros(0)).shape, ()) if single else ():
+        weight = f"{group}.weight"
+        alike = of_shape[port.weights[weight].shape] if weight in port.weights else []
+        for name in alike if single else (each for each in alike if _related(weight, each)):
             other = name.rpartition(".")[0]
             if name.endswith(".weight") and other != group and f"{other}.bias" in port.weights:
                 yield f"{group} is {other}", port.regrouping({group: other})
