@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npformer.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from npformer.tasks.typed_pipeline import pipeline
     from npformer.tasks.vector_search import search
     from npformer.text.inputs import Pair
-
-__version__ = "0.4.0"
 
 __all__ = [
     "Config",

@@ -18,7 +18,7 @@ def test_the_newest_release_is_the_package_s_version() -> None:
     assert RELEASES[0].split()[0] == npformer.__version__
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["hatch"]["version"]["path"] == "npformer/__init__.py"
+    assert project["tool"]["hatch"]["version"]["path"] == "npformer/version.py"
 
 
 def test_releases_have_dates_the_newest_first() -> None:

@@ -25,6 +25,7 @@ LONGEST = 450  # lines; a longer file has two subjects
 # A package has one line, and some of its modules have lines of their own.
 ORDER = (
     *(
+        "version",
         "common.errors",
         "common.other_libraries",
         "common.checks",
@@ -38,6 +39,7 @@ ORDER = (
     ),
     *(
         "functions",
+        "probabilities",
         "norms",
         "root_mean_square",
         "zero_centred",
@@ -145,6 +147,12 @@ def test_every_module_has_a_place() -> None:
 def test_imports_point_one_way(name: str) -> None:
     ours = imports(name) & MODULES.keys() - {"npformer"}
     assert sorted(each for each in ours if place(each) > place(name)) == []
+
+
+def test_only_commands_import_names_from_the_top_level() -> None:
+    """The top level stands above all other packages."""
+    above = {name for name in MODULES if "npformer" in imports(name)}
+    assert {name.split(".")[1] for name in above} <= {"cli", "__main__"}
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)

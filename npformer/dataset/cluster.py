@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from npformer import __version__
 from npformer.common.errors import NpformerError, warn
 from npformer.dataset.work import Place, RemoteTask, answer_elsewhere, describe, machine
 from npformer.tasks.task import Task
+from npformer.version import __version__
 
 AHEAD = 2  # parts submitted ahead per worker thread, so that no thread waits
 LOCAL = "local:"

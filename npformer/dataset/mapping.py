@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from npformer import __version__
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError, warn
 from npformer.common.files import written_whole
@@ -21,6 +20,7 @@ from npformer.dataset.sinks import Parts, Sink, write
 from npformer.dataset.sources import Dataset, File, check_text_column, parts, survey
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.tasks.task import Task
+from npformer.version import __version__
 
 PART = 8192  # rows: an interruption loses seconds to minutes of work, and the number of files stays moderate
 

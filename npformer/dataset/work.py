@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from npformer import __version__
 from npformer.activations import gelu
 from npformer.checkpoint.read import own_metadata
 from npformer.checkpoint.safetensors import checksum
@@ -35,6 +34,7 @@ from npformer.tasks.task import Task
 from npformer.tasks.text_to_text import TextToText
 from npformer.tasks.writing import Writing
 from npformer.text.inputs import Pair
+from npformer.version import __version__
 
 Place = tuple[int, int]  # index of a part's file, and index of the part in that file
 

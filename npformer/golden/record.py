@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from npformer import __version__
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
 from npformer.golden.budget import budgets, in_float64, run
 from npformer.golden.format import Golden
 from npformer.interpret.study_inputs import read_inputs
 from npformer.model import Model, Seq2Seq
+from npformer.version import __version__
 
 
 def record(model: Model | Seq2Seq, texts: Any, stages: str | Iterable[str] = "*", name: str | None = None) -> Golden:

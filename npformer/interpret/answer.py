@@ -14,6 +14,7 @@ from npformer.interpret.gradients import differentiate
 from npformer.interpret.metric import Metric, label_name, masked, metric_of
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
+from npformer.probabilities import probabilities
 from npformer.tape import UnknownDerivative
 
 MOST = 5  # maximum number of outcomes
@@ -83,8 +84,6 @@ def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> n
 
     Returns None if the text has no single answer.
     """
-    from npformer.tasks.task import probabilities
-
     head, logits = model.config.head, answers.get("logits", np.zeros(0)).astype(np.float64)
     if head == "translation":
         ids = text[1].ids[1:]

@@ -15,6 +15,7 @@ from npformer.families import parts_of
 from npformer.interpret.metric import label_name, masked, position_of
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
+from npformer.probabilities import probabilities
 from npformer.runtime.packing import Text
 from npformer.transformer import head_stack
 
@@ -128,8 +129,6 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
 
 def _largest(model: BaseModel, logits: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the numbers, logits and probabilities of the `most` largest logits of each row."""
-    from npformer.tasks.task import probabilities
-
     wide = logits.astype(np.float64)
     numbers = np.argsort(-wide, axis=-1, kind="stable")[:, :most]
     shares = probabilities(wide, model.config.scoring)

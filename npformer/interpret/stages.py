@@ -37,6 +37,7 @@ from npformer.mechanisms import SoftCap
 from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.norms import LAYER_NORM
 from npformer.output_scale import OutputScale
+from npformer.probabilities import probabilities_stage
 from npformer.stage import Stage, within
 from npformer.token_projections import project_stage
 
@@ -63,15 +64,6 @@ _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYE
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
 _ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
 
-
-def _probabilities(answer: str = "", function: str = "softmax") -> Stage:
-    """The stage of the probabilities that a task computes from logits."""
-    shape = "(T,)" if answer else "(C,) or (T,) or (T, C)"
-    made_by = "functions.softmax" if function == "softmax" else "tasks.task.probabilities"
-    logits = f"{answer}logits"
-    return Stage(f"{answer}probabilities", shape, f"{function}({logits})", made_by, parents=(logits,), kept=False)
-
-
 #: Every stage, in firing order; `*` stands for a layer's number.
 STAGES = (
     *embeddings_stages(_ANY),
@@ -87,7 +79,7 @@ STAGES = (
     output_heads.classify_stage("")._replace(name=UNCAPPED_LOGITS, kept=True),
     output_heads.classify_stage(""),
     *output_heads.spans_stages(""),
-    *map(_probabilities, ("", "start_", "end_")),
+    *map(probabilities_stage, ("", "start_", "end_")),
 )
 _NO_NUMBERS = np.zeros(0)  # replaces weights if only their names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
@@ -119,9 +111,9 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     """Returns the stages of a model with these weights, by name, in firing order."""
     found = transformer.stages(unflatten(dict.fromkeys(weights, _NO_NUMBERS)), config)
     if config.head == "question-answering":
-        found += map(_probabilities, ("start_", "end_"))
+        found += map(probabilities_stage, ("start_", "end_"))
     elif config.head not in ("base", "translation") and config.scoring != "none":
-        found.append(_probabilities(function=config.scoring))
+        found.append(probabilities_stage(function=config.scoring))
     return {stage.name: stage for stage in found}
 
 

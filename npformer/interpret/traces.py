@@ -29,6 +29,7 @@ from npformer.interpret.gradients import Gradients, differentiate
 from npformer.interpret.study_inputs import read_inputs, tokens_read_again
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
+from npformer.probabilities import probabilities
 from npformer.taps import listen, tap
 
 FORMAT = "npformer-trace"
@@ -318,8 +319,6 @@ def trace(
 
 def post_process(config: Config, answers: Sequence[Mapping[str, np.ndarray]]) -> None:
     """Fires the last stages: the probabilities of the model's task, computed from the logits in `answers`."""
-    from npformer.tasks.task import probabilities
-
     if config.head == "question-answering":
         for name in ("start", "end"):
             tap(f"{name}_probabilities", np.concatenate([softmax(answer[f"{name}_logits"]) for answer in answers]))

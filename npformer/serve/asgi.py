@@ -24,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
-from npformer import __version__
 from npformer.common.errors import NpformerError
 from npformer.serve import pages
 from npformer.serve.batching import Batcher, QueueFull, log, place_of
@@ -39,6 +38,7 @@ from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.writing import Writing
+from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
 

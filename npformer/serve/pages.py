@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from npformer import __version__
 from npformer.serve.examples import EXAMPLES
 from npformer.serve.routes import Route
+from npformer.version import __version__
 
 ERRORS = {
     401: "The API key is missing or wrong",

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from typing import Any
+from npformer.common.lazy_names import lazy_names
+from npformer.text.inputs import Pair
 
+if TYPE_CHECKING:
     from npformer.tasks.typed_pipeline import pipeline
-    from npformer.text.inputs import Pair
 
 __all__ = ["Pair", "pipeline"]
 
-
-def __getattr__(name: str) -> Any:
-    """Imports `pipeline` or `Pair` on first use, so that task declarations can be read without importing model code."""
-    import npformer
-
-    if name in __all__:
-        return getattr(npformer, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# lazy, so that task declarations can be read without importing model code
+__getattr__, __dir__ = lazy_names(__name__, {"pipelines": "pipeline"})

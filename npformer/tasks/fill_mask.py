@@ -12,11 +12,12 @@ from npformer.base_model import expect_finite
 from npformer.common.errors import NpformerError, warn
 from npformer.families import parts_of
 from npformer.model import Model
+from npformer.probabilities import probabilities
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
 from npformer.tasks.feature_extraction import vectors
 from npformer.tasks.options import Options
-from npformer.tasks.task import Request, Task, probabilities, without_head
+from npformer.tasks.task import Request, Task, without_head
 from npformer.text.inputs import Pair, as_text, as_texts
 from npformer.text.tokenizer import special_token
 

@@ -18,9 +18,7 @@ from npformer.common.other_libraries import TASK, Answering
 from npformer.common.progress import with_bar
 from npformer.config import Decoder
 from npformer.families import has_base
-from npformer.functions import softmax
 from npformer.model import Model
-from npformer.taps import tap
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.declaration import Form
 from npformer.tasks.ignored_keywords import translated
@@ -293,16 +291,6 @@ def without_head(model: Model) -> Model:
     if isinstance(model, Model):
         encoder.tokenizer = model.tokenizer
     return encoder
-
-
-def probabilities(logits: np.ndarray, function: str = "softmax") -> np.ndarray:
-    """Applies softmax over the last axis, sigmoid or nothing ("none") to logits (..., C)."""
-    if function == "softmax":
-        return tap("probabilities", softmax(logits))
-    if function == "sigmoid":
-        e = np.exp(-np.abs(logits))
-        return tap("probabilities", np.where(logits >= 0, 1 / (1 + e), e / (1 + e)))
-    return logits
 
 
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:

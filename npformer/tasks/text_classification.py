@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from npformer.common.checks import one_of, whole
+from npformer.probabilities import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
-from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
+from npformer.tasks.task import Request, Task, logits_of_texts
 
 BEST = "best"  # default of top_k: only the best label, not in a list
 

@@ -18,12 +18,13 @@ from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.model import Model
+from npformer.probabilities import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.logit_score import RankingTemplate, of_folder, ranker
 from npformer.tasks.prompted import PromptOptions
 from npformer.tasks.sentence_folder import DESCRIPTION, NEWER, OLDER, cross_encoder_recipe
 from npformer.tasks.sentence_transformers import Ranking
-from npformer.tasks.task import InputError, Request, logits_of_texts, probabilities
+from npformer.tasks.task import InputError, Request, logits_of_texts
 from npformer.text.inputs import Pair, as_text_or_pair
 
 FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none"}  # torch's module -> function_to_apply

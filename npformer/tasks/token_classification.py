@@ -13,9 +13,10 @@ import numpy as np
 
 from npformer.common.checks import one_of
 from npformer.model import Model
+from npformer.probabilities import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
-from npformer.tasks.task import Request, Task, probabilities
+from npformer.tasks.task import Request, Task
 from npformer.text.inputs import Pair, as_text, as_texts
 
 STRATEGIES = ("none", "simple", "first", "average", "max")

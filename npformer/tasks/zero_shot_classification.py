@@ -13,9 +13,10 @@ import numpy as np
 
 from npformer.common.errors import NpformerError, warn
 from npformer.model import Model
+from npformer.probabilities import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
-from npformer.tasks.task import Request, Task, logits_of_texts, probabilities
+from npformer.tasks.task import Request, Task, logits_of_texts
 from npformer.text.inputs import Pair, as_text, as_texts
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from npformer.common.errors import NpformerError
+from npformer.probabilities import probabilities
 from npformer.tasks import Pair, pipeline
 from tests.support import tiny
 
@@ -66,8 +67,6 @@ def test_the_model_chooses_how_logits_become_scores(fields, expected):
 
 
 def test_sigmoid_of_large_logits_gives_no_warning_and_no_nan():
-    from npformer.tasks.task import probabilities
-
     scores = probabilities(np.array([[-1e30, -200, 0, 200, 1e30]], np.float32), "sigmoid")
     assert scores.dtype == np.float32
     assert scores[0, [0, 2, 4]].tolist() == [0, 0.5, 1]
