@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b7950b", "#7d3c98", "#566573")
-SECONDS = 0.5  # for which a frame is shown
+SECONDS = 0.5  # per frame
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>$TITLE</title>
@@ -75,7 +75,7 @@ def animate(
     low, high = stacked.min(axis=(0, 1)), stacked.max(axis=(0, 1))
     scaled = (stacked - low) / np.where(high > low, high - low, 1)
     if path.suffix not in (".html", ".gif"):
-        raise NpformerError(f"{path}: expected a file that ends in .html or .gif")
+        raise NpformerError(f"{path}: expected a file name that ends in .html or .gif")
     with written_whole(path) as partial:
         if path.suffix == ".html":
             partial.write_text(_page(scaled, labels, names, titles, title), encoding="utf-8")

@@ -31,9 +31,10 @@ FILE = Path(__file__).parent.parent / "tests" / "published.json"
 class Table(NamedTuple):
     """One table: its name in the file, the stage that it shows, and how far float32 may be from the printed digits.
 
-    The printed digits are rounded by up to half a unit. In addition, two float32 computations add in different orders.
-    `noise` is a little more than the difference between the two walk-throughs at stages that both print (2e-6 after the
-    last layer). `relative` is the tolerance for exponentials of scores near 40, which float32 stores to 1e-5.
+    The printed digits are rounded by up to half a unit. In addition, two float32 computations may add numbers in
+    different orders. `noise` is a little more than the difference between the two walk-throughs at stages that both
+    print (2e-6 after the last layer). `relative` is the tolerance for exponentials of scores near 40, which float32
+    stores to 1e-5.
     """
 
     name: str

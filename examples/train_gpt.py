@@ -5,9 +5,9 @@
 DIR has a text file for each book. Chapters begin with lines such as CHAPTER 12 or Chapter XII; text before the first
 chapter is omitted. The last two chapters of each book are not used for training: the perplexity on them is printed at
 the end. The perplexity on the chapter before them is measured after each epoch, but only for information: the last
-weights are kept. Without --start a vocabulary is learned and weights are drawn; with it, both are read from the folder
-of a GPT-2. After an interruption the same command resumes. The learning rate rises over the first twentieth of the
-steps and falls to 0 at the last, so a run with more epochs differs from the first step on.
+weights are kept. Without --start, a vocabulary is learned and weights are drawn at random; with --start, both are read
+from the folder of a GPT-2. After an interruption the same command resumes. The learning rate rises over the first
+twentieth of the steps and falls to 0 at the last, so a run with more epochs differs from the first step on.
 
 Jane Austen's six novels are in the R package janeaustenr (in Debian: r-cran-janeaustenr):
 
@@ -40,7 +40,7 @@ from npformer.training.start import companions, write_model
 
 CHAPTER = re.compile(r"chapter (\d+|[ivxlc]+)\.?", re.IGNORECASE)
 NO_TEXT = re.compile(r"volume [ivx]+\.?|finis|the end|\[.*|\*.*", re.IGNORECASE)  # paragraphs that the edition adds
-NOTE = "A NOTE ON THE TEXT"  # an editor wrote the text after it
+NOTE = "A NOTE ON THE TEXT"  # the text after this line is by an editor
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 2048, 128, 4, 5, 256
 RECIPE = Recipe(

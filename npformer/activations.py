@@ -73,7 +73,7 @@ def soft_cap_backward(grad: np.ndarray, x: np.ndarray, cap: float) -> np.ndarray
 def silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """x / (1 + exp(-x)), also called swish.
 
-    silu(inf) is inf. silu(-inf) is NaN, as in torch, although its limit is 0.
+    silu(inf) is inf. silu(-inf) is NaN, as in torch, although the limit is 0.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def gelu(x: np.ndarray, approximate: str = "none", out: np.ndarray | None = None
     """x Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2 is the normal distribution function.
 
     The absolute error is at most 2 * 2^-23 |x| in float32 and 4 * 2^-52 |x| in float64. gelu(inf) is inf. gelu(-inf) is
-    NaN, as in torch, although its limit is 0.
+    NaN, as in torch, although the limit is 0.
 
     Parameters
     ----------

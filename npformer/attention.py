@@ -121,8 +121,8 @@ def attend(
 ) -> np.ndarray:
     """softmax(add(q k^T * scale)) v over the keys that the mask allows. Shapes are not checked.
 
-    in_order: with a mask, sums over keys have the fixed order of `masked_attention`. If in_order is False, every query
-    must have a key to which it may attend.
+    in_order: whether, with a mask, sums over keys have the fixed order of `masked_attention`. If in_order is False,
+    every query must have a key to which it may attend.
     """
     if mask is not None and in_order:
         return masked_attention(q * scale, k, v, mask, add=add)

@@ -28,8 +28,8 @@ from npformer.taps import listening
 def expect_finite(answers: Sequence[Mapping[str, np.ndarray]], of: str = "text") -> None:
     """Raises NpformerError if an answer contains NaN or infinity.
 
-    While a listener is open, nothing is raised, so that a trace can show where the value comes from. of: the kind of
-    input, for the message.
+    While a trace records stages, nothing is raised, so that the trace can show where the value comes from. of: the kind
+    of input, for the message.
     """
     if listening():
         return
@@ -111,7 +111,7 @@ class BaseModel(Runner, Answering):
 
     def _tokenizer_folder(self) -> Path:
         if self.folder is None:
-            raise NpformerError("this model was made without a folder, so it has no tokenizer; give it token ids")
+            raise NpformerError("this model was created without a folder, so it has no tokenizer; pass token ids")
         return self.folder
 
 
@@ -123,5 +123,5 @@ def check_model(where: str, model: Any, *kinds: type) -> None:
     if isinstance(getattr(model, "model", None), BaseModel):  # a pipeline
         hint = "its attribute .model is one"
     elif isinstance(model, BaseModel):
-        hint = "only trace and edit accept a translation model"
+        hint = f"{where} does not accept a translation model"
     raise NpformerError(f"{where}: expected a Model, got {model!r:.60}; {hint}")

@@ -64,7 +64,7 @@ def other_activations(own: str, stage: str) -> Ways:
 
 
 def _replaced(port: Any, name: str, formula: Formula) -> Rules:
-    """Rules that replace an activation wherever the model has it: in layers, and in some poolers and heads."""
+    """Rules that replace an activation wherever the model has it: in layers, convolutions, poolers or heads."""
     config = port.config
     used = {
         "*.ffn.activation": config.activation,
@@ -128,14 +128,14 @@ MISTAKES = (
         _gelu_for("gelu_tanh", gelu),
     ),
     Mistake("quick GELU", "x sigmoid(1.702 x) approximates GELU with errors of up to 0.02", _quick_gelu),
-    Mistake("another constant in the activation", "the formula is that of GELU with another constant", _other_constant),
-    Mistake("another activation", "the activation differs from that of this model", _other_activation),
+    Mistake("wrong constant in the activation", "the formula is that of GELU with a wrong constant", _other_constant),
+    Mistake("wrong activation", "the activation differs from that of this model", _other_activation),
     Mistake(
         "activation left out",
         "the FFN is act(x W_1 + b_1) W_2 + b_2; without act it is a single linear map",
         {"": LEFT_OUT},
     ),
-    Mistake("bias after the activation", "the activation applies to x W_1 + b_1, bias included", _bias_after),
+    Mistake("bias after the activation", "the activation applies to x W_1 + b_1, including the bias", _bias_after),
     Mistake(
         "activation in the wrong place",
         "the activation is applied once, between the linear layers of the FFN",

@@ -48,7 +48,7 @@ class Attention(Block):
     Parameters
     ----------
     n_heads : int
-    mechanisms : how attention depends on places
+    mechanisms : how attention depends on positions
     bias : bool, the linear layers have a bias
     n_kv_heads : int, number of key and value heads, each shared by n_heads / n_kv_heads query heads; 0 means n_heads
     d_head : int, width of a head; 0 means d_model / n_heads
@@ -263,7 +263,7 @@ class _Applied(NamedTuple):
         source_lengths: np.ndarray,
         n_heads: int,
     ) -> np.ndarray:
-        """`packed_attention` with all steps of the mechanisms: turned queries and keys, added terms, masks."""
+        """`packed_attention` with all steps of the mechanisms: rotated queries and keys, added terms, masks."""
         applied = self.in_layer()
         for each in applied.mechanisms:
             q, k = each.turn(q, k, self.attending)
@@ -293,7 +293,7 @@ class _Applied(NamedTuple):
         return dq, dk, dv
 
     def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places of queries (N, L) and keys (N, S) of N texts of equal lengths."""
+        """The positions of queries (N, L) and keys (N, S) of N texts of equal lengths."""
         if self.places is None:
             return np.empty((count, 0)), np.empty((count, 0))
         queries, keys = self.places
@@ -388,7 +388,7 @@ def _turned(mechanisms: Sequence[Mechanism]) -> tuple[list[Stage], tuple[str, st
 
 
 def attention_pull(direction: Direction, at: str, output: Mapping[str, np.ndarray]) -> np.ndarray:
-    """W_h[row, j] V_h[j] W_O_h u for each head h and token j, (H, T). Adds the contribution of b_O to the biases."""
+    """W_h[row, j] V_h[j] W_O_h u for each head h and token j, (H, T). Adds b_O's contribution to direction.biases."""
     direction.add_bias(f"{at}output", output)
     weights = direction.stages[f"{at}weights"][:, direction.row]  # (H, T)
     values = repeat_heads(direction.stages[f"{at}value_heads"], len(weights))  # (H, T, K)

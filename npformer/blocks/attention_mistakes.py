@@ -102,7 +102,7 @@ def _fused(port: Any) -> Ways:
 
 
 def _query_scaled(port: Any) -> Ways:
-    """Scales the query. Tried only for stages of the query: in the scores, this looks like scaling twice."""
+    """Scales the query. Tried only for stages of the query, because in the scores this looks like scaling twice."""
     if port.stage.endswith(("attention.query", "attention.query_heads")):
         yield "by 1 / sqrt(d_head)", {f"*.{port.stage.rpartition('.')[2]}": lambda q, at: q * at.d_head**-0.5}
 
@@ -171,7 +171,7 @@ def _tiled(port: Any) -> Ways:
 
 
 def _scaled(factor: Callable[[Any], float]) -> Rules:
-    """Rules that multiply q k^T by factor(at) instead of its scale. Biases and caps do not change."""
+    """Rules that multiply q k^T by factor(at) instead of the model's factor. Biases and caps do not change."""
     return {SCORES: lambda scores, at: at.scored(at.products(scores) * (factor(at) / at.scale), scores)}
 
 
@@ -191,7 +191,7 @@ def _scaled_by_width(port: Any) -> Ways:
 
 
 def _scaled_otherwise(port: Any) -> Ways:
-    """Wrong factors of q k^T: functions of a size of the model, and values found in ports."""
+    """Wrong factors of q k^T: values computed from sizes of the model, and values found in ports."""
     if port.config.d_model != port.n_heads * port.d_head:
         yield "by 1 / sqrt(d_model / n_heads)", _scaled(lambda at: (at.config.d_model / at.n_heads) ** -0.5)
     yield "by d_head ** -0.25", _scaled(lambda at: at.d_head**-0.25)
@@ -211,7 +211,7 @@ def _scaled_otherwise(port: Any) -> Ways:
 
 
 def _of_scores(formula: Callable[[np.ndarray], np.ndarray]) -> Rules:
-    """Rules that compute the attention weights from the scores by another formula."""
+    """Rules that compute the attention weights from the scores with a wrong formula."""
     return {WEIGHTS: lambda y, at: formula(at.scores)}
 
 
@@ -234,7 +234,7 @@ SOFTMAXES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _rotary(port: Any) -> Ways:
-    """Rotates queries and keys by their positions in one of two layouts. Su et al., 2021, RoFormer, equation 34."""
+    """Ways to rotate queries and keys by their positions, in two layouts. Su et al., 2021, RoFormer, equation 34."""
     if port.d_head % 2 == 0:
         for way, halves in (("halves", True), ("pairs", False)):
             yield way, {f"*.attention.{name}_heads": lambda x, at, h=halves: _turned(x, h) for name in QKV[:2]}
@@ -300,7 +300,9 @@ MISTAKES = (
         for order, name in SWAPS.items()
     ),
     Mistake(
-        "query, key and value in another order", "query, key and value each have their own weight", _swapped(*ROTATIONS)
+        "query, key and value in the wrong order",
+        "query, key and value each have their own weight",
+        _swapped(*ROTATIONS),
     ),
     Mistake(
         "fused query, key and value split wrongly",
@@ -366,7 +368,7 @@ MISTAKES = (
         _scaled_by_width,
     ),
     Mistake(
-        "scores scaled by sqrt(d_model)",
+        "scores divided by sqrt(d_model)",
         "scores are divided by the square root of the width of a head, d_model / n_heads",
         {"": _scaled(lambda at: at.config.d_model**-0.5)},
     ),
@@ -387,7 +389,7 @@ MISTAKES = (
         },
     ),
     Mistake(
-        "another softmax",
+        "wrong softmax",
         "the weights are e^x over the sum of e^x, for the scores x of a query",
         {way: _of_scores(formula) for way, formula in SOFTMAXES.items()},
     ),
@@ -398,7 +400,7 @@ MISTAKES = (
     ),
     Mistake(
         "W_O left out",
-        "the concatenated heads pass through another linear layer",
+        "the concatenated heads pass through one more linear layer, W_O",
         {"": {"*.attention.output": lambda y, at: at("attention.combined")}},
     ),
     Mistake(

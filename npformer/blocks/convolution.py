@@ -28,7 +28,7 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class Convolution(Block):
-    """act(Conv(E)), where E is the input of the stack. The rows of the layer are not read.
+    """act(Conv(E)), where E is the input of the stack. The layer's own input is not read.
 
     Parameters
     ----------
@@ -89,13 +89,13 @@ def convolve(
     bias: np.ndarray | None = None,
     row_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for places without a row.
+    """y_i = b + sum_j x[place_i + j - (K + 1) / 2] W_j for j = 1 ... K, with zeros for positions without a row.
 
     Parameters
     ----------
     x : (T, D) array, the concatenated rows of the texts
     lengths : (B,) integer array, number of tokens of each text
-    places : (T,) integer array, the place of each row in its text
+    places : (T,) integer array, the position of each row in its text
     weight : (K D, D) array, W_1, ..., W_K stacked vertically
     bias : (D,) array, optional
     row_indices : integer array, the rows to compute; all unless given
@@ -125,7 +125,7 @@ def convolve_backward(
 def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All rows, and the indices of the K rows around each computed row, -1 for places without a row."""
+    """All rows, and the indices of the K rows around each computed row, -1 for positions without a row."""
     whole, all_places = all_gather(x, places)  # threads may share the rows of a text, but each reads all rows
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
@@ -183,7 +183,7 @@ def _moved(x: np.ndarray, step: int) -> np.ndarray:
 
 
 def _padding_counted(port: Any) -> Ways:
-    """Ways to read rows other than zeros outside a text."""
+    """Ways to read nonzero rows outside a text."""
     if (batch := port.in_a_batch()) is not None:
         yield "", batch.ruling({HIDDEN: lambda y, at: convolved(at, at.source)})
     yield (
@@ -223,7 +223,7 @@ Convolution.mistakes = (
     ),
     Mistake("padding convolved", "rows before and after a text are zeros", _padding_counted),
     Mistake(
-        "another activation of the convolution",
+        "wrong activation of the convolution",
         "the activation is conv_act in config.json, tanh by default",
         _other_activation,
     ),

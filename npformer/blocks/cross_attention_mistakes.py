@@ -75,7 +75,7 @@ MISTAKES = (
         _own_side,
     ),
     Mistake(
-        "cross-attention reads another stage of the encoder",
+        "cross-attention reads the wrong stage of the encoder",
         "every layer of the decoder reads the output of the encoder's last layer, after the final norm if it has one",
         _other_output,
     ),

@@ -30,7 +30,7 @@ class Normed(Block):
     Parameters
     ----------
     block : Block
-    norm : Norm of its output
+    norm : Norm of the block's output
     """
 
     block: Block

@@ -20,7 +20,7 @@ class OwnCache(Protocol):
     ) -> np.ndarray | None:
         """Stores k and v, then computes attention of each row of q to the cached keys of its text, (T, H K).
 
-        mechanisms may hide keys and add to scores. scale: factor of q k^T. Returns None to let the caller compute
+        mechanisms: may hide keys and add to scores. scale: factor of q k^T. Returns None to let the caller compute
         attention to `keys` and `values`.
         """
 

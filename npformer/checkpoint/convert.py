@@ -60,7 +60,8 @@ def convert(
     """Writes the model in a folder to a new folder, in another layout or precision.
 
     config.json stays in Hugging Face's format, and the files of the tokenizer are copied. Tensors that the model does
-    not use, such as those of another head, are omitted. Converting from torch to npformer and back preserves every bit.
+    not use, such as those of another head, are omitted. Converting these weights from torch's layout to npformer's and
+    back preserves every bit, unless `dtype` or `keep` changes them.
 
     Parameters
     ----------

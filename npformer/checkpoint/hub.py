@@ -55,7 +55,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.
     """
-    from huggingface_hub import constants  # takes a tenth of the time to import the client
+    from huggingface_hub import constants  # importing the client takes ten times as long
 
     revision = "main" if revision is None else revision
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision):

@@ -55,7 +55,7 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def encoder_folder(folder: Path) -> Path:
-    """The folder of the encoder of a sentence-transformers model: the folder itself, or its 0_Transformer."""
+    """The folder of a sentence-transformers model's encoder: `folder` itself, or a subfolder such as 0_Transformer."""
     return next((folder / path for kind, path in read_modules(folder) if kind in ENCODERS), folder)
 
 

@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
 def parameters(config: Config, head: str | None = None) -> dict[str, Parameter]:
     """npformer's flat name of each array of a model -> its `Parameter`, in the order of the forward pass.
 
-    head: a head other than that of the config.
+    head: a head to use instead of the config's.
     """
     result = {}
     for group, (shape, bias, kind, joined, start) in family_of(config).weights(config, head or config.head).items():

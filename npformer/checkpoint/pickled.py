@@ -71,10 +71,10 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
     """Reads the object of the pickle that starts at the current position, and no bytes after it.
 
-    The object consists of numbers, strings, tuples, lists, dicts (OrderedDict becomes dict) and `Tensor`s. The time
-    and memory of an instruction do not depend on existing values, so the limit on the number of instructions bounds
-    both. Values are never compared, hashed or printed, because nested references to the same values could take
-    exponential time and memory.
+    The object consists of None, numbers, strings, tuples, lists, dicts (OrderedDict becomes dict) and records such as
+    `Tensor`. The time and memory of an instruction do not depend on existing values, so the limit on the number of
+    instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, because nested references
+    to the same object could take exponential time and memory.
     """
     machine = _Machine()
     try:
@@ -94,8 +94,8 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
 def _instructions(file: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Yields the name and the argument of each instruction.
 
-    Arguments that end with a newline belong to protocol 0 and are refused, except the two arguments of GLOBAL. They are
-    read here, because pickletools would decode escapes in them, and warn about invalid escapes.
+    Arguments that end with a newline belong to protocol 0 and are refused, except the two arguments of GLOBAL. These
+    two are read here, because pickletools would decode escapes in them, and warn about invalid escapes.
     """
     while code := file.read(1):
         instruction = OPCODES.get(code.decode("latin-1"))

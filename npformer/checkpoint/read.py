@@ -63,8 +63,8 @@ def load_folder(
 ) -> tuple[Config, Tree]:
     """Reads the config and the weights of a local folder.
 
-    Weights in half precision are widened. Arrays of a converted checkpoint that already have the dtype stay mapped; all
-    others are copies.
+    Weights in half precision are widened, unless `keep` stores them in fewer bytes. With mapped=True, arrays of a
+    converted checkpoint that already have the dtype stay mapped; all others are copies.
 
     Parameters
     ----------

@@ -30,13 +30,13 @@ _PIECE = 1 << 20  # elements that one thread copies
 
 
 class MappedFile(mmap.mmap):
-    """A mapped file with its path and the time of its last write."""
+    """A mapped file with its path, its identity, and the size and time of its last write."""
 
     path: Path
     written: tuple[int, ...]
 
     def check(self) -> None:
-        """Raises NpformerError if the file was written since it was mapped.
+        """Raises NpformerError if the file was written to after it was mapped.
 
         Replacing or deleting the file is not a write: the mapping keeps the old file.
         """

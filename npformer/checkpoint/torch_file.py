@@ -112,7 +112,7 @@ def _file(buffer: Buffer) -> Any:
 
 
 class _Archive:
-    """A file object for zipfile that limits the size of a read: zipfile reads the list of entries at once."""
+    """A file object for zipfile that limits the size of a read, because zipfile reads the list of entries at once."""
 
     def __init__(self, buffer: Buffer, limits: Limits) -> None:
         self.file, self.limits = _file(buffer), limits

@@ -79,7 +79,7 @@ def own_to_tree(
     allow_nonfinite: bool = False,
     keep: str = "float32",
 ) -> Tree:
-    """Builds the nested dict from the tensors of a converted checkpoint. Copies only tensors of another dtype."""
+    """Builds the nested dict from the tensors of a converted checkpoint. Copies only tensors whose dtype changes."""
     own = parameters(config)
     flat = _with_scales(flat)
     unknown = [name for name in flat if name not in own]
@@ -285,7 +285,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
 
 
 def module_path(config: Config, group: str) -> str | None:
-    """The name of the checkpoint's module with a group of weights, or None if the model has no such group.
+    """The name of the checkpoint's module that holds a group of weights, or None if the model has no such group.
 
     >>> module_path(npformer.load("distilbert-sst2").config, "layers.0.attention.query")
     'distilbert.transformer.layer.0.attention.q_lin'

@@ -76,7 +76,7 @@ _checked: set[str] = set()
 def verify_once(path: Path) -> None:
     """Verifies the checksum of a safetensors file once for each user.
 
-    An empty file in the user's cache records the check. Its name contains the inode, size and time of change of the
+    An empty file in the user's cache records the check. Its name contains the inode, size and modification time of the
     checked file. If the cache is not writable, each process checks once (25 ms for 45 MB). Nothing is written next to
     the checked file, which may be in an installed package.
     """

@@ -157,7 +157,7 @@ def test_the_activation_of_the_layers_in_the_head_is_a_mistake_that_is_named(fam
     found = npformer.trace(Model(replace(model.config, head_activation=""), dict(model.weights)), texts)
     arrays = {f"{i}/{name}": array for name in found for i, array in enumerate(found.texts(name))}
     diagnosis = golden.diagnose(golden.record(model, texts), arrays, model)
-    assert (diagnosis.stage, diagnosis.mistake) == ("head.activation", "another activation"), str(diagnosis)
+    assert (diagnosis.stage, diagnosis.mistake) == ("head.activation", "wrong activation"), str(diagnosis)
     assert "the layers' activation in the head" in str(diagnosis)
 
 

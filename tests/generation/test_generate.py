@@ -403,5 +403,5 @@ def test_calls_that_make_no_sense(given_: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_without_a_folder_has_no_tokenizer() -> None:
-    with pytest.raises(NpformerError, match="made without a folder"):
+    with pytest.raises(NpformerError, match="created without a folder"):
         _ = golden_model("marian-small").tokenizer

@@ -92,7 +92,7 @@ IN_BOTH: dict[str, tuple[str, Plant]] = {
     "no attention to the source": (
         "block left out", put("across", lambda port, x, source, at: 0 * PlainBart.across(port, x, source, at))
     ),
-    "relu": ("another activation", put("gelu", lambda port, x: np.maximum(x, 0))),
+    "relu": ("wrong activation", put("gelu", lambda port, x: np.maximum(x, 0))),
 }  # fmt: skip
 IN: dict[str, dict[str, tuple[str, Plant]]] = {
     CLASSIFIER: {

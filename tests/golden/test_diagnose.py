@@ -218,13 +218,13 @@ def reshaped(weight: np.ndarray) -> np.ndarray:
 
 SCORES, WEIGHTS, KEY = "layers.0.attention.scores", "layers.0.attention.weights", "layers.1.attention.key"
 ACTIVATION, POSITION, SEGMENT = "layers.0.ffn.activation", "embeddings.position", "embeddings.segment"
-AXIS, WIDTH = "softmax over the wrong axis", "scores scaled by sqrt(d_model)"
+AXIS, WIDTH = "softmax over the wrong axis", "scores divided by sqrt(d_model)"
 POSITIONS, HEADS = "positions off by one", "heads reshaped without the transpose"
 
 #: Short name of a mistake -> how it is made, its name in the diagnosis, and the first stage that shows it.
 MADE = {
     "tanh gelu": (activation_made(lambda x, out=None: gelu(x, "tanh")), "tanh GELU for erf", ACTIVATION),
-    "silu": (activation_made(lambda x, out=None: x / (1 + np.exp(-x))), "another activation", ACTIVATION),
+    "silu": (activation_made(lambda x, out=None: x / (1 + np.exp(-x))), "wrong activation", ACTIVATION),
     "eps": (norm_made(lambda x: standardized(x, 1e-5)), "another layer norm eps", "embeddings.norm"),
     "variance": (norm_made(lambda x: standardized(x, lost=1)), "unbiased variance", "embeddings.norm"),
     "square": (weights_made(f"{KEY}.weight", np.transpose), "transposed weight", KEY),

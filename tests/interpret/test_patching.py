@@ -244,7 +244,7 @@ def test_arguments_that_do_not_fit_are_errors(model: Model) -> None:
             with pytest.raises(NpformerError, match=message):
                 study(model, CLEAN, CORRUPTED, **arguments)
     with pytest.raises(
-        NpformerError, match=r"patch: expected a Model, got <.*; only trace and edit accept a translation"
+        NpformerError, match=r"patch: expected a Model, got <.*; patch does not accept a translation model"
     ):
         patch(random_model(), "a", "b")  # type: ignore[arg-type]
     with pytest.raises(NpformerError, match="patch: expected one clean and one corrupted text"):

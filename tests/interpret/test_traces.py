@@ -240,7 +240,7 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
     assert given.key_tokens == [str(each) for each in pairs[0][0].ids]
     several = trace(model, [tuple(text.ids for text in pair) for pair in pairs])
     assert all(np.array_equal(a, b) for name in t for a, b in zip(several[name], t[name], strict=True))
-    with pytest.raises(NpformerError, match="made without a folder, so it has no tokenizer; give it token ids"):
+    with pytest.raises(NpformerError, match="created without a folder, so it has no tokenizer; pass token ids"):
         trace(model, TEXT)
 
 

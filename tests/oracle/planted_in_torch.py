@@ -347,7 +347,7 @@ def other_ids(model: Any) -> None:
 
 PLANTED = {
     tanh_gelu: ("tanh GELU for erf", "layers.0.ffn.activation"),
-    relu: ("another activation", "layers.0.ffn.activation"),
+    relu: ("wrong activation", "layers.0.ffn.activation"),
     eps: ("another layer norm eps", "embeddings.norm"),
     eps_of_one_norm: ("another layer norm eps", "layers.1.ffn_norm"),
     unbiased_variance: ("unbiased variance", "embeddings.norm"),
@@ -357,7 +357,7 @@ PLANTED = {
     missing_bias_of_norm: ("missing bias", "layers.0.attention_norm"),
     unscaled: ("unscaled scores", "layers.0.attention.weights"),
     doubly_scaled: ("doubly scaled scores", "layers.0.attention.weights"),
-    scaled_by_model: ("scores scaled by sqrt(d_model)", "layers.0.attention.weights"),
+    scaled_by_model: ("scores divided by sqrt(d_model)", "layers.0.attention.weights"),
     softmax_over_queries: ("softmax over the wrong axis", "layers.0.attention.weights"),
     softmax_over_heads: ("softmax over the wrong axis", "layers.0.attention.weights"),
     mask_ignored: ("mask ignored", "layers.0.attention.weights"),
@@ -376,7 +376,7 @@ PLANTED = {
     no_affine: ("norm without weight or bias", "embeddings.norm"),
     norms_exchanged: ("norms exchanged", "layers.0.attention_norm"),
     causal: ("causal mask", "layers.0.attention.weights"),
-    base_two: ("another softmax", "layers.0.attention.weights"),
+    base_two: ("wrong softmax", "layers.0.attention.weights"),
     mask_after: ("mask misused", "layers.0.attention.weights"),
     layer_weights: ("weights of another layer", "layers.1.attention.query"),
     value_and_key_weights: ("key and value swapped", "layers.0.attention.key"),

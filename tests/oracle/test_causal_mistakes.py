@@ -187,7 +187,7 @@ def test_an_encoder_that_predicts_the_next_token_is_hooked(family: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("plant", "name"), [(not_a_decoder, "causal mask left out"), (relu_below_the_head, "another activation")]
+    ("plant", "name"), [(not_a_decoder, "causal mask left out"), (relu_below_the_head, "wrong activation")]
 )
 def test_a_mistake_in_such_an_encoder_is_named(
     plant: Plant, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,7 +135,7 @@ PLANTED: list[tuple[str, Plant, str]] = [
 ]
 CONVOLUTIONS: list[tuple[Plant, str]] = [
     (convolved(kernel_reversed), "convolution's kernel misread"),
-    (convolved(no_activation), "another activation of the convolution"),
+    (convolved(no_activation), "wrong activation of the convolution"),
     (convolved(added_before_activation), "convolution in the wrong place"),
     (convolved(reads_the_layer), "convolution in the wrong place"),
     (convolved(replaces_the_layer), "convolution in the wrong place"),

@@ -30,7 +30,7 @@ PLANTED = {
     "rotated first": "norms of heads after the rotation",
     "w for 1 + w in heads": "1 + weight of RMSNorm misused",
     "thetas exchanged": "rotation with the wrong base",
-    "silu": "another activation",
+    "silu": "wrong activation",
 }
 
 

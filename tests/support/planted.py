@@ -156,10 +156,10 @@ tril = lambda s: np.where(np.tri(s.shape[-1], dtype=bool), s, -1e9)  # noqa: E73
 KNOWN: dict[str, tuple[str, Plant]] = {
     "tanh gelu": ("tanh GELU for erf", instead("gelu", tanh_gelu)),
     "quick gelu": ("quick GELU", instead("gelu", lambda x: x * sigmoid(np.float32(1.702) * x))),
-    "gelu 0.0447": ("another constant in the activation", instead("gelu", lambda x: tanh_gelu(x, 0.0447))),
-    "sigmoid 1.6": ("another constant in the activation", instead("gelu", lambda x: x * sigmoid(np.float32(1.6) * x))),
-    "relu": ("another activation", instead("gelu", lambda x: np.maximum(x, 0))),
-    "silu": ("another activation", instead("gelu", lambda x: x * sigmoid(x))),
+    "gelu 0.0447": ("wrong constant in the activation", instead("gelu", lambda x: tanh_gelu(x, 0.0447))),
+    "sigmoid 1.6": ("wrong constant in the activation", instead("gelu", lambda x: x * sigmoid(np.float32(1.6) * x))),
+    "relu": ("wrong activation", instead("gelu", lambda x: np.maximum(x, 0))),
+    "silu": ("wrong activation", instead("gelu", lambda x: x * sigmoid(x))),
     "no activation": ("activation left out", instead("gelu", lambda x: x)),
     "eps": ("another layer norm eps", attr("eps", lambda port: 1e-5)),
     "eps outside": (
@@ -216,10 +216,10 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "twice the heads": ("wrong number of heads", lambda port: port.__dict__.update(heads=8, scale=4**-0.5)),
     "unscaled": ("unscaled scores", attr("scale", lambda port: 1.0)),
     "doubly scaled": ("doubly scaled scores", attr("scale", lambda port: port.scale**2)),
-    "d_model": ("scores scaled by sqrt(d_model)", attr("scale", lambda port: port.c.d_model**-0.5)),
-    "base 2": ("another softmax", put("weigh", lambda port, s: softmax(port.masked(s) * np.float32(np.log(2))))),
+    "d_model": ("scores divided by sqrt(d_model)", attr("scale", lambda port: port.c.d_model**-0.5)),
+    "base 2": ("wrong softmax", put("weigh", lambda port, s: softmax(port.masked(s) * np.float32(np.log(2))))),
     "queries": ("softmax over the wrong axis", put("weigh", lambda port, s: softmax(port.masked(s), -2))),
-    "softmax twice": ("another softmax", put("weigh", lambda port, s: softmax(softmax(port.masked(s))))),
+    "softmax twice": ("wrong softmax", put("weigh", lambda port, s: softmax(softmax(port.masked(s))))),
     "mask ignored": ("mask ignored", instead("masked", lambda s: s)),
     "mask inverted": (
         "mask inverted",
