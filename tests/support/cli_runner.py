@@ -1,4 +1,4 @@
-"""Running the command `npformer` on tiny models: `run` in this process, `run_apart` in a new one, as users do."""
+"""Runs the `npformer` command on tiny models: `run` in this process, `run_apart` in a new one, as users do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NLI = ("contradiction", "neutral", "entailment")
 
 
 def make_models(path: Path) -> dict[str, Path]:
-    """A folder of a tiny model for each command."""
+    """Writes a folder with a tiny model for each command, and returns the folders by command."""
     return {
         "classify": tiny.folder(path / "classify", "distilbert", "sequence-classification"),
         "zero-shot": tiny.folder(path / "zero-shot", "bert", "sequence-classification", labels=NLI),

@@ -1,4 +1,4 @@
-"""Random arrays for tests: the same arguments give the same numbers, in read-only arrays."""
+"""Random, read-only arrays for tests: the same arguments give the same numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    """Numbers of the standard normal distribution."""
+    """Numbers drawn from the standard normal distribution."""
     array = np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
     array.flags.writeable = False
     return array

@@ -1,8 +1,7 @@
-"""Runs Python programs in forks of one process that has imported npformer, which takes half the time of new processes.
+"""Runs Python programs in forks of one process that has imported npformer, in half the time that new processes take.
 
 `run` is like `subprocess.run([sys.executable, "-c", program, *arguments])`. The fork has its own environment, streams
-and modules. npformer itself must not import a module that reads the environment when it is imported, such as the hub's
-client.
+and modules. npformer itself must not import a module that reads the environment at import, such as the hub's client.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
         hub.requests                                         # its requests so far: ("GET", "/owner/model/...", headers)
 
 As on the real hub, large files (`large`) are redirected to another server, a "CDN" with a host name of its own, and
-the header X-Error-Code distinguishes the causes of a 401 or 404. Faults are set on `hub` or on a repository.
+the header X-Error-Code distinguishes the causes of a 401 or 404. Faults are set as attributes of `hub`; `add` takes a
+repository's settings.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.cdn_requests: list[tuple[str, str, dict[str, str]]] = []
-        self.break_after: list[int] = []  # for each of the next CDN downloads, the bytes sent before it breaks off
+        self.break_after: list[int] = []  # the numbers of bytes that the next CDN downloads send before they break off
         self.stall_after = -1  # number of bytes after which every CDN download stalls; -1: downloads are complete
         self.silent = False  # the hub accepts requests without answering
         self.over = threading.Event()
@@ -70,7 +71,7 @@ class Hub:
             server.server_close()
 
     def add(self, name: str, files: Path | dict[str, bytes], branch: str = "main", **settings: Any) -> str:
-        """A commit with a folder's files, at the tip of a branch. Returns its hash."""
+        """Commits files (a folder's, or a dict of them) at the tip of a branch, and returns the commit's hash."""
         if isinstance(files, Path):
             paths = [path for path in files.rglob("*") if path.is_file()]
             files = {path.relative_to(files).as_posix(): path.read_bytes() for path in paths}
@@ -223,7 +224,7 @@ class _CdnHandler(_Handler):
         self.reply(200, body, {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
 
     def send(self, body: bytes) -> None:
-        """Returns the bytes sent before the connection breaks or stalls."""
+        """Sends the whole body, or only its first bytes if the connection is set to break or stall."""
         if self.hub.stall_after >= 0:
             self.wfile.write(body[: self.hub.stall_after])
             self.wfile.flush()
@@ -265,7 +266,7 @@ CLIENT = "from huggingface_hub import hf_hub_download as get\n"
 
 
 def environment(hub: Hub, home: Path) -> dict[str, str]:
-    """Returns the environment of a process that sees this hub, the cache in `home`, and no other settings."""
+    """Returns an environment with this hub, the cache in `home`, and no other Hugging Face settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
     return inherited | settings | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -287,7 +288,7 @@ def cache(env: dict[str, str]) -> Path:
 
 
 def closed_port() -> str:
-    """Returns an address without a server."""
+    """Returns a URL at which no server listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Runs transformers' models entirely in float64: some of their steps use float32 whatever the model's dtype.
+"""Runs transformers' models entirely in float64, even these steps, which use float32 whatever the model's dtype:
 
 * ModernBERT: the angles of the rotary embeddings, the rotation, and the softmax of its eager attention
 * Nomic BERT: the angles
@@ -6,7 +6,7 @@
 * T5: RMSNorm
 * Llama, similar families, and Gemma: RMSNorm, the angles and the softmax
 * GPT-NeoX: the angles and the softmax
-* OPT and BLOOM: the softmax; BLOOM's GELU has sqrt(2 / pi) to only eight digits
+* OPT and BLOOM: the softmax; for BLOOM also the GELU, which has sqrt(2 / pi) to only eight digits
 
 Needs torch.
 """
@@ -54,7 +54,7 @@ def in_double() -> Iterator[None]:
 
 
 def _steps() -> Iterator[tuple[Any, str, Any]]:
-    """Replaces functions of modules, under the names that the modules use."""
+    """Yields (owner, attribute, replacement) for each step of GPT-NeoX, OPT and BLOOM."""
     yield gpt_neox.modeling_gpt_neox, "eager_attention_forward", _attention
     yield gpt_neox.modeling_gpt_neox.GPTNeoXRotaryEmbedding, "forward", _scaled_angles
     yield opt.modeling_opt, "eager_attention_forward", _attention

@@ -1,4 +1,4 @@
-"""The kernels of OpenBLAS that this CPU can run, for tests and benchmarks that start a process under each."""
+"""The kernels of OpenBLAS that this CPU can run, for tests and benchmarks that start a process with each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from functools import cache
 
-#: Machine -> kernel of OpenBLAS -> NumPy's names of the instructions that it needs. A method for the same bits is known
-#: for each kernel.
+#: Machine -> kernel of OpenBLAS -> NumPy's names for the instructions that it needs. For each of these kernels npformer
+#: has a method that gives the same bits.
 KERNELS = {
     "x86_64": {
         "SkylakeX": ("AVX512_SKX",),
@@ -53,10 +53,10 @@ def working() -> list[str]:
 
 
 def under(name: str) -> dict[str, str]:
-    """Returns the environment for a process on this kernel."""
+    """Returns the environment for a process that uses this kernel."""
     return os.environ | {"OPENBLAS_CORETYPE": name}
 
 
 def stop(ran: subprocess.CompletedProcess) -> str:
-    """Describes the signal that ended a process, such as SIGSEGV."""
+    """Returns the name of the signal that ended a process, such as SIGSEGV."""
     return signal.Signals(-ran.returncode).name

@@ -65,7 +65,7 @@ DECLARATION = Declaration(
 
 
 def declare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the task into the catalogue, and into the tables that are made from it at import."""
+    """Adds the task to the catalogue, and to the tables that are made from the catalogue at import."""
     assert DECLARATION.command
     monkeypatch.setitem(sys.modules, f"npformer.tasks.{PLACE}", sys.modules[__name__])
     monkeypatch.setitem(TASKS, NAME, DECLARATION)

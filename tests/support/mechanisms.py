@@ -14,7 +14,7 @@ Added = Callable[[Config, int], tuple[Mechanism, ...]]
 
 
 def with_mechanisms(model_type: str, name: str, added: Added) -> Family:
-    """Returns the family under another name, with the mechanisms `added` to each layer's attention."""
+    """Returns the family under a new name; added(config, layer) are further mechanisms of that layer's attention."""
     family = FAMILIES[model_type]
 
     class WithMechanisms(type(family)):  # type: ignore[misc]

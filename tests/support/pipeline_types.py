@@ -1,6 +1,7 @@
-"""Writes the types of `pipeline` from the declarations of tasks: `python -m tests.support.pipeline_types`.
+"""Writes the type stub of `pipeline` from the declarations of tasks: `python -m tests.support.pipeline_types`.
 
-A task's class declares its options (`options_type`) and their aliases (`other_names`); the catalogue has its names.
+A task's class declares its options (`options_type`) and their aliases (`other_names`); the catalogue has the task's
+names.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def pipeline(
     **options: Unpack[{keywords}],
 ) -> {kind}:{body}
 """
-#: Keywords of other libraries that are translated, not ignored.
+#: Other libraries' keywords that `pipeline` translates; it ignores those in IGNORED.
 TRANSLATED = {
     "truncation": "bool | str | None",
     "show_progress_bar": "bool | None",
@@ -57,7 +58,7 @@ def shared_keywords() -> dict[str, str]:
 
 
 def own_keywords(kind: type[Task]) -> dict[str, str]:
-    """The keywords of one task, name -> type: its options, the settings of generation, and other names."""
+    """The keywords of one task, name -> type: options, aliases, and generation settings if it writes text."""
     found = {each.name: str(each.type) for each in fields(kind.options_type) if each.name != "settings"}
     if issubclass(kind.options_type, WritingOptions):
         types = {each.name: str(each.type).removesuffix(" | None") for each in fields(Settings)}

@@ -28,7 +28,7 @@ class PlainBart(PlainPort):
     # --- inputs --------------------------------------------------------------------------------------------
 
     def read(self) -> np.ndarray:
-        """The decoder's ids: the given ones, or the text's, shifted by one token."""
+        """The decoder's ids: the given targets, or the texts shifted by one token."""
         if self.targets is not None:
             return self.targets
         ids = np.roll(self.ids, 1, axis=1)
@@ -87,7 +87,7 @@ class PlainBart(PlainPort):
         return self.attend(x, source, self.seen_of_source(), at)
 
     def row(self) -> np.ndarray:
-        """The row of each text's last end token."""
+        """The index of each text's last end token."""
         return np.array([np.flatnonzero(ids == self.end)[-1] for ids in self.ids])
 
     def run(self) -> dict[str, np.ndarray]:

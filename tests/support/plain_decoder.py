@@ -45,7 +45,7 @@ PLANTED: dict[str, dict[str, str]] = {
 
 
 class PlainDecoder:
-    """A model that reads one text. `planted` holds names from PLANTED."""
+    """A model that reads one text at a time. `planted` holds names from PLANTED."""
 
     def __init__(self, config: Config, weights: Mapping[str, np.ndarray], planted: Collection[str] = ()) -> None:
         self.c, self.w, self.planted = config, dict(weights), planted
@@ -54,7 +54,7 @@ class PlainDecoder:
             self.split_in_thirds()
 
     def split_in_thirds(self) -> None:
-        """Reads rows that are interleaved by heads as all queries, all keys and all values."""
+        """Splits projections interleaved by head as if they held all queries, then all keys, then all values."""
         for at in (f"layers.{i}.attention." for i in range(self.c.n_layers)):
             for end in ("weight", "bias"):
                 names = [f"{at}{each}.{end}" for each in ("query", "key", "value")]
@@ -112,7 +112,7 @@ class PlainDecoder:
 
     @property
     def norms(self) -> tuple[str, str]:
-        """The norms of attention and of the FFN."""
+        """The names of the norms before attention and before the FFN."""
         names = "attention_norm", "ffn_norm"
         if "norms exchanged" in self.planted:
             return names[1], names[0]
@@ -162,7 +162,7 @@ class PlainDecoder:
         return self.linear(self.keep(f"{self.at}attention.combined", context), "attention.output")
 
     def biases(self, length: int) -> np.ndarray:
-        """Slope * (key - query), (H, L, L)."""
+        """ALiBi, slope * (key's position - query's position): (H, L, L)."""
         distance = np.arange(length) - np.arange(length)[:, None]
         if "wrong sign" in self.planted or "absolute distances" in self.planted:
             distance = -distance if "wrong sign" in self.planted else np.abs(distance)
@@ -179,7 +179,7 @@ class PlainDecoder:
         return biases
 
     def rotated(self, x: np.ndarray, rotary: Any) -> np.ndarray:
-        """Rotates the first columns of each head (T, H, K)."""
+        """Rotates the first columns of each head in x (T, H, K)."""
         count = self.c.d_head if "whole heads" in self.planted else rotary.columns
         spread = self.c.d_head if "d_head in frequencies" in self.planted else count
         angles = np.arange(len(x))[:, None] / rotary.theta ** (np.arange(0, count, 2) / spread)

@@ -35,7 +35,7 @@ PLANTED = {
 
 
 class PlainGemma:
-    """A model that reads one text. `planted` holds names from PLANTED."""
+    """A model that reads one text at a time. `planted` holds names from PLANTED."""
 
     def __init__(self, config: Config, weights: Mapping[str, np.ndarray], planted: Collection[str] = ()) -> None:
         self.c, self.w, self.planted = config, weights, planted
@@ -131,7 +131,7 @@ class PlainGemma:
         return self.keep(f"{self.at}attention.output", output)
 
     def other(self, is_local: bool) -> int:
-        """Returns the first layer of the other kind, local or not."""
+        """Returns the first global layer if is_local, otherwise the first local layer."""
         return next(i for i in range(self.c.n_layers) if (i in self.c.local.layers) is not is_local)
 
     def seen(self, length: int, is_local: bool) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""T5 as people port it to plain NumPy: pre-norm stacks with RMSNorm and biases of distances, on padded batches.
+"""T5 as people port it to plain NumPy: pre-norm stacks with RMSNorm and a bias for each distance, on padded batches.
 
 port = PlainT5(model, targets, sources); stages = port.run()
 """

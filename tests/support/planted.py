@@ -1,7 +1,8 @@
 """Mistakes that people make in ports, each under a short name with a function that plants it in a `PlainPort`.
 
-`KNOWN` has the mistakes in the diagnosis's list, each with the name it must get. `HELD_BACK` has similar mistakes, for
-which the diagnosis must not be certain of a wrong cause: it may give only the names listed, often none at all.
+`KNOWN` has the mistakes in the diagnosis's list, each with the name that the diagnosis must give. `HELD_BACK` has
+similar mistakes that are not in this list, each with the names that the diagnosis may give, often none at all: it must
+not be certain of a wrong cause.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def centred(x: np.ndarray) -> np.ndarray:
 
 
 def swapped(port: PlainPort, one: str, other: str) -> dict[str, np.ndarray]:
-    """Returns the weights with two groups of every layer exchanged."""
+    """Returns new entries for the weights in which two parts of every layer, such as query and key, are exchanged."""
     changes = {}
     for name, array in port.w.items():
         for own, twin in ((one, other), (other, one)):
@@ -74,7 +75,7 @@ def layer_with(
     attention: Callable[[PlainPort, np.ndarray, np.ndarray, str], np.ndarray] | None = None,
     ffn: Callable[[PlainPort, np.ndarray, np.ndarray, np.ndarray, str], np.ndarray] | None = None,
 ) -> Plant:
-    """Replaces the two sums of a layer by attention(port, x, output, layer) and ffn(port, x, y, output, layer)."""
+    """Replaces a layer's two residual sums by attention(port, x, output, layer) and ffn(port, x, y, output, layer)."""
 
     def layer(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
         a = port.attention(x, f"{at}.attention")
@@ -282,7 +283,7 @@ def conv_transposed(port: PlainPort) -> dict[str, np.ndarray]:
     return {name: w.T for name, w in port.w.items() if name.endswith(".attention.output.weight")}
 
 
-#: Mistakes that only a causal, pre-norm model shows, or shows differently.
+#: Mistakes that show only in a causal, pre-norm model, or show differently there.
 IN_GPT2: dict[str, tuple[str, Plant]] = {
     "no causal mask": ("causal mask left out", instead("seen", lambda n: np.ones((n, n), bool))),
     "strictly causal": ("causal mask off by one", instead("seen", lambda n: np.tri(n, k=-1, dtype=bool))),
@@ -300,7 +301,7 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "left padding": ("left padding", left_padded),
 }  # fmt: skip
 
-#: Mistakes that only ModernBERT shows, and mistakes in its padded batches, whose outputs have rows per token or text.
+#: Mistakes in ModernBERT's local windows and rotations, and in the mask and softmax of its padded batches.
 IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "mask ignored": ("mask ignored", instead("masked", lambda s: s)),
     "mask after": ("mask misused", KNOWN["mask after"][1]),
@@ -341,9 +342,9 @@ def cosine(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 SCALE, ORDER = "scaled by a constant", "in another order"
+WEIGHT_ORDER = "weight in another order"
 
 #: Mistakes that are not in the diagnosis's list, each with the names that describe it correctly.
-WEIGHT_ORDER = "weight in another order"
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "sigmoid 1.3": ((), instead("gelu", lambda x: x * sigmoid(np.float32(1.3) * x))),
     "elu 0.5": ((), instead("gelu", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)).astype(np.float32))),

@@ -11,12 +11,12 @@ from npformer.runtime.packing import Text
 from tests.support.plain_decoder import PlainDecoder
 
 TEXTS = (np.arange(5, 14), np.arange(20, 26))
-#: Stages of a port that exports only its hidden states and answers.
+#: Stages that a port exports, besides its layers' outputs, if it exports only hidden states and answers.
 ANSWERS = ("embeddings.sum", "embeddings.norm", "norm", "logits", "project")
 
 
 def diagnosis(model: Model, planted: str, full: bool) -> str:
-    """Returns the first line of the diagnosis; full: with all stages. The correct port must fit the golden file."""
+    """Diagnoses a port with one mistake, from all its stages if `full`. The correct port must pass the comparison."""
     recorded, weights = golden.record(model, [Text(ids) for ids in TEXTS]), flatten(dict(model.weights))
 
     def exported(*mistakes: str) -> dict[str, np.ndarray]:

@@ -107,7 +107,7 @@ def exchanged_texts(port: PlainPort) -> None:
 
 
 def exported(renamed: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Plant:
-    """Exports correct numbers under other names, given by a function of the stages."""
+    """Exports correct values under wrong names: renamed(stages) returns the stages that are replaced."""
     return put("run", lambda port: port.out | renamed(type(port).run(port)))
 
 
@@ -182,7 +182,8 @@ def output_of_another_layer(port: PlainPort) -> dict[str, np.ndarray]:
 
 
 MISSING, PLACE, NAMES = "heads or columns missing", "weights from elsewhere in the model", "stages under other names"
-#: Mistakes that the diagnosis derives from a model's stages, weights and sizes: name, words of the way, plant.
+#: Mistakes that the diagnosis derives from a model's stages, weights and sizes: the name that it must give, words from
+#: its description, and a function that plants the mistake.
 KINDS: dict[str, tuple[str, str, Plant]] = {
     "positions not added": ("sum with other factors", "without embeddings.position", put("embed", unsummed)),
     "residual of 0.85": (

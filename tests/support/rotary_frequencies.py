@@ -1,4 +1,4 @@
-"""Frequencies of Transformers for scalings that depend on the length: `tests/oracle/test_rotary_scaling.py` makes them."""
+"""Transformers' rotary frequencies for scalings that depend on the length (tests/oracle/test_rotary_scaling.py)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 from npformer.checkpoint.safetensors import write_tensors
 from tests.support import byte_level, tiny, torch_writer
 
-#: Files that transformers' tokenizer needs in addition to the tokenizer.json of the tiny models.
+#: Fields of tokenizer_config.json that transformers' tokenizer needs in addition to the tiny models' tokenizer.json.
 TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": 64,
@@ -28,7 +28,7 @@ def write_modules(
     settings: Mapping[str, Any] | None = None,
     **described: Any,
 ) -> Path:
-    """Adds modules after the encoder to a model's folder.
+    """Adds modules to a model's folder, after the encoder.
 
     modules: type, config and tensors of each. encoder: the type of the first module. settings: sentence_bert_config.json.
     described: fields of config_sentence_transformers.json.
@@ -62,14 +62,15 @@ def decoder(folder: Path, prompt: str, family: str = "qwen3", **sizes: Any) -> P
 
 
 def write_splade(folder: Path, config: Mapping[str, Any], **described: Any) -> Path:
-    """Adds SpladePooling to a masked-language model's folder, under the types that versions 5.0 to 5.3 write."""
+    """Adds SpladePooling to a masked-language model's folder, with the types of sentence-transformers 5.0 to 5.3."""
     pooling = "sentence_transformers.sparse_encoder.models.SpladePooling"
     encoder = "sentence_transformers.sparse_encoder.models.MLMTransformer"
     return write_modules(folder, [(pooling, config, {})], encoder, **described)
 
 
 def write_token_heads(folder: Path, sparse: np.ndarray | None = None, colbert: np.ndarray | None = None) -> Path:
-    """A folder of BGE-M3's form: CLS pooling, Normalize, and linear layers on tokens, (out, D + 1) with the bias last."""
+    """Adds BGE-M3's modules: CLS pooling, Normalize, and linear layers on tokens, (out, D + 1) with the bias
+    last."""
     pooling = ("sentence_transformers.models.Pooling", {"pooling_mode_cls_token": True}, {})
     write_modules(folder, [pooling, ("sentence_transformers.models.Normalize", {}, {})])
     for name, layer in (("sparse_linear.pt", sparse), ("colbert_linear.pt", colbert)):

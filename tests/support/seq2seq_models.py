@@ -24,7 +24,7 @@ MARIAN_FILES = Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 @cache
 def golden_model(case: str, dtype: str = "float32", threads: int = 2) -> Seq2Seq:
-    """The Marian or BART model of a golden case, with the weights that were drawn for Hugging Face's names."""
+    """The Marian or BART model of a golden case, with the weights drawn under Hugging Face's names."""
     config = read_config(cases.model_config(case))
     flat = {}
     for ours, each in drawn(config).items():
@@ -46,7 +46,8 @@ def random_model(dtype: str = "float32", threads: int = 2, **fields: Any) -> Seq
 
 
 def folder_of_letters(path: Path) -> Path:
-    """The golden Marian model's folder at `path`, with a tokenizer.json of letters, so that it needs no SentencePiece."""
+    """Copies the golden Marian model's folder to `path`, with a tokenizer.json of letters and no SentencePiece
+    models."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
     shutil.copytree(MARIAN_FILES, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.spm", "vocab.json"))

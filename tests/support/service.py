@@ -60,7 +60,7 @@ class Server:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Ends the server and its workers, which notice the end of their parent."""
+        """Kills the server; its workers exit when they notice that their parent has ended."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(START)
@@ -71,7 +71,7 @@ class Server:
         return [int(pid) for pid in listed if "spawn_main" in _command_line(pid)]
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        """Returns status, value and headers of the answer. body: bytes, or a value for JSON."""
+        """Returns the status, value and headers of the answer. body: bytes, or a value for JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.get(path, data, **headers)
 

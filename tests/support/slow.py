@@ -1,4 +1,4 @@
-"""Cases of one test that take long: a few run with the quick tests, the others with the slow ones."""
+"""For tests with many long cases: a few cases run with the quick tests, the others with the slow ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def slow_after(quick: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases of a parametrised test, all but the first few marked slow."""
+    """The cases of a parametrised test, all but the first `quick` of them marked slow."""
     return [
         pytest.param(*case if isinstance(case, tuple) else (case,), marks=() if i < quick else pytest.mark.slow)
         for i, case in enumerate(cases)

@@ -1,6 +1,6 @@
-"""Replaces each file that a loader reads by a pipe, device or folder, and loads: `python -m tests.support.special_files
-KIND FOLDER` writes two lines of JSON for each: [name, whether a link is followed, whether loading needs it], and the
-error.
+"""Replaces each file that a loader reads by a pipe, device, socket, folder or link, and loads: `python -m
+tests.support.special_files KIND FOLDER` writes two lines of JSON for each file: [name, whether a link is followed,
+whether loading needs the file], and the error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ KINDS = {"fifo": fifo, "zero": zero, "socket": unix_socket, "folder": folder, "l
 
 @dataclass
 class Case:
-    """A file of a folder, with functions that make the folder and read the file."""
+    """A file in a folder, with functions that write the folder and read the file."""
 
     name: str
     make: Callable[[Path], Any]
@@ -195,7 +195,7 @@ def data(path: Path) -> None:
 
 
 def show(path: Path) -> None:
-    """Continues without a card that is not a regular file."""
+    """Runs `npformer info`, which ignores a card that is not a regular file."""
     command("info", path)
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_module(name: str, *arguments: str, **environment: str) -> str:
-    """The output of `python -m name`, which must succeed within minutes and print no error."""
+    """The output of `python -m name`, which must succeed within five minutes and write nothing to stderr."""
     done = subprocess.run(
         [sys.executable, "-m", name, *arguments], capture_output=True, text=True, cwd=ROOT,
         env={**os.environ, **environment}, timeout=300, check=False,

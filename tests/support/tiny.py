@@ -4,8 +4,8 @@
     model = tiny.model("bert", "token-classification", labels=("O", "B-PER"))
     path = tiny.folder(tmp_path / "model", "distilbert", "masked-lm", n_layers=1)
 
-The same arguments give the same weights. The vocabulary is a real WordPiece vocabulary of a few hundred pieces, so
-every text can be tokenized into words or letters.
+The same arguments give the same weights. The WordPiece vocabulary has a few hundred pieces, among them all ASCII
+letters, digits and punctuation, so every ASCII text can be tokenized.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LABELS = {
 
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
-    """Two layers of four heads, 32 wide, 64 positions, narrow tables 16 wide; fields can be set by name."""
+    """Two layers of four heads, 32 wide, 64 positions, narrow embedding tables 16 wide; fields can be set by name."""
     if model_type not in encoders():
         gated = {"activation": "gelu_tanh"} if FAMILIES[model_type].constants.get("gated") else {}
         return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | gated | overrides))
@@ -71,17 +71,17 @@ def config(model_type: str = "distilbert", head: str = "sequence-classification"
         **({"mechanisms": (distances(),)} if Disentangled in family.mechanisms else {}),
     }
     config = family.config(head, **(fields | overrides))
-    # a narrow window, so that texts of ten tokens are longer
+    # a window so narrow that texts of ten tokens are longer
     return config if overrides.keys() & {"local", "mechanisms"} else narrowed(config, 3)
 
 
 def distances(n_rows: int = 16, max_distance: int = 40, norm: bool = True, **fields: Any) -> Disentangled:
-    """DeBERTa's mechanism with a small table."""
+    """DeBERTa's mechanism with a small table of relative positions."""
     return Disentangled(n_rows, max_distance, norm=norm, **fields)
 
 
 def _of_two_stacks(head: str) -> dict[str, Any]:
-    """Returns an encoder-decoder of these sizes, with [SEP] at the end of texts."""
+    """Returns the fields of an encoder-decoder's config (for causal-lm of a decoder's), with [SEP] as the end token."""
     sizes = {"vocab_size": len(VOCABULARY), "n_heads": 4, "n_layers": 2, "d_ffn": 64}
     end = SPECIAL.index("[SEP]")
     options = {"d_model": 32, "max_length": 64, "pad_id": 0, "padding_idx": 0, "tied": True, "activation": "gelu"}
@@ -92,7 +92,7 @@ def _of_two_stacks(head: str) -> dict[str, Any]:
 
 
 def weights(config: Config, seed: int = 0, dtype: Any = np.float32) -> layout.Tree:
-    """Random weights of any config, read-only as a loaded checkpoint's are; large enough for answers that differ."""
+    """Random weights of any config, read-only like a loaded checkpoint's, and large enough that answers differ."""
     random = np.random.default_rng(seed)
     flat = {}
     for name, parameter in parameters(config).items():
@@ -113,7 +113,7 @@ def model(
     dtype: Any = np.float32,
     **overrides: Any,
 ) -> Any:
-    """A model in memory, with the tokenizer of `tokenizer()` unless it is an encoder-decoder."""
+    """A model in memory, with the tokenizer from `tokenizer()` unless it is a translator."""
     settings = config(model_type, head, **overrides)
     if settings.head == "translation":
         return Seq2Seq(settings, weights(settings, seed, dtype), threads=threads)
@@ -131,7 +131,7 @@ def folder(
     lowercase: bool = True,
     **overrides: Any,
 ) -> Path:
-    """The same model as a checkpoint folder, as Hugging Face writes one, or with `own` as `npformer convert` does."""
+    """The same model in a checkpoint folder, as Hugging Face writes it or, with `own`, as `npformer convert` does."""
     settings = config(model_type, head, **overrides)
     tree = weights(settings, seed)
     path.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def folder(
 
 
 def vocabulary_folder(path: Path, **tokenizer_config: Any) -> Path:
-    """A folder whose tokenizer is only vocab.txt and tokenizer_config.json, as old checkpoints have it."""
+    """A folder with only vocab.txt and tokenizer_config.json, the tokenizer's files in old checkpoints."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Reads the golden values from torch, described in `golden/make.py`, without torch."""
+"""Reads torch's golden values, which `golden/make.py` describes, without torch."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def errors_in(found: dict[str, np.ndarray]) -> dict[str, float]:
 def over_budget(ours: np.ndarray, torch32: np.ndarray, truth: np.ndarray, error32: float = 0.0) -> str:
     """Describes the error of a float32 result; "" if it is correct.
 
-    The float64 run is the truth. The error may be twice that of torch's own float32 run, or twice error32, the largest
-    error of torch in several orders of summation. All of these runs round at every step in their own order, so their
-    errors are similar, and a mistake stands out. One ulp of the largest entry is added, because in a short stage torch
-    may be exact by chance. Infinities and NaN must be where the truth has them.
+    Torch's float64 run is the truth. The error may be twice that of torch's own float32 run, or twice error32, the
+    largest error of torch in several orders of summation. Each of these runs sums in its own order and rounds at every
+    step, so their errors are similar, and a mistake stands out. One ulp of the largest entry is added, because in a
+    short stage torch may be exact by chance. Infinities and NaN must be where the truth has them.
     """
     with np.errstate(over="ignore"):
         finite = np.isfinite(truth.astype(np.float32))
