@@ -46,7 +46,7 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "jupyter_execute", ".jupyter_cache"]  # the last two are outputs of earlier builds
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nitpicky = True  # warns about references to missing names
-nitpick_ignore_regex = [("py:class", r"D\[k\].*")]  # collections.abc's docstring of get()
+nitpick_ignore_regex = [("py:class", r"D\[k\].*")]  # from the docstring of get() in collections.abc
 default_role = "literal"  # docstrings write names between single backticks
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]

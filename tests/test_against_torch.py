@@ -1,7 +1,7 @@
 """Every stage of every family, head and option against torch, and the bundled checkpoint on forty texts.
 
 In float32 a stage's error may be at most twice that of torch, which ran in several orders of summation
-(`torch_values.over_budget` explains why). In float64 it equals torch's number up to the order of summation.
+(`torch_values.over_budget` explains why). In float64 a stage equals torch's up to the order of summation.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def flat(fired: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_stages_have_torchs_names(case: str) -> None:
-    """A run has every stage stored for its case, and only stages stored for some case of the family."""
+    """A run has all stages stored for its case; each of its stages is stored for some case of the family."""
     model = load(torch_values.DATA / case, "float32")
     found = stages_of(case, "float32").keys()
     family = [each for each in torch_values.CASES if each.startswith(f"{model.config.model_type}-")]
@@ -110,7 +110,7 @@ def test_stages_in_float64(case: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", torch_values.CASES)
 def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
-    """The plain call, which skips rows that the head does not read, has the bits of a recorded call."""
+    """A call without a listener skips rows that the head does not read, and has the same bits as a call with one."""
     model, given = load(torch_values.DATA / case, dtype), torch_values.inputs(case)
     answer, found = model(**given), stages_of(case, dtype)
     mask = given["attention_mask"].astype(bool)
@@ -126,8 +126,8 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
         assert alike(array.ravel(), flat(found[last]))
 
 
-#: Mistakes that no case shows: torch's stages end with the logits, and a query that is already scaled shows only in the
-#: query itself.
+#: Mistakes that no case shows, because torch's stages end with the logits, and because a query that is already scaled
+#: shows only in the query itself.
 UNSEEN = {"other probabilities", "query scaled already"}
 #: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
 UNSEEN |= {
@@ -168,7 +168,7 @@ PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-seque
 
 
 class Planted(NamedTuple):
-    """A case in which mistakes are planted: its forward, a port that makes no mistake, and its float32 stages."""
+    """A case in which mistakes are planted: its forward pass, a port without mistakes, and its float32 stages."""
 
     run: Forward
     port: Port
@@ -198,7 +198,8 @@ def planted_in(case: str) -> Planted:
     "mistake", [each for each in (*OF_PARTS, *OF_FEW, *ANYWHERE) if each.name not in UNSEEN], ids=lambda m: m.name
 )
 def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) -> None:
-    """Plants each known mistake of ports in float32. In each case, the first way that changes a number is planted."""
+    """Plants each known mistake of ports in float32. In each case, the first variant that changes a number is
+    planted."""
     planted = 0
     cases = RELATIVE if mistake in OF_FEW else PLANTED_IN
     for case in OF_ONE_CASE.get(mistake.name, cases):
@@ -298,7 +299,7 @@ def test_bundled_ids() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(TEXTS)))
 def test_bundled_stages_in_float64(index: int) -> None:
-    """Each stage equals torch's, by its size and a checksum."""
+    """Each stage has torch's largest magnitude, sum of magnitudes and checksum."""
     for name, (_, largest, total, checksum) in (
         (n, s[index]) for n, s in torch_values.below(bundled(), "summary").items()
     ):
@@ -335,7 +336,7 @@ def test_bundled_answers() -> None:
 
 
 def test_bundled_scores_of_two_texts() -> None:
-    """The published figures of the checkpoint, to their number of digits."""
+    """The checkpoint's published figures, to as many digits as were published."""
     index = [TEXTS.index("I love ice cream"), TEXTS.index("I hate ice cream")]
     logits = [load(BUNDLED, "float32").run([bundled_texts()[i]])[0]["logits"] for i in index]
     assert np.round(logits, 4).tolist() == pytest.approx(np.array([[-3.4548, 3.8881], [2.6480, -2.6717]]), abs=1.01e-4)

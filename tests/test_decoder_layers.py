@@ -110,7 +110,7 @@ def stages(case: str, dtype: str) -> dict[str, np.ndarray]:
 
 
 def out_of_budget(case: str, found: dict[str, np.ndarray]) -> dict[str, str]:
-    """Returns the stages of a float32 run with a larger error than torch's, each with its description."""
+    """Returns the stages of a float32 run whose errors exceed their budgets, with descriptions of the errors."""
     torch32, truth, errors = stages(case, "float32"), stages(case, "float64"), torch_values.errors_in(torchs(case))
     wrong = {name: torch_values.over_budget(found[name], torch32[name], truth[name], errors[name]) for name in truth}
     return {name: line for name, line in wrong.items() if line}

@@ -43,7 +43,8 @@ def pickles(folder: Path) -> None:
 
 
 def sizes(folder: Path) -> None:
-    """Each file would take gigabytes or minutes; it is refused within a megabyte. See checkpoint/test_hostile.py."""
+    """Each model would take gigabytes or minutes; refusing it takes less than a megabyte. See
+    checkpoint/test_hostile.py."""
     config = json.loads((folder / "config.json").read_text())
     tracemalloc.start()
     for name, size in {"vocab_size": 2**30, "n_layers": 9990}.items():

@@ -19,7 +19,7 @@ from npformer import loading
 PACKAGE = Path(npformer.__file__).parent
 WITH_EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
 
-#: Modules whose examples take a second each: golden files that other examples write too, and the page of all views.
+#: Modules with slow examples, which run only with the slow tests.
 LONG = ("golden/compare.py", "golden/diagnose.py", "golden/format.py", "interpret/patching.py", "view/page_view.py")
 NAMES = {path.relative_to(PACKAGE).as_posix(): path for path in WITH_EXAMPLES}
 EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES]
@@ -27,8 +27,8 @@ EXAMPLES = [pytest.param(NAMES[name], id=name, marks=[pytest.mark.slow] * (name 
 
 @pytest.fixture(scope="module", autouse=True)
 def bundled_weights() -> Iterator[None]:
-    """Reads a bundled model once for all examples, because reading takes longer than most of them. Its weights are
-    read-only.
+    """Reads a bundled model only once, because reading takes longer than most examples. They can share its weights,
+    which are read-only.
     """
     read, once = loading.load_folder, lru_cache(2)(loading.load_folder)
     with pytest.MonkeyPatch.context() as patch:

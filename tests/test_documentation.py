@@ -2,8 +2,8 @@
 
 A page's blocks run in order: `python` blocks in one process and one namespace, `console` blocks in bash. Blocks marked
 `text` are what a program prints, or commands that need the network, an hour or a file that does not come with npformer:
-these do not run. A `text` block below a command is that command's output, except for numbers and `...`. Models that an
-example names by their id on the hub are tiny ones of the same family and head, from a hub on loopback.
+these do not run. A `text` block below a command is that command's output, except for numbers and `...`. If an example
+names a model by its id on the hub, it gets a tiny model of the same family and head from a hub on loopback.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def bash(script: str) -> list[str]:
 
 
 def examples(command: str) -> list[str]:
-    """The commands under `example:` or `examples:` at the end of a help text; a backslash continues one."""
+    """The commands under `example:` or `examples:` at the end of a help text; a backslash continues a command."""
     indented = find(command).epilog.partition("example")[2].partition(":\n")[2].partition("\n\n")[0]
     return [re.sub(r"\s*\\\n\s*", " ", line).strip() for line in re.split(r"(?<!\\)\n", indented)]
 
@@ -128,10 +128,10 @@ def examples(command: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_a_help_text_run(command, environment, tmp_path):
-    """The examples run in order, in one folder with the files they name, and end with exit code 0. Examples that need
-    an extra name it.
+    """The examples run in order, in one folder with the files they name, and end with exit code 0. If an extra is
+    missing, the error names it.
 
-    A server is stopped after a while by SIGTERM, after which it ends with exit code 0 too.
+    A server is stopped by SIGTERM after ten seconds, and must then end with exit code 0, too.
     """
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -234,7 +234,7 @@ def test_linked_files_are_in_the_checkout(page):
 
 
 def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
-    """The README has at most 120 lines. `.ci/run` reads both commands from it; no other command lacks a test here."""
+    """The README has at most 120 lines. `.ci/run` reads from it the commands that install and test npformer."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     first = blocks("README.md")[0]
@@ -246,7 +246,7 @@ def test_the_readme_fits_and_has_the_two_commands_that_ci_runs():
 
 
 def test_the_maths_is_named_in_order_with_its_lines() -> None:
-    """The reading path: each file exists, imports no later one, and has about the stated number of lines."""
+    """The reading path: each file exists, imports no later file, and has about the stated number of lines."""
     page = (ROOT / READING).read_text(encoding="utf-8")
     named = re.findall(r"^\| \[`([\w/]+)\.py`\]\(\S+\) \| (\d+) \|", page, flags=re.MULTILINE)
     assert len(named) == 9
@@ -288,7 +288,7 @@ def test_the_environment_variables_are_those_of_the_code() -> None:
 
 
 def test_the_benchmarks_are_those_that_were_measured() -> None:
-    """The page about how npformer works repeats figures from the benchmarks page, in rows with the same names."""
+    """The page docs/how-it-works/benchmarks.md repeats figures from tests/benchmarks, in rows with the same names."""
     measured, repeated = (
         {
             name: cells.replace("*", "").split("|")

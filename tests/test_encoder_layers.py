@@ -1,5 +1,5 @@
-"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, or if only that
-row is requested.
+"""The encoder's parts compared with their formulas. A row has the same bits alone, among other rows, and when it is the
+only row requested.
 """
 
 from __future__ import annotations

@@ -185,9 +185,9 @@ def test_linear_of_memory_of_any_layout() -> None:
 
 @pytest.mark.parametrize("function", [*ELEMENT_WISE, softmax, layer_norm])
 def test_out(function: Callable[..., np.ndarray]) -> None:
-    """The result is in `out`, which is returned; it may be the input, and may have any layout in memory.
+    """The result is written to `out`, which is returned; `out` may be the input, and may have any layout in memory.
 
-    The order of summation follows the layout, so another layout may round differently.
+    The order of summation follows the layout, so results in different layouts may be rounded differently.
     """
     x = normal(6, 4, 40)
     expected = function(x.copy())

@@ -1,4 +1,4 @@
-"""Mechanisms combine: every pair has its formulas' scores, their gradients, and the same bits in any batch."""
+"""Combined mechanisms have the scores of their formulas, correct gradients, and the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.numbers
 
 YARN = Yarn(3.0, original=20)
 PARTIAL = PartialRotary(9.0, columns=4, scaling=YARN)
-#: A family, the mechanisms that are added to its own in each layer, and fields.
+#: A family, the mechanisms that are added to its own in each layer, and fields of its config.
 COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "alibi-causal": ("bloom", lambda config, i: (), {}),
     "bias-capped": ("mpnet", lambda config, i: (SoftCap(0.7),), {}),
@@ -76,12 +76,12 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "window": ("bert", lambda config, i: (Window(2),), {}),
     "window-causal": ("gpt2", lambda config, i: (Window(2),), {}),
 }
-#: The places of each text. Adjacent texts of equal length differ in their first or last gap.
+#: The positions of each text's tokens. Adjacent texts of equal length differ in their first or last gap.
 PLACES = (range(7), range(12), range(7), (0, 1, 2, 3, 4, 5, 9), (0, 4, 5, 6, 7, 8, 9), (2, 3, 4, 5, 6, 7, 8), range(3))
 
 
 def in_turn(*choices: Any) -> list[Any]:
-    """Every combination with every choice. Of two choices, each combination gets one in turn; the other is slow."""
+    """Every combination with every choice; of two choices, the quick tests take the first and the second in turn."""
     return [
         pytest.param(name, choice, marks=[pytest.mark.slow] * ((i + j) % 2))
         for i, name in enumerate(COMBINATIONS)
@@ -106,7 +106,7 @@ def texts() -> list[Text]:
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_scores_and_weights_match_all_formulas(name: str) -> None:
-    """Computes the result again from the heads; 1e-13 is a few float64 roundings of numbers near 1."""
+    """Computes both again from the heads; 1e-13 is several hundred float64 roundings of numbers near 1."""
     model = combined(name)
     config, weights = model.config, model.weights
     recorded = trace(model, texts()[1])

@@ -98,7 +98,7 @@ def test_so_it_has_among_a_thousand_texts() -> None:
     "family", slow_after(5, sorted(distinct_encoders(), key=lambda name: name not in OWN_ATTENTION))
 )
 def test_a_listener_changes_no_bit_of_a_wide_model(family: str) -> None:
-    """The model has 500 columns: a BLAS splits such products at columns that depend on its number of threads."""
+    """A BLAS splits products with 500 columns at places that depend on its number of threads."""
     for model in models(family, "base", "500"):
         texts = inputs(model, [5, 5, 130, 1, 40])
         expected = model.run(texts)
@@ -153,7 +153,7 @@ def test_a_head_on_texts_needs_one_row_of_the_last_layer(threads: int, monkeypat
     monkeypatch.setattr(model, "same_bits", False)
     model.run(inputs(model, lengths))
     tokens, texts = sum(lengths), len(lengths)
-    every, first = model.config.n_layers - 1, 1  # layers that compute every row, and layers for the first row of a text
+    every, first = model.config.n_layers - 1, 1  # layers that compute every row, and layers with one row per text
     assert counter.rows == {
         (d, d): every * 4 * tokens + first * (2 * tokens + 2 * texts) + texts,  # keys, values; queries, output; pooler
         (d, f): every * tokens + first * texts,

@@ -20,7 +20,7 @@ def classes(base: type[Norm] = Norm) -> Iterator[type[Norm]]:
         yield from classes(each)
 
 
-assert all(families.FAMILIES.values())  # the families have imported the norms that they use
+assert all(families.FAMILIES.values())  # this imports every family, and with it the norms that it uses
 NORMS = sorted({each for each in classes() if each.__module__.startswith("npformer.")}, key=lambda each: each.__name__)
 
 

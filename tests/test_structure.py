@@ -91,7 +91,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def nodes(*words: str) -> Iterator[tuple[str, ast.AST]]:
-    """Yields modules that contain one of these words, with all their nodes. Parsing the others would take long."""
+    """Yields (module, node) for each node of modules that contain one of these words, without parsing the others."""
     for name, path in MODULES.items():
         text = path.read_text(encoding="utf-8")
         if any(word in text for word in words):
@@ -299,7 +299,8 @@ def test_files_are_short() -> None:
 
 
 def test_every_module_describes_itself() -> None:
-    """A module's docstring describes its content. It is the first statement, so nothing after it is read."""
+    """A module's docstring describes its content. It is the first statement, so only the beginning of a file is
+    read."""
     assert [str(path.relative_to(ROOT)) for path in PYTHON if not docstring(path)] == []
 
 

@@ -116,7 +116,7 @@ def test_other_threads_hear_nothing() -> None:
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm"])
 @pytest.mark.parametrize("family", ["distilbert", "bert"])
 def test_a_run_changes_nothing_that_was_heard(family: str, head: str) -> None:
-    """A function never writes to an array that it has tapped, neither in place nor as memory for a later result."""
+    """A function never writes to an array after passing it to a tap, not even to reuse its memory."""
     model = tiny.model(family, head, threads=2)
     heard: list[tuple[str, np.ndarray, np.ndarray]] = []
 

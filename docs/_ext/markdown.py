@@ -31,7 +31,7 @@ class Generated(SphinxDirective):
 
 
 def directive(make: Callable[..., Iterable[str]]) -> type[Generated]:
-    """A directive that shows the Markdown of this function."""
+    """Returns a directive that shows the lines of Markdown that `make` returns."""
     return type(make.__name__, (Generated,), {"lines": staticmethod(make)})
 
 

@@ -1,7 +1,7 @@
 """`{public-names} ROOM`: every public name of a room with its docstring.
 
-A room is a page of the reference. Each public name of `npformer` is in one; `npformer.golden` and the
-other public modules are rooms of their own.
+A room is a page of the reference. Each public name of `npformer` is on one of these pages; `npformer.golden` and the
+other public modules have pages of their own.
 """
 
 from __future__ import annotations

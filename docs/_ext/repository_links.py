@@ -1,4 +1,4 @@
-"""Converts relative links, which also work on GitHub, and checks every link within the built site.
+"""Points relative links, which also work on GitHub, at the site's pages or at GitHub, and checks every internal link.
 
 A link to a file of the repository outside `docs/` leads to that file on GitHub. When the site is written, each
 internal address must be a file of the site, and its anchor an element of that file.

@@ -103,7 +103,7 @@ def drawing(case: str, scope: str, layer: Mapping[str, Stage]) -> Iterable[str]:
 
 
 def edge(start: tuple[float, float], end: tuple[float, float], rows: int, alone: bool) -> str:
-    """Draws a line downwards. To avoid boxes it goes around them, on the left if its start is alone in its row."""
+    """Draws a line downwards. The line goes around boxes, on the left if its start is alone in its row."""
     (x, y), (to_x, to_y) = start, end
     if rows > 1 and abs(x - to_x) < 1:
         y, to_y = y + 6, to_y - 6  # a line may end where the next begins

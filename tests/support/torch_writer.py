@@ -49,7 +49,7 @@ class Persistent:
 
 @dataclass
 class Raw:
-    """Instructions, written unchanged."""
+    """Pickle instructions, written unchanged."""
 
     code: bytes
 

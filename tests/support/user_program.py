@@ -1,4 +1,4 @@
-"""A user's program, for check_package.py: it runs, and `mypy --strict` knows the types of its imports.
+"""A user's program: check_package.py runs it, and checks its types with `mypy --strict`.
 
 `assert_type` does nothing at run time. mypy reports an error if the type is different or unknown.
 """

@@ -1,8 +1,8 @@
-"""Every task answers like transformers.pipeline (sentence-embedding like sentence-transformers) on tiny models of
-both families. The golden files contain their answers, and golden/make_tasks.py the calls.
+"""Every task answers like transformers.pipeline (sentence-embedding like sentence-transformers) on tiny BERTs and
+DistilBERTs. The golden files contain their answers, and golden/make_tasks.py the calls.
 
 Scores may differ by 1e-5 of their size: both sides compute two layers and a softmax in float32, in different orders.
-Everything else, characters and words and the order of the answers, is equal.
+Everything else (characters, words and the order of the answers) is equal.
 """
 
 import json

@@ -159,7 +159,7 @@ TEXT = "Anna loved the Naïve 😀 people of 京都 (Paris)."
 
 
 def tagger(**fields):
-    model = tiny.model("bert", "token-classification", seed=4, **fields)  # a seed that gives many labels
+    model = tiny.model("bert", "token-classification", seed=4, **fields)  # with this seed, many labels occur
     return pipeline("token-classification", model, ignore_labels=[])
 
 

@@ -42,7 +42,7 @@ def test_translate_finds_the_bundled_translator(capsys: pytest.CaptureFixture[st
 
 
 def test_the_bundled_translator_s_size(translator: npformer.tasks.task.Task) -> None:
-    """The folder has at most 20 MB, half-precision numbers, and as many parameters as its card says."""
+    """The folder takes less than 20 MB, its weights have half precision, and its card states their number."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 20e6
     arrays = stored(dict(translator.model.weights), translator.model.config)
     assert f"{sum(each.size for each in arrays.values()):,} parameters" in CARD

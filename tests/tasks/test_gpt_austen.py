@@ -64,7 +64,8 @@ def test_any_text_comes_back_from_the_bundled_gpt_s_tokens(model):
 
 
 def test_the_bundled_gpt_s_size(model, capsys):
-    """The folder has at most 3 MB, half-precision numbers, as many parameters as its card says, and valid checksums."""
+    """The folder takes less than 3 MB, and its checksums are valid. Its weights have half precision, and its card
+    states their number."""
     assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 3e6
     arrays = stored(dict(model.weights), model.config)
     assert f"{sum(each.size for each in arrays.values()):,} parameters" in CARD

@@ -246,8 +246,8 @@ def test_other_names_of_tasks():
 
 
 def test_the_language_in_a_task_s_name():
-    """For a model of several languages, the name's target language becomes the option `to`. It is an error if the model
-    lacks that language.
+    """For a multilingual model, the target language in the task's name becomes the option `to`. It is an error if the
+    model lacks that language.
     """
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     assert pipeline(model=MARIAN).name == "translation"
@@ -280,7 +280,7 @@ def test_a_config_without_architectures_takes_the_task_s_head(tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_a_pair_with_an_empty_second_text_is_its_first(family):
-    """The pair becomes its first text, as in transformers.pipeline. An empty first text is kept."""
+    """The pair is read like its first text alone, as in transformers.pipeline. An empty first text is kept."""
     task = pipeline("text-classification", tiny.model(family, "sequence-classification"))
     alone = task("ice cream")
     for pair in (Pair("ice cream", ""), {"text": "ice cream", "text_pair": ""}):

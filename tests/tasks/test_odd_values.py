@@ -64,7 +64,7 @@ HEADS = {
 
 
 def bounded(act: Any) -> bool:
-    """Returns whether the action succeeds. The test fails unless its error is an NpformerError of bounded length."""
+    """Returns whether the action succeeds. If it fails, its error must be an NpformerError of bounded length."""
     said = "-"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

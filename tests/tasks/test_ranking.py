@@ -36,7 +36,7 @@ def cross_encoder(path, stored=None, **described):
 
 
 def logits(model):
-    """The scores are those of the model for the tokenizer's ids of two texts, even if the second is empty."""
+    """The model's logits for the tokenizer's ids of each pair, even if the second text is empty."""
     encodings = [model.tokenizer.encode(*pair) for pair in PAIRS]
     return [model([each.ids], token_type_ids=[each.type_ids]).logits[0, 0] for each in encodings]
 

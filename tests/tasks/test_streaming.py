@@ -26,7 +26,7 @@ def task() -> Task:
 
 
 class Item(dict):
-    """A pair of texts that can have weak references."""
+    """A pair of texts that supports weak references."""
 
     __hash__ = object.__hash__
 

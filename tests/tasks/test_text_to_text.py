@@ -83,7 +83,7 @@ def test_a_t5_has_a_prefix_for_each_task_and_language(tmp_path: Path) -> None:
 
 
 def test_vectors_of_a_whole_t5_are_its_encoder_s(tmp_path: Path) -> None:
-    """The same is true for folders without `architectures`, such as a folder of the encoder alone."""
+    """A folder without `architectures`, such as a folder with only the encoder, has the same vectors."""
     embed = npformer.pipeline("sentence-embedding", t5_folder(tmp_path / "t5"))
     bare = t5_folder(tmp_path / "bare", architectures=None)
     assert np.array_equal(embed([TEXT]), npformer.pipeline("sentence-embedding", bare)([TEXT]))

@@ -53,7 +53,8 @@ def of_letters(in_json: Path) -> Seq2Seq:
 
 @needs_sentencepiece
 def test_ids_and_translations_match_transformers() -> None:
-    """Texts have language codes, unknown letters, spaces and special tokens; generation_config.json has settings."""
+    """Texts have language codes, unknown letters, spaces and special tokens; generation_config.json has
+    settings."""
     task = npformer.pipeline("translation", FILES)
     assert isinstance(task, Translation)
     assert [task.model.tokenizer.encode(each["text"]) for each in EXPECTED] == [each["ids"] for each in EXPECTED]
@@ -75,7 +76,7 @@ def test_marians_tokenizer_of_shared_pieces() -> None:
 
 @needs_sentencepiece
 def test_marians_tokenizer_of_separate_vocabularies(folder: Path) -> None:
-    """Each language has its own ids: the pieces of the target are decoded with the target's model."""
+    """Each language has its own ids, so the target's pieces are decoded with the target's SentencePiece model."""
     pieces = json.loads((folder / "vocab.json").read_text())
     turned = {piece: len(pieces) - 1 - i for piece, i in pieces.items()}
     (folder / "target_vocab.json").write_text(json.dumps(turned))
@@ -146,7 +147,8 @@ def test_a_translation_grows_token_by_token(of_letters: Seq2Seq) -> None:
 
 
 def test_half_of_a_letter_waits_for_the_rest_of_it(of_letters: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter of two tokens is one piece. If it stays incomplete, it is the last piece, as in the translation."""
+    """A letter that takes two tokens is one piece. If it stays incomplete, it is the last piece, as in the
+    translation."""
     task = npformer.pipeline("translation", of_letters, max_new_tokens=3)
     for texts, pieces in ((["a", "a\ufffd", "aß"], ["a", "ß"]), (["a", "ab", "ab\ufffd"], ["a", "b", "\ufffd"])):
         monkeypatch.setattr(task.tokenizer, "decode", lambda ids, texts=texts: texts[len(ids) - 1])
@@ -314,7 +316,7 @@ def test_a_translator_s_broken_tokenizer_files_are_named(folder: Path, name: str
 
 @needs_sentencepiece
 def test_a_text_that_sentencepiece_makes_too_long_is_refused(folder: Path) -> None:
-    """The map replaces each "a" by 200 characters. SentencePiece would need tens of bytes for each of these."""
+    """The map replaces each "a" by 200 characters, for each of which SentencePiece would need tens of bytes."""
     trie = np.zeros(256, "<u4")  # the root, its child for the letter, and the child's value: its text begins at 0
     trie[0], trie[1 ^ ord("a")], trie[1 ^ ord("a") ^ 2] = 1 << 10, 2 << 10 | 1 << 8 | ord("a"), 1 << 31
     charsmap = trie.nbytes.to_bytes(4, "little") + trie.tobytes() + b"b" * 200 + b"\0"

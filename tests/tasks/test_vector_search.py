@@ -1,4 +1,5 @@
-"""search: results equal a plain sort's, in blocks of any size, on any number of threads, alone and together."""
+"""search: results equal a full sort's, in blocks of any size, on any number of threads, for one query or
+several."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_sentence_transformers_folders_that_make_no_sense_are_refused(file, cont
 
 @pytest.mark.parametrize("mode", POOLINGS)
 def test_a_prompt_s_tokens_may_take_no_part_in_the_pooling(mode, folder):
-    """The prompt's tokens do not count, but the text's tokens keep the weights of their places after the prompt."""
+    """The prompt's tokens are left out, but the text's tokens keep the weights of their positions after the prompt."""
     write_sentence_folder(folder, 32, pooling="mean", normalize=False, prompt="the news ")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode, "include_prompt": False}))
     embed = pipeline("sentence-embedding", folder)
@@ -238,7 +238,8 @@ NORM = {"norm.weight": RANDOM.random(5, np.float32), "norm.bias": RANDOM.random(
 
 
 def test_dense_and_layer_norm_follow_the_pooling(folder):
-    """Vectors have the same bits alone and together, also after conversion. A run's identity includes these weights."""
+    """Vectors have the same bits alone and together, also after conversion. A run's identity includes the modules'
+    weights."""
     modules = [("a.Pooling", {}, {}), ("b.Dense", DENSE, WEIGHTS), ("c.LayerNorm", {"dimension": 5}, NORM)]
     write_modules(folder, [*modules, ("d.Dropout", {"dropout": 0.1}, {})])
     embed = pipeline(None, folder)

@@ -45,7 +45,7 @@ def bytes_in_words() -> Tokenizer:
 
 
 def roberta() -> Tokenizer:
-    """The tokenizer of `bytes_in_words` with special tokens. Its post-processor shifts the offsets each time that it runs."""
+    """The tokenizer of `bytes_in_words` with special tokens. Each run of its post-processor shifts the offsets."""
     made = bytes_in_words()
     made.add_special_tokens(["<s>", "</s>"])
     end, start = (("</s>", made.token_to_id("</s>")), ("<s>", made.token_to_id("<s>")))
@@ -138,7 +138,7 @@ def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
         expected = [piece, *piece.overflowing]
         assert found.n_tokens == len(whole)
         for one, other in zip(found.pieces, expected, strict=True):
-            for name in set(NAMES) - {"word_ids", "offsets"}:  # words are numbered from the text's first
+            for name in set(NAMES) - {"word_ids", "offsets"}:  # npformer numbers words from the first word of the text
                 assert getattr(one, name) == getattr(other, name)
             # The library treats a window's first token like the text's first token, and keeps the space before it.
             odd = one.sequence_ids.index(0) if kind in ("bytes", "roberta") and other is not expected[0] else -1
@@ -202,7 +202,7 @@ def test_a_text_over_the_limit_is_cut_or_refused() -> None:
     (cut,), (expected,) = made.read([long]), made.read([short])
     assert cut.texts[0].ids.tolist() == expected.texts[0].ids.tolist()
     assert cut.truncated
-    assert cut.n_tokens == 2 + 4000  # counts only the characters that are read, up to a border
+    assert cut.n_tokens == 2 + 4000  # only characters up to the last safe split point are read and counted
     for how in ("error", "window"):
         with pytest.raises(
             NpformerError, match=r"characters of a text: 30000 is more than the limit `characters` of 20000"
@@ -235,7 +235,7 @@ def test_every_way_to_read_a_text_has_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """Measures the memory of Python. The library's memory was measured by hand: it is that of one block."""
+    """Measures the memory of Python. The library's memory, measured by hand, is that of one block."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):

@@ -1,4 +1,4 @@
-"""Conversations as tokens: the template's control tokens, texts that spell them, and what is refused.
+"""Conversations as tokens: the template's control tokens, texts that spell them, and refused conversations.
 tests/oracle/test_text_generation.py compares them with Transformers.
 """
 

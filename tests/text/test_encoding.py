@@ -152,7 +152,7 @@ def test_a_shortened_text_ends_at_the_end_of_a_word(first: list[str], second: li
 
 
 def kept(model: Model, one: int, other: int, limit: int) -> tuple[int, int]:
-    """How many tokens are kept from each text of a pair with these lengths."""
+    """The numbers of tokens kept from two texts of these lengths."""
     (read,) = Encoder(model).read([Pair("ice " * one, "cream " * other)], limit=limit)
     sources = read.pieces[0].sequence_ids
     return sources.count(0), sources.count(1)

@@ -1,5 +1,5 @@
-"""A tokenizer is an untrusted file. A file that would make the library abort, panic, hang or fail is refused by name
-when it is read. Any later failure of the library is an NpformerError."""
+"""A tokenizer is an untrusted file. A file that would make the library abort, panic, hang or fail is refused when it is
+read, by an error that names it. Any later failure of the library is an NpformerError."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ SPACES = [{"type": "Metaspace", "replacement": each, "prepend_scheme": "always",
 CLS_PIECE = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 CLS = {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}}
 
-#: Change of a file -> words of the refusal. With the library alone, the first nine end the process.
+#: Name of a harmful change -> the changed fields, and words of the error. With the library alone, the first nine end
+#: the process.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a normalizer that doubles": ({"normalizer": BOMB}, "normalizer.*limit `growth`"),
     "a normalizer of bytes of bytes": ({"normalizer": several("normalizers", [BYTES] * 32)}, "limit `growth`"),
@@ -263,7 +264,7 @@ class Panic(BaseException):
 
 
 class Failing:
-    """A tokenizer that raises this error."""
+    """A tokenizer whose methods raise a given error."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -297,7 +298,7 @@ def test_a_real_panic_at_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [("a b " * 5000,), ("a", "b " * 9000), ("a " * 9000, None), ("a", "b")])
 def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, ...], tmp_path: Path) -> None:
-    """encode holds the lock until it ends, which takes seconds for a million characters; encode_batch does not."""
+    """encode holds the GIL until it ends, which takes seconds for a million characters; encode_batch does not."""
     original = load_tokenizer(write(tmp_path), CONFIG)._tokenizer
     called: list[str] = []
 
@@ -318,7 +319,7 @@ def test_a_long_text_is_encoded_without_holding_pythons_lock(given: tuple[str, .
 
 
 def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> None:
-    """A million letters, each repeated 200 times, would take 40 GB, and the library ends a process with less memory."""
+    """A million letters, each repeated 200 times, would take 40 GB, and the library ends a process that has less."""
     parts = several("normalizers", [replaced("a", "b" * 20), replaced("b", "b" * 10)])
     tokenizer = load_tokenizer(write(tmp_path, normalizer=parts), CONFIG, Limits(characters=20_000))
     long, said = (
@@ -340,7 +341,7 @@ def test_a_text_that_the_tokenizer_makes_too_long_is_refused(tmp_path: Path) -> 
 
 
 def test_growth_by_normal_forms_is_counted(tmp_path: Path) -> None:
-    """NFKC makes 18 characters of U+FDFA. The limit for one text also holds for all texts together."""
+    """NFKC turns U+FDFA into 18 characters. The limit for one text also holds for all texts together."""
     tokenizer = load_tokenizer(write(tmp_path, normalizer={"type": "NFKC"}), CONFIG, Limits(characters=1000))
     assert len(tokenizer.encode_batch(["\ufdfa" * 400, "a" * 400])) == 2
     for texts in (["\ufdfa" * 500], ["\ufdfa" * 445] * 2):

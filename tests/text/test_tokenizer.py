@@ -252,7 +252,7 @@ def test_merges_without_their_vocabulary(tmp_path):
             SPM + build([(1, BYTES, b"\x0a\x03" + b"%d" % i) for i in range(100, 456)]),
             "pieces, one per row of the embedding table",
         ),
-        (bytes(1000), "not a SentencePiece model"),  # fields with the number 0
+        (bytes(1000), "not a SentencePiece model"),  # fields whose number is 0
         (b"\x20\x00" * (MOST_FIELDS + 1), "not a SentencePiece model"),
     ],
 )

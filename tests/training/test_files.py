@@ -1,4 +1,4 @@
-"""Training from files: errors name the wrong row, the commands learn and measure, and embeddings become pictures."""
+"""Training from files: errors name the wrong row, the commands train and evaluate, and embeddings are plotted."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_names_that_are_numbers_are_names(tmp_path: Path) -> None:
     assert label_ids("a.tsv", rows, ("1", "2", "3")) == [2, 0, 1]
     with pytest.raises(NpformerError, match=r"a\.tsv:5: label: expected one of 1, 2, 3, got '0'$"):
         label_ids("a.tsv", [*rows, LabelledText("0", "a", None, 5)], ("1", "2", "3"))
-    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # as numbers of outputs, which count from 0
+    assert label_ids("a.tsv", rows, label_names(rows)) == [3, 1, 2]  # read as indices of outputs, which start at 0
 
 
 def test_scores() -> None:
@@ -125,7 +125,7 @@ def test_scores() -> None:
     assert found.accuracy == pytest.approx(3 / 5)
     assert found.f1.tolist() == pytest.approx([1 / 2, 2 / 3])
     assert "accuracy 0.6000" in str(found)
-    absent = scores([1, 2], [1, 2], ("0", "1", "2"))  # output 0 has no label
+    absent = scores([1, 2], [1, 2], ("0", "1", "2"))  # no example has label 0
     assert (absent.accuracy, absent.macro_f1) == (1, 1)
 
 
@@ -237,7 +237,7 @@ def translator_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_train_translation_learns_a_language(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The result is a model for the command `translate`, which translates nine in ten of the sentences exactly."""
+    """The result is a model for the command `translate`, which translates more than nine in ten sentences exactly."""
     lines = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     wanted = (translator_folder / "a.de").read_text(encoding="utf-8").splitlines()
     assert cli.main(["translate", "-m", str(translator_folder / "out"), *lines]) == 0
@@ -407,7 +407,7 @@ def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_plots
 def test_neighbours_stay_neighbours_in_t_sne() -> None:
-    """Two clouds far apart in 20 dimensions are two clouds in the plane."""
+    """Two clouds that are far apart in 20 dimensions remain two clouds in the plane."""
     x = np.random.default_rng(0).standard_normal((60, 20))
     x[30:] += 20
     points = project(x, "tsne")

@@ -48,7 +48,7 @@ def test_the_state_of_a_training_is_kept_on_demand(tmp_path: Path, capsys: pytes
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a run of finetuning that was not killed."""
+    """The files of a finetuning run that was not killed."""
     folder = tmp_path_factory.mktemp("whole")
     assert cli.main(finetuning(folder, "out")) == 0
     return {each.name: each.read_bytes() for each in (folder / "out").iterdir()}

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numbers
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_batches(window: int) -> None:
-    """Every example occurs once, with similar lengths in a batch. The order differs by epoch and is reproducible."""
+    """Every example occurs once, in a batch of similar lengths. The order differs by epoch and is reproducible."""
     lengths = [(int(n), int(n) % 7) for n in np.random.default_rng(0).integers(1, 40, 205)]
     recipe = Recipe(batch_size=10, window=window, seed=3)
     batches = recipe.batches(lengths, 0)
@@ -116,8 +116,8 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_choosing_weights(tmp_path: Path) -> None:
-    """`choose` restores the epoch with the highest score, the later of two equal ones. It restores the mean instead if
-    that has a higher score."""
+    """`choose` restores the epoch with the highest score, or the later of two epochs with equal scores. It restores the
+    mean instead if that has a higher score."""
     trained, kept = weights(), {}
     run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, average=2), tmp_path)
 
@@ -141,7 +141,7 @@ def test_choosing_weights(tmp_path: Path) -> None:
     [(1, 0, [30]), (2, 0, [20, 30]), (9, 0, [10, 20, 30]), (3, 4, [22, 26, 30]), (9, 7, [2, 9, 16, 23, 30])],
 )
 def test_the_states_that_are_averaged(average: int, every: int, steps: list[int]) -> None:
-    """The average has the last weights and those of earlier steps or epochs, but not the initial weights."""
+    """The average includes the last weights and those of earlier steps or epochs, but not the initial weights."""
     recipe = replace(RECIPE, epochs=3, average=average, average_every=every)
     assert list(recipe.averaged(per_epoch=10)) == steps
 

@@ -100,7 +100,7 @@ def test_fifty_steps_of_a_translator_are_torchs(dtype: str, tolerance: float) ->
 
 
 def test_lazy_adam_is_adam_on_the_rows_that_occur() -> None:
-    """Rows with a gradient at every step move as in dense Adam. Other rows and their moments stay."""
+    """Rows with a gradient at every step move as in dense Adam. Other rows and their moments do not change."""
     random = np.random.default_rng(0)
     table, other = random.standard_normal((6, 3)), random.standard_normal((6, 3))
     lazy, dense = Adam({"embeddings.token.weight": table}), Adam({"embeddings.token.weight": other}, lazy=False)
@@ -260,7 +260,7 @@ def test_standard_dropout_rates() -> None:
 
 
 def test_standard_dropout_sites_are_stages() -> None:
-    """The pattern of every rate matches a stage in a forward of its model."""
+    """The pattern of every rate matches a stage of a forward pass of its model."""
     from npformer.runtime.packing import pack
     from npformer.tape import Recording
     from npformer.taps import listen

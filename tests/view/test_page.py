@@ -110,7 +110,7 @@ def test_fewer_numbers_make_a_smaller_file() -> None:
 
 @pytest.mark.slow
 def test_the_gallery_is_one_file_under_two_megabytes(tmp_path: Path) -> None:
-    """Loads a program of examples/, which the source distribution includes."""
+    """Loads a program from examples/, which the source distribution includes."""
     program = Path(__file__).parents[2] / "examples" / "gallery.py"
     run = [sys.executable, str(program), str(tmp_path / "gallery.html")]
     said = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout
@@ -196,7 +196,8 @@ def test_a_page_opens_on_the_head_that_the_answer_depends_on_most() -> None:
 
 
 def test_the_effects_of_heads_are_measured() -> None:
-    """The page shows the measured change of the log-odds without each head, because some estimates have a wrong sign."""
+    """The page shows the measured change in log-odds without each head, because some estimates have the wrong
+    sign."""
     model = tiny.model()
     (answer,) = view.page(model, TEXT, methods="roll-out").answers
     estimated = answer_of(model, TEXT)
