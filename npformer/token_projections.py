@@ -32,7 +32,7 @@ def projected_tokens(
     position: Mapping[str, np.ndarray],
     project: Linear | None = None,
 ) -> np.ndarray:
-    """token [W] + position, from rows of the tables: (T,), (T,) -> (T, D)."""
+    """token + position, or with `project` token W + position, for rows of the tables: (T,), (T,) -> (T, D)."""
     with scope("embeddings"):
         x = tap("token", embedding(ids, **token))
         if project is not None:

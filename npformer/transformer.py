@@ -1,7 +1,7 @@
 """Whole models, from token ids to answers: `forward` for a stack with a head, `transformer` for an encoder-decoder.
 
-The family of a model builds its parts from the `Config`, and the functions here call them in sequence. The backward
-function of each function is directly below it.
+The family of a model builds its parts from the `Config`, and the functions here call them in sequence. A backward
+function is directly below its forward function.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def transformer_backward(
     """Backward of `transformer`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
 
     grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is also the
-    projection to the vocabulary, "head" has the gradient of the projection, and its stack that of the lookup.
+    projection to the vocabulary, "head" has the gradient of the projection, and the stack of the table has that of the
+    lookup.
     """
     x = last_decoded(stages, config)
     grad, _, tree = parts_of(config).head.backward(grads, stages, x, x, weights)

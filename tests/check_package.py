@@ -50,7 +50,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check_wheel(folder: Path, wheel: Path) -> None:
-    """Checks that a user's program runs and type-checks with the wheel, which contains the course's file."""
+    """Checks that a user's program runs and type-checks with the wheel, and that the course starts."""
     say("a user's program, run and type-checked")
     python = environment(folder / "user", wheel, "mypy")
     shutil.copy(ROOT / "tests" / "support" / "user_program.py", folder)

@@ -1,8 +1,8 @@
 """Converts texts to token ids that fit a model, for tasks, traces, golden files, training and views.
 
 `Encoder` converts a text or a `Pair` (`inputs.py`) to an `Encoded`. A text that is too long is truncated, split into
-windows, or refused. `was_cut` words every warning about truncation. Truncation gives the same ids as Transformers.
-`SourceEncoder` encodes the source of an encoder-decoder.
+windows, or refused. Truncation gives the same ids as in Transformers. All warnings about truncation begin with the text
+of `was_cut`. `SourceEncoder` encodes the source of an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ LEAST_STEP = 8  # each window of a pair advances by at least 1 / LEAST_STEP of i
 
 
 def was_cut(where: str, n_tokens: int, limit: int) -> str:
-    """Returns the beginning of every warning about a truncated text."""
+    """Returns the beginning of a warning about a truncated text."""
     return f"{where}: {n_tokens} tokens, cut to {limit}"
 
 
 def warn_of_cuts(cut: Mapping[str, int], count: int, limit: int) -> None:
-    """Issues one warning for all truncated texts. cut: location of a text -> its tokens; count: number of all texts."""
+    """Issues one warning for all truncated texts.
+
+    cut: location of each truncated text -> its number of tokens. count: total number of texts.
+    """
     if cut:
         total = f"; {len(cut)} of {count} texts were cut" if count > 1 else ""
         warn(f"{was_cut(*next(iter(cut.items())), limit)}{total}")
@@ -52,13 +55,14 @@ class Encoded:
     texts: list[Text]  # input of the model for each piece
     n_tokens: int  # tokens of the whole text, including special tokens
     truncated: bool = False
-    pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; [] for a translation source
-    starts: list[int] = field(default_factory=lambda: [0])  # index of the first token of each piece in the whole text
+    pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; [] for ids or a source
+    starts: list[int] = field(default_factory=lambda: [0])  # index in the whole text of the first token of each piece
 
     def rows(self) -> list[slice]:
-        """The rows of each piece that together cover the text once. Each overlap is split in the middle.
+        """The rows to use from each piece, so that together they cover the text once. Overlaps are split in the middle.
 
-        Each token thus comes from the piece in which it has more context, [CLS] from the first and [SEP] from the last.
+        Each token thus comes from the piece in which it has more context; [CLS] comes from the first piece and [SEP]
+        from the last.
         """
         before = self.pieces[0].special_tokens_mask.index(0) if len(self.pieces) > 1 else 0
         after = len(self.pieces[0]) - before - sum(1 - each for each in self.pieces[0].special_tokens_mask)
@@ -71,7 +75,7 @@ class Encoded:
 
 
 class Encoder:
-    """The tokenizer of a model and its maximum length."""
+    """Encodes texts with the tokenizer of a model, up to the model's maximum length."""
 
     def __init__(self, model: BaseModel, limit: int | None = None) -> None:
         self.tokenizer = model.tokenizer
@@ -98,8 +102,8 @@ class Encoder:
         long: how to treat a text that is too long, one of LONG. cut: the text of a pair to truncate, "first", "second"
         or "longest". limit: maximum tokens of a piece; the model's own maximum applies too. stride: tokens that
         neighbouring windows share, by default a quarter of a window. Raises NpformerError for a text that does not fit,
-        or that exceeds the limit `characters`. With long="truncate" such a text may be truncated instead; n_tokens then
-        counts only its beginning.
+        or that exceeds the limit `characters`. With long="truncate", a text above that limit may be truncated instead;
+        n_tokens then counts only its beginning.
         """
         encoded = self.attempt(given, long, cut, limit, stride)
         for each in encoded:
@@ -127,8 +131,8 @@ class Encoder:
     def tokens(self, text: str, special: bool = True, most: int | None = None) -> Tokens:
         """All tokens of a text without truncation. special: include special tokens.
 
-        A long text is tokenized in blocks if the tokenizer has borders. Raises NpformerError at the first block that
-        exceeds `most` tokens by more than a few.
+        A long text is tokenized in blocks if the tokenizer has safe split points (see `Borders`). Raises NpformerError
+        at the first block with which the text exceeds `most` by more than a few tokens.
         """
         if special and len(text) <= BLOCK:
             return Tokens.of(self._whole(text, special=True))
@@ -163,7 +167,7 @@ class Encoder:
     def _in_blocks(
         self, given: str | Pair, long: str, cut: str, limit: int | None, stride: int | None
     ) -> Encoded | None:
-        """Encodes a text of more than BLOCK characters in blocks. Returns None for a shorter or indivisible text."""
+        """Encodes a text of more than BLOCK characters in blocks. Returns None if it must be tokenized as a whole."""
         if max(map(len, _texts(given))) <= BLOCK or not self.borders.at_spaces or long == "error":
             return None
         return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
@@ -186,7 +190,10 @@ class Encoder:
         return self._encoded([piece], sum(counts) + limit - room, truncated=True)
 
     def _within(self, text: str) -> str:
-        """Truncates a text to the limit `characters` at a border, or to "" if there is no border in its second half."""
+        """Truncates a text to the limit `characters`, at the last safe split point (see `Borders`).
+
+        Returns "" if that point is in the first half of the limit.
+        """
         most = self.limits.characters
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
@@ -247,10 +254,10 @@ class Encoder:
         return with_special_tokens(self._frame(texts), first)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
-        """Splits a text into windows that share `stride` tokens. Each window of a pair contains the other text in full.
+        """Splits a text into windows that share `stride` tokens. For a pair, splits one text and repeats the other.
 
         The windows of a pair share fewer tokens if they would otherwise hardly advance. Long texts are tokenized in
-        blocks if the tokenizer has borders.
+        blocks if the tokenizer has safe split points.
         """
         if too_long := self._check_length(given):
             raise too_long
@@ -362,7 +369,7 @@ def _of_ids(ids: Any) -> Encoded:
 
 
 class SourceEncoder:
-    """The tokenizer of a translation model and the maximum length of a source."""
+    """Encodes sources with the tokenizer of a translation model, up to the maximum length of a source."""
 
     def __init__(self, model: BaseModel) -> None:
         self.tokenizer = model.tokenizer
@@ -374,7 +381,7 @@ class SourceEncoder:
         """Encodes a source as one piece. A source that is too long is an error unless long is "truncate".
 
         to: the target language, used if the text does not begin with a language code. prefix: text to prepend. Raises
-        NpformerError for an empty text and for an unknown language.
+        NpformerError for an empty text and for an unknown language code at its beginning.
         """
         self.limits.check("characters", len(text), "characters of a text")
         code = LANGUAGE.match(text)

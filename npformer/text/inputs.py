@@ -63,7 +63,7 @@ def as_text(value: Any, name: str = "") -> str:
 
 
 def as_texts(values: Any, name: str) -> list[str]:
-    """Checks a list of texts, such as the labels of an option."""
+    """Checks a list of texts, such as labels passed as an option."""
     if not isinstance(values, list | tuple):
         raise NpformerError(f"{name}: expected a list of texts, got {shown(values)}")
     return [as_text(each, name) for each in values]

@@ -24,7 +24,7 @@ FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
-    """The tokenizer of GPT-2, RoBERTa and BART, which merges pairs of bytes in the order of merges.txt."""
+    """The tokenizer of GPT-2, RoBERTa and BART, which merges adjacent pieces in the order listed in merges.txt."""
     path = folder / MERGES
     lines = read_text(path, limits, "vocabulary").removesuffix("\n").split("\n")
     limits.check("piece", max(map(len, lines)) // 2, f"{path}: characters of a piece")
@@ -78,7 +78,10 @@ def describe_deberta(
 
 
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
-    """The part that replaces spaces with a mark. With prefix_space, it also adds a mark before each text."""
+    """The part that replaces spaces with a mark. With prefix_space, it also adds a mark before each text.
+
+    otherwise: its prepend_scheme without prefix_space.
+    """
     scheme = "always" if prefix_space else otherwise
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
 

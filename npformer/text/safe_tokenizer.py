@@ -42,7 +42,7 @@ LONGER = 8  # maximum length of a normalized text, in multiples of the limit `ch
 BLOCK = 1024  # characters that are normalized at once to measure their length
 AT_ONCE = 16_384  # characters that are tokenized in a few milliseconds
 LONGEST = 4096  # characters of the longest trial
-SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005
+SECONDS = 0.1  # maximum CPU time of a trial, which usually takes 0.005 s
 
 
 class Uncalled:
@@ -57,7 +57,7 @@ class Uncalled:
 
 
 class SafeTokenizer(Uncalled):
-    """A wrapper around a `tokenizers.Tokenizer`. Its methods raise NpformerErrors that begin with `where`.
+    """A wrapper around a `tokenizers.Tokenizer`. Its methods raise NpformerErrors whose messages begin with `where`.
 
     growth: as in `check_growth`, which refuses texts that would become too long.
     """
@@ -112,9 +112,9 @@ def strings(texts: Any) -> Iterator[str]:
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
     """Refuses texts that would become too long when normalized, because the library holds the result in memory at once.
 
-    Only texts that could become too long are measured, block by block. A pattern that matches across blocks is not
-    noticed. growth: maximum ratio of new to old length, without Unicode normal forms. made_of: a function that returns
-    the number of characters that a block becomes.
+    Only texts that could become too long are measured, block by block. A pattern that matches across two blocks is
+    missed. growth: maximum ratio of new to old length, not counting Unicode normal forms. made_of: a function that
+    returns the length of a block after normalization.
     """
     made, most = 0, LONGER * limits.characters
     for text in texts:
@@ -145,7 +145,8 @@ def read_tokenizer(
 
     Returns the tokenizer, whether it has regular expressions, and the maximum factor by which it can lengthen a text.
     content: an equivalent tokenizer.json if `path` is a legacy file. unknown_piece: the unknown token of a unigram
-    model that does not name one. Raises NpformerError if the file exceeds the limits.
+    model that does not name one. Raises NpformerError for a file that is unreadable, does not match the table or
+    exceeds the limits.
     """
     from tokenizers import Tokenizer, models
 

@@ -82,7 +82,9 @@ def _piece(path: Path, message: bytes) -> Piece:
                 case (3, int(value)):
                     kind = value
     if not text or not math.isfinite(score):
-        raise NpformerError(f"{path}: not a SentencePiece model: a piece has no text, or a score of {score}")
+        raise NpformerError(
+            f"{path}: not a SentencePiece model: a piece has no text, or its score {score} is not finite"
+        )
     try:
         return Piece(text.decode(), score, kind)
     except UnicodeDecodeError:
@@ -92,7 +94,7 @@ def _piece(path: Path, message: bytes) -> Piece:
 def fields(path: Path, message: bytes) -> Iterator[tuple[int, bytes | int | float]]:
     """Yields the number and value of each field of a message: bytes, an integer, or a 32-bit float.
 
-    Raises NpformerError for bytes that are not a message.
+    Skips 64-bit fields. Raises NpformerError for bytes that are not a message.
     """
     place, end = 0, len(message)
 

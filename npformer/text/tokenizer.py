@@ -117,7 +117,7 @@ def special_token(folder: Path | None, config: Config, role: str) -> str:
 
 
 def _family(config: Config, settings: Mapping[str, Any]) -> Family:
-    """The family of the tokenizer, from tokenizer_class: some BERT models have the tokenizer of XLM-RoBERTa."""
+    """The family of the tokenizer, from tokenizer_class, because some BERT models have the tokenizer of XLM-RoBERTa."""
     name = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer").lower()
     return next((FAMILIES[key] for key in FAMILIES if key.replace("-", "") == name), family_of(config))
 
@@ -204,7 +204,7 @@ def _add(tokenizer: Tokenizer, folder: Path, tokens: list[AddedToken], limits: L
 
 
 def _pieces(path: Path, limits: Limits) -> dict[str, int]:
-    """The id of each piece in a vocab.txt, which is the number of its line."""
+    """The id of each piece in a vocab.txt: the number of its line, counted from 0."""
     lines = read_text(path, limits, "vocabulary").removesuffix("\n").split("\n")
     limits.check("piece", max(map(len, lines)), f"{path}: characters of a piece")
     return {line.rstrip(SPACES): number for number, line in enumerate(lines)}
@@ -243,7 +243,10 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The special token of each role, a string or an object. special_tokens_map.json overrides other settings."""
+    """The special token of each role, a string or an object.
+
+    special_tokens_map.json overrides tokenizer_config.json, but is ignored if the latter has added_tokens_decoder.
+    """
     path = folder / SPECIAL_TOKENS_MAP
     map_ = read_json(path) if path.exists() and "added_tokens_decoder" not in settings else {}
     found = {role: map_.get(role) or settings.get(role) or family.special_tokens.get(role) for role in ROLES}
@@ -257,7 +260,10 @@ def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], special: Mapping[str, Any]) -> list[AddedToken]:
-    """The tokens that are never split: added_tokens_decoder or added_tokens.json, by id, then the special tokens."""
+    """The tokens that are never split: added_tokens_decoder or added_tokens.json in order of id, then special tokens.
+
+    Special tokens that are already among the added tokens are not repeated.
+    """
     path = folder / ADDED_TOKENS
     names = [token_text(each) for each in special.values()]
     by_id: dict[int, Any] = {}

@@ -88,7 +88,7 @@ def check_rows(where: str, pieces: int, rows: int) -> None:
     if pieces > rows:
         raise NpformerError(
             f"{where}: expected at most {rows} pieces, one per row of the embedding table, got {pieces}; the tokenizer "
-            "belongs to another model"
+            "belongs to a different model"
         )
 
 
@@ -97,7 +97,7 @@ def check_charsmap(where: str, blob: bytes) -> int:
 
     The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end
     with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside the trie. Yata, 2007,
-    "A compact static double-array keeping character codes". The format of units is that of darts-clone.
+    "A compact static double-array keeping character codes". The units have the format of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
     if not 0 < size <= len(blob) - 4 or size % 1024:
@@ -273,8 +273,8 @@ def _times(growth: int) -> Callable[[_Reader, Part, str], int]:
 
 NORMAL_FORMS = 18  # maximum number of characters that a Unicode normal form makes from one character
 
-#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1: they make a character up
-#: to 18 times as long, but applying them repeatedly has no further effect.
+#: Field of tokenizer.json -> type of part -> its growth. Unicode normal forms have growth 1, because applying them
+#: repeatedly has no further effect; `check_growth` multiplies by NORMAL_FORMS once.
 PARTS: Mapping[str, Mapping[str, Callable[[_Reader, Part, str], int]]] = {
     "normalizer": {
         **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"), _times(1)),

@@ -40,16 +40,19 @@ class TranslationTokenizer(Protocol):
         """The text of a target, without special tokens."""
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
-        """The token of each id of a source or a target, including special tokens, with ▁ at the start of a word."""
+        """The token of each id of a source or a target, including special tokens.
+
+        Byte-level tokens are decoded, with ▁ for a space at their start.
+        """
 
 
 def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> TranslationTokenizer:
     """The tokenizer in the folder of a translation model.
 
     Its files are source.spm, target.spm and vocab.json, read with sentencepiece; or tokenizer.json, and
-    target_tokenizer.json if the target has its own tokenizer; or one of the files that encoders have. Raises
-    NpformerError for files that are missing, unreadable or beyond the limits, for a vocabulary that does not match the
-    model, and for a tokenizer that fails on a short text.
+    target_tokenizer.json if the target has its own tokenizer; or another tokenizer file that encoders have (FILES).
+    Raises NpformerError for files that are missing, unreadable or beyond the limits, for a vocabulary that does not
+    match the model, and for a tokenizer that fails on a short text.
     """
     there = [name for name in PIECES if (folder / name).exists()]
     if len(there) == len(PIECES):

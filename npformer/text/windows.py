@@ -1,4 +1,4 @@
-"""Truncation and windows of texts, with `Tokens`: arrays that take a fifth of the memory of `tokenizers.Encoding`."""
+"""Truncates texts and splits them into windows. `Tokens` take a fifth of the memory of `tokenizers.Encoding`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGAIN = 8  # maximum tokens of the character that a block repeats from the end o
 
 @dataclass
 class Tokens:
-    """Tokens of a text, or of a window with its special tokens. The properties are those of `tokenizers.Encoding`."""
+    """Tokens of a text, or of a window with its special tokens. The properties work as in `tokenizers.Encoding`."""
 
     numbers: np.ndarray  # (L,): token ids
     names: np.ndarray  # (L,): tokens as str; equal tokens are the same object
@@ -102,7 +102,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
     """Joins the tokens of the blocks of a text. A block is `(start, first, tokens)`, tokenized from `start` on.
 
     Tokens before character `first` belong to the previous block and are dropped. Raises NpformerError for more than
-    `most` tokens, before it copies the block that exceeds this number.
+    `most` + AGAIN tokens, before it copies the block that exceeds this number.
     """
     known: dict[str, str] = {}
     parts: list[Tokens] = []
@@ -119,13 +119,13 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
 
 
 def moving_text(lengths: Sequence[int], cut: str) -> int:
-    """The index of the text to truncate. With "longest", it is the longer text, or the second of two equal ones."""
+    """The index of the text to truncate. With "longest", it is the longer text, or the second if both are as long."""
     last = len(lengths) - 1
     return {"first": 0, "second": last}.get(cut, last - int(np.argmax(lengths[::-1])))
 
 
 def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
-    """The number of tokens to keep of each text, computed as in tokenizers.
+    """The number of tokens to keep from each text, computed as in the tokenizers library.
 
     Usually only one text is truncated. With "longest", both texts are truncated if the shorter text takes more than
     half of the room; if the room is odd, the longer text keeps one more token.

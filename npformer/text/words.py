@@ -106,8 +106,8 @@ def merge_pieces(weights: np.ndarray, queries: Sequence[Span], keys: Sequence[Sp
 def text_words(text: str) -> list[Span]:
     """The span `(first, end)` of each word of a text.
 
-    White space separates words. Each leading or trailing punctuation mark is a word, and so is each Chinese or Japanese
-    character.
+    White space separates words. Each leading or trailing punctuation mark is a word, and so is each Chinese, Japanese
+    or Korean character.
     """
     spans: list[Span] = []
     for first, end in _chunks(text):
@@ -147,7 +147,7 @@ def _ideographs_apart(text: str, first: int, end: int) -> list[Span]:
 
 
 def shortened(text: str, most: int = 160) -> str:
-    """Truncates a text for a title at the end of a word, with an ellipsis."""
+    """Shortens a text for a title: truncates it, at the end of a word if possible, and adds an ellipsis."""
     if len(text) <= most:
         return text
     head = text[: most - 1]
@@ -155,7 +155,7 @@ def shortened(text: str, most: int = 160) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters and characters that change the text direction with U+FFFD.
+    """Replaces control characters, surrogates and characters that change the text direction with U+FFFD.
 
     A terminal would execute escape sequences, and XML forbids most control characters.
     """

@@ -1,6 +1,6 @@
 """Reads examples from files: labelled texts (TSV, CSV or JSON Lines), sentences with translations, and plain texts.
 
-Every error names the file and the line. `cli/finetune.py` and `cli/train_translation.py` use this module.
+An error in a row names its file and line. `cli/finetune.py` and `cli/train_translation.py` use this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A labelled text in a file, and the number of its last line.
+    """A labelled text from a file, and the number of its last line.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
     Raises
     ------
     NpformerError
-        If a row lacks a column or has an empty value, or the file has no rows. The message has the file and line.
+        If a row lacks a column or has an empty value (the message has the file and line), or the file has no rows.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def read_labelled(path: str | Path, label: str = LABEL, texts: Sequence[str] = (
 
 
 def label_names(rows: Sequence[LabelledText]) -> tuple[str, ...]:
-    """Returns the labels of the rows, sorted. If all labels are whole numbers, returns 0 to the largest one.
+    """Returns the labels of the rows, sorted. If all are whole numbers, returns all numbers from 0 to the largest.
 
     Parameters
     ----------
@@ -162,7 +162,8 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     Raises
     ------
     NpformerError
-        If the label of a row is unknown. The message has the file and line.
+        If the label of a row is unknown (the message has the file and line), or `labels` has an empty name or names
+        that differ only in case.
 
     Examples
     --------
@@ -197,7 +198,11 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 
 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Reads the lines of two files as pairs. Raises NpformerError, with the file and line, for an empty line."""
+    """Reads the lines of two files as pairs.
+
+    Raises NpformerError for an empty line, with its file and number, and for files of different lengths or without
+    lines.
+    """
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise NpformerError(f"{target}: expected {len(sources)} lines, as in {source}, got {len(targets)}")
@@ -225,11 +230,13 @@ def encode_pairs(
 
 
 def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None = None) -> list[Example]:
-    """Packs text files into blocks of the maximum length, or `limit` tokens. The target of each token is the next one.
+    """Packs text files into blocks of the model's maximum length, or of `limit` tokens if that is shorter.
+
+    The target of each token is the next one.
 
     A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
     block can contain the end of a document and the beginning of the next. Every token except the first is a target
-    once. Raises NpformerError, with the file and line, for invalid text and for an empty file.
+    once. Raises NpformerError for invalid text, with its file and line, and for a file without text.
     """
     encoder, parts = Encoder(model, limit), []
     for path in paths:

@@ -13,7 +13,7 @@ BAR = 10  # characters
 
 
 class Progress:
-    """Shows the loss and accuracy of the current epoch, tokens per second in the last hundred steps, and time left."""
+    """Shows the loss and accuracy of the current epoch, tokens per second over the last 100 steps, and time left."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._line = Line(stream)

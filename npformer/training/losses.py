@@ -25,7 +25,7 @@ E = TypeVar("E", contravariant=True)
 
 
 class Part(NamedTuple):
-    """The contribution of a shard to its batch: its share of the mean loss, correct predictions, and gradients."""
+    """The contribution of a shard to its batch: part of the mean loss, number of correct predictions, and gradients."""
 
     loss: float
     right: int
@@ -53,8 +53,9 @@ class Example:
     ----------
     text : Text, or a list of choices for multiple choice
     target : int or array of int
-        For a label, its number. For a head on tokens, one number for each token (1: replaced), -100 for ignored
-        tokens. For question answering, the first and last token of the answer. For translation, the target's token ids.
+        For a label, its number. For a head on tokens, one number for each token, -100 for ignored tokens; with
+        "replaced-token", 1 for a replaced token, else 0. For question answering, the first and last token of the
+        answer. For translation, the target's token ids.
 
     Examples
     --------
@@ -128,7 +129,7 @@ class HeadLoss:
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """The part of the mean loss, the number of correct predictions, and the gradients of the logits."""
+        """The contribution to the mean loss, the number of correct predictions, and the gradients of the logits."""
         head = self.config.head
         if head == "question-answering":
             return self._spans(answers, targets, lengths, count)
@@ -228,5 +229,5 @@ class TranslationLoss:
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The decoder's input ids and target ids for each target."""
+    """The decoder's input ids and target ids for each example."""
     return [shift_right(each.target, config.decoder.start_id, config.decoder.end_ids[0]) for each in examples]

@@ -85,7 +85,7 @@ def evaluate_labels(model: Model, examples: Sequence[Example], progress: bool = 
 
 
 def evaluate_translation(model: Seq2Seq, examples: Sequence[Example]) -> dict[str, float]:
-    """The mean cross-entropy of target tokens under teacher forcing, and the accuracy of the most likely tokens."""
+    """The mean cross-entropy of target tokens under teacher forcing, and how often the most likely token is correct."""
     read, targets = zip(*teacher_forced(model.config, examples), strict=True)
     inputs = [(each.text, Text(ids)) for each, ids in zip(examples, read, strict=True)]
     return _predictions(model, inputs, targets, PAIRS)

@@ -1,6 +1,6 @@
 """Adam and AdamW, computed block by block, and gradient clipping by norm.
 
-Kingma and Ba, 2015; Loshchilov and Hutter, 2019. Each step computes the same formulas as torch.optim.
+Kingma and Ba, 2015; Loshchilov and Hutter, 2019. The formulas are the same as in torch.optim.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Adam:
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores the result of `state`.
 
-        Raises NpformerError for a moment with a wrong shape or invalid numbers, and KeyError for a missing one.
+        Raises NpformerError for a moment with a wrong shape, dtype or invalid numbers, and KeyError for a missing one.
         """
         for name in self.parameters:
             for key, moment, least in ((f"m.{name}", self.m[name], -np.inf), (f"v.{name}", self.v[name], 0)):

@@ -80,7 +80,7 @@ class Checkpoints:
     def resume(self, identity: str, state: TrainingState) -> None:
         """Reads weights, moments and state from `last.safetensors`, if it exists.
 
-        Raises NpformerError if the file belongs to a run with another `identity`.
+        Raises NpformerError if the file is invalid or belongs to a run with a different `identity`.
         """
         if self.folder is None:
             return
@@ -88,7 +88,9 @@ class Checkpoints:
         if path.exists():
             arrays, metadata = load_arrays(path)
             if metadata.get("format") != FORMAT or metadata.get("run") != identity:
-                raise NpformerError(f"{path}: belongs to a run with another recipe, model or data; use another folder")
+                raise NpformerError(
+                    f"{path}: belongs to a run with a different recipe, model or data; use another folder"
+                )
             try:
                 for name, array in self.weights.flat.items():
                     array[...] = _of_shape(arrays[f"w.{name}"], array)

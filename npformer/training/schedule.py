@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions from the step, counted from 0, to a factor of the learning rate.
 
-They return the same factors as torch and Transformers. `trainer.py` calls them before each update.
+`constant` and `linear` return the same factors as in Transformers. `trainer.py` calls the schedule before each update.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def constant(warmup: int = 0) -> Schedule:
 def linear(warmup: int, total: int) -> Schedule:
     """factor(step) = step / warmup, then (total - step) / (total - warmup): rises from 0 to 1, then falls to 0.
 
-    The first update has rate 0, as in Transformers' get_linear_schedule_with_warmup.
+    With a warm-up, the first update has rate 0, as in Transformers' get_linear_schedule_with_warmup.
 
     Parameters
     ----------

@@ -60,8 +60,8 @@ def start(
 def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tree]:
     """Rewrites a BERT model without a head as an equivalent DistilBERT model for single texts.
 
-    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]. The pooler is dropped. Raises NpformerError for
-    another family, or if the eps of the norms differs from that of DistilBERT.
+    E[ids] + P[positions] + S[0] = E[ids] + (P + S[0])[positions]. The pooler is dropped. Raises NpformerError for a
+    model that is not BERT, or if the eps of its norms differs from that of DistilBERT.
     """
     if config.model_type != "bert" or config.eps != 1e-12:
         raise NpformerError(f"expected a bert model with eps 1e-12, got {config.model_type} with eps {config.eps}")
@@ -76,7 +76,7 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
     """The tokenizer files in a folder, by name. If `limit` is below their maximum length, it replaces that length.
 
-    For a model that generates, generation settings in the folder are included.
+    For a causal-lm model, the generation settings in the folder are included.
     """
     names = (*TOKENIZER, GENERATION) if config.head == "causal-lm" else TOKENIZER
     kept = {name: read_bytes(source / name, "json") for name in names if (source / name).exists()}

@@ -34,7 +34,7 @@ class Trainable:
     Raises
     ------
     NpformerError
-        The weights are stored in fewer bytes (`keep` of `npformer.load`).
+        If the weights are stored in fewer bytes (`keep` of `npformer.load`).
 
     Examples
     --------

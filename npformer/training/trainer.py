@@ -1,8 +1,9 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
-A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits. The order of
-examples and the dropout masks depend only on the seed, the epoch and the step. A step has the same bits for any number
-of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the checkpoints.
+A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits, because the
+order of examples and the dropout masks are drawn anew for each epoch and step, from their numbers and the seed. A step
+has the same bits for any number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the
+checkpoints.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Recipe:
         return range(last - every * min(self.average - 1, (last - 1) // every), last + 1, every)
 
     def batches(self, lengths: Sequence[tuple[int, ...]], epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices of examples. They depend only on the seed, the epoch and the lengths."""
+        """The batches of an epoch, as indices of examples. They depend on the recipe, the epoch and the lengths."""
         random, size = np.random.default_rng((self.seed, epoch)), self.batch_size
         order = random.permutation(len(lengths))
         if self.window == 1:
@@ -183,8 +184,8 @@ class Trainer(Generic[E]):
         Raises
         ------
         NpformerError
-            If there are no examples, the folder is in use by another run or has a checkpoint of another run, or the
-            gradients are not finite.
+            If there are no examples, the folder is in use by another run or has a checkpoint of a different run, or
+            gradients or weights are not finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")

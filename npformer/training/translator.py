@@ -19,7 +19,7 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
     """Learns a byte-level BPE vocabulary that both languages share and in which no character is unknown.
 
     Returns a `tokenizers.Tokenizer` that appends `END`. The same texts give the same tokenizer. Raises NpformerError
-    for a size that is too small for all bytes. Sennrich et al., 2016.
+    for a size that is too small for all bytes or above MOST. Sennrich et al., 2016.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -41,10 +41,10 @@ def learn_tokenizer(texts: Iterable[str], size: int) -> Any:
 
 
 def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, longest: int) -> Config:
-    """The config of the original encoder-decoder, as a Marian model, which Transformers can also read.
+    """The config of the original encoder-decoder, as a Marian model, which the Transformers library can also read.
 
-    Source, target and projection share one table, which is scaled by sqrt(width). The activation is ReLU, and norms
-    come after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
+    Source embeddings, target embeddings and the projection share one table; embeddings are multiplied by sqrt(width).
+    The activation is ReLU, and norms come after the blocks. Vaswani et al., 2017, sections 3.3 and 3.4.
     """
     return MARIAN.config(
         "translation", vocab_size=vocabulary, d_model=width, n_heads=heads, n_layers=layers, d_ffn=ffn,
@@ -54,7 +54,7 @@ def translator(vocabulary: int, width: int, heads: int, layers: int, ffn: int, l
 
 
 def companions(tokenizer: Any, longest: int) -> dict[str, bytes]:
-    """The content of the tokenizer and generation settings of a translation model, by file name."""
+    """The tokenizer and generation settings of a translation model: file name -> content."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
     generation = {
         "num_beams": 5, "max_length": longest, "decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1,

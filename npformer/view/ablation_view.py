@@ -122,14 +122,14 @@ class AblationView(View):
         return Effects(100 * self.found.changes, rows, columns)
 
     def text(self, width: int = 80) -> str:
-        """The table, in percentage points."""
+        """The table of changes, in percentage points."""
         answer = f"{fit(self.found.answer, 40).rstrip()} {self.found.before:.2%}"
         about = f"{self.heading}: {self.subject}\n{answer}, and its change in percentage points"
         lines = f"{about}\n\n{self._effects()}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)
 
     def svg(self) -> str:
-        """The table with coloured cells."""
+        """The table of changes, with coloured cells."""
         sheet = Sheet(self.title)
         sheet.text(0, 12, f"{self.heading}: {shortened(self.found.answer, 60)} {self.found.before:.2%}", bold=True)
         draw_effects(sheet, self._effects(), 36, decimals=2)

@@ -23,7 +23,7 @@ from npformer.view.terminal import bar, columns, fit
 
 #: Names of the measures in `methods` and on the command line, in display order.
 METHODS = ("leave-one-out", "gradient", "integrated", "logit", "roll-out")
-WORDS = 40  # maximum words of a translation with measures for each word; a longer one is explained as a whole
+WORDS = 40  # maximum words of a translation that is explained word by word; a longer one is explained as a whole
 BY_DEFAULT = ("leave-one-out", "gradient", "integrated", "roll-out")
 
 
@@ -47,8 +47,9 @@ def attribution(
     unknown derivative. Other models, traces and plain weights have only attention roll-out. A fifth measure, logit
     attribution, is available on request for any model with a head.
 
-    A translation marks the words of its source, for the whole translation and for each of its words: leaving out one
-    word, gradient times input, and, for the whole translation only, integrated gradients.
+    For a translation model, the words of the source are marked, for the whole translation and for each of its words.
+    The measures are leaving out one word, gradient times input and, for the whole translation only, integrated
+    gradients.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def attribution(
     tokens : list of str, for weights
     methods : str or list of str, optional
         The measures to compute: "leave-one-out", "gradient", "integrated", "logit", "roll-out". Leave-one-out runs the
-        model once per word, integrated gradients once per step, and each other measure once.
+        model once per word, integrated gradients once per step, and the other measures once each.
     progress : bool, optional
         Show a progress bar on stderr; by default only if stderr is a terminal and the work takes over two seconds.
 
@@ -115,8 +116,8 @@ def attribution(
             found.append(on_logit(logit_attribution(source, text, label, position=token)))
     if not found and label is not None:
         raise NpformerError(
-            "attribution: label= needs a text classifier or a causal model, and a measure of a label: leave-one-out, "
-            "gradient, integrated or logit; omit label="
+            "attribution: label= needs a text classifier or a causal model, and a method that takes a label: "
+            "leave-one-out, gradient, integrated or logit; omit label="
         )
     side = sides(arrays, tokens, None, None).queries
     found += [given_scores(name, side.tokens, each) for name, each in (scores or {}).items()]
@@ -138,7 +139,7 @@ def attribution(
 def _translated(
     model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
-    """Computes how a translation's words depend on the source's words: all words together, and each word by name."""
+    """Computes how a translation depends on the words of its source: the whole translation, and each word by name."""
     from npformer.interpret.source_attribution import by_source, each_word_by_source  # loads the backward passes
 
     names = piece_names(read_inputs(model, pair).tokens[0])[1:]
@@ -158,7 +159,7 @@ def _translated(
 
 
 def _shortened(model: Any, text: Any) -> Any:
-    """Truncates a text to the words that the model reads, so that all measures read the same. Ids do not change."""
+    """Truncates a text to the words that the model reads, so that all measures read the same words. Ids stay as is."""
     from npformer.text.encoding import IDS, Encoder  # needed only with a model
     from npformer.text.inputs import as_text_or_pair
 

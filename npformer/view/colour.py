@@ -1,7 +1,7 @@
 """Colours: one hue for each head, for any number of heads, and the two colour scales of all pictures.
 
-The page (through JSON), the SVG and the tests share these numbers. `svg.py` draws with them, `document.py` passes them
-to the browser.
+The page (through JSON), the SVG and the tests share these colours. `svg.py` draws with them, and `document.py` passes
+them to the browser.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from math import cos, radians, sin, sqrt
 
 Ramp = tuple[str, ...]
 
-# For weights in 0..1, from the page's background to the strongest. One hue with monotone lightness is safe for every
-# kind of colour blindness and in grey print.
+# For weights in 0..1, from the page's background to the strongest colour. One hue with monotone lightness is safe for
+# every kind of colour blindness and in grey print.
 SEQUENTIAL: dict[str, Ramp] = {
     "light": ("#f5f7fa", "#cfe0f1", "#8fbce2", "#4590cc", "#1a62a6", "#0a3a72", "#06234a"),
     "dark": ("#1b2029", "#1f4369", "#2469a6", "#3b95db", "#7fc1f3", "#c0e2fb", "#f4fbff"),
 }
 
-# For signed numbers, negative to positive. Blue and orange are distinct in protanopia, deuteranopia and tritanopia, and
-# larger magnitudes have more contrast to the background, so that they are readable without the hue.
+# For signed numbers, negative to positive. Blue and orange remain distinguishable with protanopia, deuteranopia and
+# tritanopia, and larger magnitudes contrast more with the background, so magnitudes can be read without the hue.
 DIVERGING: dict[str, Ramp] = {
     "light": ("#08427f", "#2c7bbd", "#9fc8e8", "#f5f5f3", "#f5c08a", "#d2711b", "#7f3800"),
     "dark": ("#a8d4ff", "#4b96e0", "#2a4f7c", "#1f232b", "#7a4a1f", "#dc8a38", "#ffd2a0"),
 }
 
-# Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). The
-# numbers of heads with similar hues differ by a Fibonacci number (8, 13, 21, 34, ...). A cycle of three lightnesses
-# distinguishes heads at distances 8 and 13, and a cycle of four also those at larger distances.
+# Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). Heads
+# whose numbers differ by a Fibonacci number (8, 13, 21, 34, ...) have similar hues. A cycle of three lightnesses
+# distinguishes heads that are 8 or 13 apart, and a cycle of four those that are 13, 21, 34, 55 or 89 apart.
 _FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
 _MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
 _CHROMA = 0.15

@@ -33,7 +33,7 @@ STYLES = ("base.css", "pieces.css", "answer.css", "tables.css")  # for every pag
 
 
 class View(ABC):
-    """A picture that shows itself in a notebook, saves as one HTML file, and prints as text.
+    """A picture that shows itself in a notebook, can be saved as one HTML file, and prints as text.
 
     In a notebook each view is in an iframe (`srcdoc`). Views on one page do not share scripts, styles or key presses,
     and cannot change the notebook. A shadow root would isolate only styles, and its script would depend on how the
@@ -46,7 +46,7 @@ class View(ABC):
     @property
     @abstractmethod
     def heading(self) -> str:
-        """The kind of picture."""
+        """The heading of the picture, such as `Attention heads`."""
 
     @property
     @abstractmethod

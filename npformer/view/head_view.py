@@ -43,7 +43,7 @@ def heads(
     tokens, key_tokens : list of str, for weights
         The tokens of the queries, and of the keys if they differ, as in cross-attention.
     token_type_ids : list of 0 and 1, optional
-        The text of a pair that each token belongs to.
+        For each token, the text of the pair that it belongs to.
 
     Returns
     -------
@@ -85,7 +85,7 @@ class HeadView(StackView):
         if max(len(side.tokens) for stack in self.stacks for side in (stack.queries, stack.keys)) > LONG:
             lines = [
                 f"The smallest weight drawn is a quarter of the largest, up to {FAINT}; for selected tokens {FAINTER}.",
-                f"The strongest {LINES} are drawn.",
+                f"At most the {LINES} strongest weights are drawn.",
                 "In a long text, only the tokens with the largest weights have rows; a click opens a folded row.",
             ]
         return [*super()._notes(), *lines]

@@ -32,7 +32,8 @@ def logit(
 ) -> LogitView:
     """Draws a logit as the sum of the contributions of the embeddings, each head, each FFN and each word.
 
-    The page of a translation has a list of its words, each with its logit, unless a label or position is given.
+    For a translation of at most 40 words, the page lists all words, each with its logit, unless `label`, `position` or
+    `against` is given.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ class LogitView(View):
         return min(900, 420 + 30 * len(self.found.ffn))
 
     def text(self, width: int = 80) -> str:
-        """Both tables, and the sum."""
+        """The table of layers and heads, the table of words, and the sum."""
         found = replace(self.found, tokens=tuple(fit(name, 16).rstrip() for name in piece_names(self.found.tokens)))
         lines = f"{self._of_found}\n\n{found}".splitlines()
         return "\n".join(fit(line, width).rstrip() for line in lines)

@@ -66,7 +66,8 @@ class ModelView(StackView):
         cell = min(8, (width - 4) // stack.heads - 1)
         if cell < 2:
             return (
-                f"{stack.heads} heads do not fit {width} columns; print a layer with heads(...), or widen .text(width)"
+                f"{stack.heads} heads do not fit in {width} columns; print a layer with heads(...), or increase "
+                "width in .text(width)"
             )
         lines = [f"{stack.title}: layers down, heads across; rows attend to columns"]
         lines += [LEGEND, "    " + " ".join(f"{h:^{cell}}" for h in range(stack.heads)).rstrip()]

@@ -219,7 +219,7 @@ class NeuronView(View):
         return min(800, 360 + 26 * len(self._first.keys.tokens))
 
     def _chosen(self) -> tuple[Part, dict[str, np.ndarray]]:
-        """Returns the first part, and the six arrays of the selected layer and head."""
+        """Returns the part shown initially, and the six arrays of the selected layer and head."""
         part = self._first
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
 
@@ -231,7 +231,7 @@ class NeuronView(View):
         )
 
     def text(self, width: int = 80) -> str:
-        """One line for each key: the dot product, the score, the weight; then the output of the head."""
+        """One line for each key with the dot product, the score and the weight; then the output of the head."""
         part, arrays = self._chosen()
         query, scores, weights = (arrays[name][self.token] for name in ("query", "scores", "weights"))
         label, sums = min(24, max(10, width - 50)), arrays["key"] @ query

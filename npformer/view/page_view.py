@@ -35,7 +35,7 @@ LOOKS = 3  # maximum number of words, and of heads, listed for or against the an
 NEXT, TRANSLATION = "next token", "translation"
 PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
 LEAST = -1e9  # replaces log 0, because JSON has no infinity
-READ = 8_192  # maximum number of tokens that ablations run: 10 s on two cores for a model like BERT-base
+READ = 8_192  # maximum number of tokens run for ablations: 10 s on two cores for a model like BERT-base
 
 
 def page(
@@ -48,7 +48,7 @@ def page(
     numbers: int = NUMBERS,
     progress: bool | None = None,
 ) -> PageView:
-    """Draws all views of a text in one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
+    """Draws all views of a text on one page: heads, model, neurons, stages, words, logit attribution, lens, ablation.
 
     The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
     For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the page's
@@ -62,7 +62,7 @@ def page(
     text : str, Pair or token ids, for a model; or a list of texts
         A page of several texts has a list to choose from.
     layer, head : int
-        The layer and the head shown initially; by default the head that changes the answer most.
+        The layer and the head shown initially; by default the head whose removal changes the answer most.
     methods, progress : as in `attribution`
     numbers : int
         Maximum count of numbers in the stage view of each text; a smaller maximum makes a smaller file.
@@ -96,7 +96,7 @@ def page(
 
 
 def _read(source: Any, text: Any) -> Any:
-    """Returns the text with its translation, made once for all views; for other models, returns the text unchanged."""
+    """Returns the text, for a translation model with its translation, which is made once for all views."""
     translates = not is_arrays(source) and source.config.head == "translation" and text is not None
     return read_inputs(source, text).inputs[0] if translates else text
 
@@ -163,7 +163,7 @@ def _measured(answer: Answer, found: HeadEffects) -> Answer:
         for row, head in np.argwhere(np.isfinite(changes)).tolist()
         if found.attentions[row] in estimated
     ]
-    metric = "the words' mean probability in points" if mean else f"the log-odds of {found.answer}"
+    metric = "the words' mean probability in percentage points" if mean else f"the log-odds of {found.answer}"
     return replace(answer, metric=metric, effects=tuple(sorted(effects, key=lambda effect: -abs(effect.change))))
 
 
@@ -222,11 +222,11 @@ class PageView(View):
         return 1000
 
     def text(self, width: int = 80) -> str:
-        """The first view: the heads of the initial layer."""
+        """The head view of the first text, at the initial layer."""
         return self.texts[0][0].text(width)
 
     def svg(self) -> str:
-        """The first view."""
+        """The head view of the first text."""
         return self.texts[0][0].svg()
 
 
@@ -279,7 +279,7 @@ def _selection(view: View, effect: Effect) -> dict[str, Any]:
 def _for_and_against(items: Sequence[Any], scores: np.ndarray) -> list[list[tuple[Any, str]]]:
     """Returns the items with the largest positive and the largest negative scores, at most LOOKS of each, with scores.
 
-    Items with scores below a tenth of the largest are left out.
+    Items whose magnitude is below a tenth of the largest are left out.
     """
     order = np.argsort(-np.abs(scores), kind="stable").tolist()
     order = [i for i in order if abs(scores[i]) > 0.1 * abs(scores[order[0]])]

@@ -115,7 +115,7 @@ def most_telling(parts: Sequence[Looks]) -> int:
 
 
 def sentence(side: Side) -> str:
-    """Joins a side's words for a title. Special tokens are left out unless the side has no others."""
+    """Joins a side's words for a title. Special tokens are left out unless the side has no other words."""
     words = side.words()
     every = list(zip(words.token_type_ids or (0,) * len(words.tokens), words.tokens, strict=True))
     kept = [(segment, word) for segment, word in every if word not in FRAME] or every

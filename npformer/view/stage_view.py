@@ -1,6 +1,6 @@
 """The stage view: a whole trace from the text to the label, with shapes, formulas and numbers.
 
-Formulas, functions and other libraries' names come from `interpret/summary.py`; the page is `assets/stages.js`.
+Formulas, functions and names in other libraries come from `interpret/summary.py`. Script: `assets/stages.js`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, signed_cells, weight_cells
 from npformer.view.terminal import fit, row_ends
 
-NUMBERS = 1_500_000  # maximum count of numbers in a page; larger stages keep evenly spaced rows and columns
+NUMBERS = 1_500_000  # maximum count of numbers on a page; larger stages keep evenly spaced rows and columns
 KEPT = 64  # tokens, and columns of a head, to keep while other axes are shortened
 EDGE = 3  # indices always kept at each end, which the page prints
 SIZES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
@@ -40,7 +40,7 @@ class ShownStage:
 
     @property
     def section(self) -> str:
-        """The section of the stage: `Embeddings`, `Layer 3`, or `Head`."""
+        """The section of the stage, such as `Embeddings`, `Layer 3`, `Decoder layer 3` or `Head`."""
         path = self.name.split(".")
         if "layers" in path[:-1]:
             at = path.index("layers")
@@ -112,13 +112,13 @@ def stages(
     source : Model, Trace, or mapping from stage names to arrays
     text : str or Pair, for a model
     tokens, key_tokens : list of str, for a mapping
-        For an encoder-decoder `tokens` are the target's and `key_tokens` the source's.
+        For an encoder-decoder, `tokens` are the target's and `key_tokens` the source's.
     token_type_ids : list of 0 and 1, optional
         For each token, the text of the pair that it belongs to.
     formulas : mapping, optional
         Formulas by stage name, which add to or replace the built-in formulas.
     labels : list of str, optional
-        Names of the logits, if the trace has none.
+        Names of the logits; by default the labels of the trace's model.
 
     Returns
     -------

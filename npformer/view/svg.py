@@ -1,6 +1,7 @@
 """Standalone SVG: a sheet for text, lines and heat maps. A heat map is an embedded PNG with one pixel per cell.
 
-Text stays text, in the reader's sans-serif font. Colours are those of the light theme, on a transparent background.
+Text stays text, in Helvetica, Arial or the reader's sans-serif font. Colours are those of the light theme, on a
+transparent background.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Heat maps and bars of plain characters, for a terminal or a log: no colour codes, a fixed width.
 
-Control characters are removed from labels first, so that a token cannot move the cursor. Each view's `text` uses this
+Control characters in labels are replaced first, so that a token cannot move the cursor. Each view's `text` uses this
 module.
 """
 

@@ -85,7 +85,7 @@ def main() -> None:
     if args.memory_of:
         print(json.dumps(memory(args.folder, args.memory_of)))
         return
-    from tests.support import tiny  # in this process, so that the memory it takes is not measured
+    from tests.support import tiny  # imported only in this process, so that its memory is not measured
 
     with tempfile.TemporaryDirectory() as home:
         shape = dict(SHAPES[args.shape])

@@ -61,7 +61,7 @@ def error(product: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: int, in
 
 
 def in_parts(x: np.ndarray, weight: np.ndarray, terms: int, room: np.ndarray) -> np.ndarray:
-    """x @ weight as a sum of products, each over about `terms` terms of the inner axis and computed in `room`."""
+    """x @ weight as a sum of products, each over about `terms` terms of the inner axis. room: array for a product."""
     count = -(-len(weight) // terms)
     edges = [len(weight) * i // count for i in range(count + 1)]
     total = x[:, : edges[1]] @ weight[: edges[1]]
@@ -81,7 +81,7 @@ def least(action: Callable[[], object]) -> float:
 
 
 def price(inner: int, columns: int) -> list[str]:
-    """Returns, for whole sums and each of PARTS, a batch's error and its time relative to whole sums."""
+    """Returns a batch's error, and its time divided by that of undivided sums, for undivided sums and for PARTS."""
     x, weight, truth = operands(BATCH, inner, columns)
     room = np.empty(truth.shape, np.float32)
     whole = least(lambda: np.matmul(x, weight, out=room))

@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.views
 
-Weights are the softmax of random scores, 12 layers of 12 heads, as sharp as makes the largest file. A page is open when
-it reports that everything is drawn. The time is the browser's own, from the start of the navigation; the shortest of
-several counts.
+Weights are the softmax of random scores, 12 layers of 12 heads, with the sharpness that gives the largest file. A page
+is open when it reports that everything is drawn. The browser measures the time from the start of the navigation; the
+shortest of several counts.
 """
 
 from __future__ import annotations

@@ -57,7 +57,10 @@ def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
 
 
 def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> None:
-    """Lines to a key that every token attends to hide the others. A button draws them; the address keeps the choice."""
+    """Lines to a key that every token attends to would hide the other lines.
+
+    A button draws the lines to this key; the address keeps the choice.
+    """
     array = 0.6 * ARRAY[1, 2:]
     array[..., 5] += 0.4
     page.show(view.heads(array, tokens=TOKENS))
@@ -117,7 +120,7 @@ def test_of_an_even_head_the_strongest_lines_are_drawn(page: Page) -> None:
         return canvas.paths().reduce((sum, path) => sum + path.d.split("M").length - 1, 0);""")
     units = np.sort(np.round(even.ravel() * 10**4))[::-1]
     assert 0 < drawn <= LINES
-    assert drawn > LINES - (units == units[LINES]).sum()  # of equal weights, all lines are drawn or none
+    assert drawn > LINES - (units == units[LINES]).sum()  # lines of equal weight: all or none
 
 
 def test_a_short_text_has_no_folded_rows(page: Page) -> None:

@@ -32,7 +32,7 @@ def saved(page: Page, tmp_path: Path) -> Iterator[Path]:
 
 
 def picture(page: Page, folder: Path, kind: str, name: str) -> Path:
-    """Saves what is shown, and waits for the file."""
+    """Saves the displayed picture, and waits for the file."""
     buttons = page.all(".tools button, dialog[open] button")  # the dialog's last element covers the others
     [button for button in buttons if button.text == f"Save {kind}"][-1].click()
 

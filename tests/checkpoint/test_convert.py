@@ -25,7 +25,7 @@ from tests.support.slow import slow_after
 
 
 def model_folder(path, name="DistilBertForSequenceClassification", dtype=np.float32, kind="safetensors"):
-    """Writes a folder as Hugging Face does, with every other file that belongs to a model."""
+    """Writes a folder as Hugging Face does, with all the other files that belong to a model."""
     _, tensors = random_checkpoint(name)
     tensors = {key: array.astype(dtype) for key, array in tensors.items()}
     path.mkdir()

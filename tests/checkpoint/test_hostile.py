@@ -213,7 +213,7 @@ HOSTILE = {
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is read from Linux's /proc")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_cheaply(loader, tmp_path, name):
-    """Memory grows by less than thirty times the files' size plus 40 MB. JSON lists take the most for their size."""
+    """Memory grows by less than thirty times the files' size plus 40 MB. JSON lists need the most memory per byte."""
     make, message = HOSTILE[name]
     size = sum(file.stat().st_size for file in make(tmp_path).iterdir())
     said, grown = loaded_alone(loader, tmp_path)

@@ -260,7 +260,7 @@ def test_the_client_finds_npformer_s_downloads(hub, env, folder):
 
 @pytest.mark.slow
 def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
-    """Other tools do not record which files the hub lacks, so npformer asks it, and continues if it is unreachable."""
+    """Other tools do not record which files the hub lacks, so npformer asks the hub and continues if it is down."""
     commit = hub.add(NAME, folder)
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
     assert done.returncode == 0, done.stderr
@@ -285,7 +285,7 @@ def test_weights_of_another_form_in_the_cache_are_enough(hub, env, folder):
 
 @pytest.mark.slow
 def test_shards_in_the_store_that_models_share(hub, env, folder):
-    """Newer clients store a file that several repositories share only once, behind a second link."""
+    """Newer clients store only one copy of a file that several repositories share, behind a second link."""
     expected, flat = whole(folder)
     (folder / "model.safetensors").unlink()
     save(folder, "model.safetensors.index.json", flat)
