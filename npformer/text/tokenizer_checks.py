@@ -1,7 +1,7 @@
 """Checks the parts of a tokenizer.json before the tokenizers library reads it.
 
-The library trusts every file: a few lines can request more memory than the machine has, which kills the process. So the
-parts are checked here first. A file is refused if its parts can lengthen a text beyond the limit `growth`.
+The library trusts every file, so a few lines can request more memory than the machine has, which kills the process. The
+parts are therefore checked here first. A file is refused if its parts can lengthen a text beyond the limit `growth`.
 """
 
 from __future__ import annotations

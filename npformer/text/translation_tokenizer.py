@@ -127,7 +127,7 @@ class Pieces(Uncalled):
 
 
 class Files(Uncalled):
-    """A tokenizer.json for the source and the target, or one for each.
+    """One tokenizer.json for both source and target, or one for each.
 
     A folder without tokenizer.json has the files of older checkpoints, such as spiece.model for T5.
     """

@@ -119,7 +119,7 @@ def tokens_of_blocks(blocks: Iterable[tuple[int, int, Encoding]], most: int | No
 
 
 def moving_text(lengths: Sequence[int], cut: str) -> int:
-    """The index of the text to truncate. With "longest", it is the longer text, or the second if both are as long."""
+    """The index of the text to truncate. With "longest", it is the longer text, or at equal lengths the second."""
     last = len(lengths) - 1
     return {"first": 0, "second": last}.get(cut, last - int(np.argmax(lengths[::-1])))
 

@@ -55,7 +55,8 @@ def gradients(
 ) -> Gradients:
     """Computes the mean loss over the targets of a batch, and its gradients.
 
-    Inside `npformer.edit`, these are the gradients of the edited forward pass. With a listener, the batch is one shard.
+    Inside `npformer.edit`, these are the gradients of the edited forward pass. While something listens to the stages
+    (`npformer.taps.listen`), the batch is one shard.
 
     Parameters
     ----------

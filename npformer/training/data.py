@@ -200,8 +200,8 @@ def encode(model: Model, path: str | Path, rows: Sequence[LabelledText], limit: 
 def read_pairs(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
     """Reads the lines of two files as pairs.
 
-    Raises NpformerError for an empty line, with its file and number, and for files of different lengths or without
-    lines.
+    Raises NpformerError for an empty line, with its file and line number, and for files of different lengths or
+    without lines.
     """
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):

@@ -93,8 +93,8 @@ class Adam:
     betas, eps : b1 and b2, eps
     weight_decay : float, as in AdamW: w -= lr * weight_decay * w before each update
     lazy : bool
-        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam; this takes
-        time only for these rows. If False, the other rows have gradient 0, as in torch.optim.Adam.
+        Update only the rows of a table that have a gradient (`SparseRows`), as in torch.optim.SparseAdam, which takes
+        time only for those rows. If False, the remaining rows have gradient 0, as in torch.optim.Adam.
     decayed : function from the name of a parameter to bool, whether weight decay applies
 
     Raises

@@ -1,9 +1,9 @@
 """The training loop: epochs of shuffled batches, an evaluation after each epoch, and checkpoints.
 
 A run that was stopped at any step can be resumed from its last checkpoint, and ends with the same bits, because the
-order of examples and the dropout masks are drawn anew for each epoch and step, from their numbers and the seed. A step
-has the same bits for any number of threads. `batch_gradients.py` computes the gradients, and `run_folder.py` writes the
-checkpoints.
+order of examples is drawn from the seed and the number of the epoch, and dropout masks from the seed and the number of
+the step. A step has the same bits for any number of threads. `batch_gradients.py` computes the gradients, and
+`run_folder.py` writes the checkpoints.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from npformer.view.terminal import fit, heat_map, legend
 
 LONG = 48  # tokens; the page folds a longer text
 FAINT, FAINTER = 0.05, 0.01  # smallest weight drawn for all tokens, and for a few selected ones
-LINES = 3000  # maximum lines of a long text: a browser takes seconds to draw a head with even weights
+LINES = 3000  # maximum lines of a long text, because a browser takes seconds to draw a head with even weights
 
 
 def heads(

@@ -30,7 +30,7 @@ STAGES = {
     "scores": "scores", "weights": "weights", "context": "context",
 }  # fmt: skip
 GIVEN = ("query", "key", "value")  # the page computes the others
-BUDGET = 18_000_000  # maximum characters of data; to meet it, other layers are omitted, then other heads
+BUDGET = 18_000_000  # maximum characters of data; beyond it, only the selected layer or head is stored
 ROUNDING = 1e-5  # tolerance for the page's computed stages, relative to the largest value
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 BUDGET = 1_400_000  # maximum characters of data; the whole file then stays under 1.5 MB
-ALWAYS_FITS = 12 * 12 * 128 * 128  # number of weights that fits the budget with two decimals in any case
+ALWAYS_FITS = 12 * 12 * 128 * 128  # number of weights that always fits the budget with two decimals
 
 
 @dataclass(frozen=True)

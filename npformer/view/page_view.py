@@ -52,9 +52,9 @@ def page(
 
     The page begins with the model's answer and its probability, and opens on the head that the answer depends on most.
     For a causal model, a slider sets the sampling temperature for the next token. The views are linked, and the page's
-    address records the selections. A view without data is omitted: logit attribution, lens and ablation for a model
-    without a head, and for a masked language model if the text has no masked word; ablation also for a model without a
-    single answer per text. In a long text, only the heads with the largest estimated effects are ablated.
+    address records the selections. Views without data are omitted. Logit attribution, lens and ablation need a model
+    with a head and, for a masked language model, a masked word in the text; ablation also needs a single answer per
+    text. In a long text, only the heads with the largest estimated effects are ablated.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Memory and time of a decoder with narrow weights: `python -m tests.benchmarks.keep gpt2`.
 
-A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. Memory is measured in
-a separate process for each way of keeping weights: its resident memory at the end and at its peak, relative to the size
-of the float32 weights. Times are measured in turns in one process, and the minimum time of each way counts.
+A model with random weights reads a prompt of 512 tokens, and writes 32 more after a prompt of 16. A separate process
+for each way of keeping weights measures its resident memory, at the end and at its peak, relative to the size of the
+float32 weights. Times are measured in turns in one process, and the minimum time of each way counts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ OpenBLAS chooses its kernels when it is loaded, according to the CPU or OPENBLAS
 of its own. That process runs the numerical tests (`pytest -m numbers`). Then the bundled model answers single texts and
 a batch, alternately with `same_bits` on and off, on all threads of this machine.
 
-Use the newest NumPy: an old OpenBLAS is unreliable on CPUs that are newer than it. If a kernel crashes Python, the
+Use the newest NumPy, because an old OpenBLAS is unreliable on newer CPUs. If a kernel crashes Python, the
 table says so.
 """
 

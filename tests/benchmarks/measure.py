@@ -2,8 +2,8 @@
 
 Engines are raced in one process, one turn each (A B C A B C ...), so that any other load on the machine affects all of
 them, and the minimum time of each counts. The lower bounds are the time of the products `x @ W` on their own, and the
-time to read the weights once. With few rows npformer may take less than the first bound: `x @ W` copies the weight in
-every call, and npformer's panels need no copy.
+time to read the weights once. With few rows, npformer may take less than the first bound, because `x @ W` copies the
+weight in every call, and npformer's panels need no copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Runner(Protocol):
 
 
 def settle() -> None:
-    """Waits until the process is idle: the threads of OpenMP and of ONNX Runtime spin for a while after a call."""
+    """Waits until the process is idle, because threads of OpenMP and ONNX Runtime spin for a while after a call."""
     for _ in range(100):
         before = time.process_time()
         time.sleep(0.005)

@@ -1,6 +1,6 @@
 """npformer against torch, ONNX Runtime and CTranslate2: `python -m tests.benchmarks.peers [--json FILE] [--quick]`.
 
-Every engine gets the same weights and texts, and its fastest setup: texts sorted by length, in batches
+Every engine gets the same weights and texts. The peers get their fastest setup, with texts sorted by length, in batches
 of 1, 4, 8 or 32. All must give the same logits. Needs the groups `oracle` and `bench`. `models.py` opens the engines,
 `measure.py` races them, and `table.py` formats the table.
 """
@@ -70,7 +70,7 @@ def measure_all(effort: Effort) -> dict[str, Any]:
     """Measures every row for both models, and prints each row when it is done."""
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "effort": vars(effort), "models": {}}
     threads = available_cores()
-    # NumPy's BLAS stays on one thread throughout: its idle threads would spin during the peers' turns.
+    # NumPy's BLAS stays on one thread throughout, because its idle threads would spin during the peers' turns.
     with (
         single_blas_thread(),
         ThreadPoolExecutor(threads) as pool,

@@ -1,7 +1,7 @@
 """Errors of float32 products for several numbers of rows and lengths of sums: `python -m tests.benchmarks.rounding`.
 
 OPENBLAS_CORETYPE chooses the kernel. If torch is installed, its linear layer gets the same operands. The program then
-measures the cost of adding in shorter parts, which would give smaller errors: for a batch, the error, and the processor
+adds in shorter parts, which gives smaller errors but takes longer. It measures the error for a batch, and the processor
 time on one thread, which hardly depends on other load on the machine.
 """
 

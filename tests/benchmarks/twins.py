@@ -1,6 +1,6 @@
-"""The models that npformer trains, as torch modules with the same initial weights, which return a padded batch's loss.
+"""The models that npformer trains, as torch modules with the same initial weights. Each returns a padded batch's loss.
 
-Dropout is at the same places as in npformer. `training.py` races the models' steps, and `torch_run.py` trains them to
+Dropout is in the same places as in npformer. `training.py` races the models' steps, and `torch_run.py` trains them to
 the end.
 """
 

@@ -29,7 +29,7 @@ class Page:
         self.resize(width, height)
         self.media(dark=dark)
         self.rest()
-        # The query is new each time: the browser does not reload an open page if only the part after # changes.
+        # The query is new each time, because a browser does not reload a page if only the part after # changes.
         self.driver.get(f"{path.as_uri()}?{next(_loads)}#{at}" if at else path.as_uri())
         if wait:
             self.until_ready()
@@ -104,7 +104,7 @@ class Page:
         self._actions().send_keys(*keys).perform()
 
     def focus(self, element: Any) -> None:
-        """Give an element the focus as the keyboard does, so that it counts as visible."""
+        """Give an element the focus as the keyboard does, so that the browser shows the focus."""
         self.js("arguments[0].focus({ focusVisible: true })", element)
 
     def choose(self, label: str, value: Any) -> None:

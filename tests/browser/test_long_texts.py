@@ -38,7 +38,7 @@ def heads(page: Page) -> Page:
 def test_the_tokens_with_the_largest_weights_have_rows(heads: Page) -> None:
     for side, axis in (("from", 1), ("to", 0)):
         kept, found = set(largest(ARRAY[1, 2].max(axis=axis))), places(heads, side)
-        assert kept <= set(found)  # a single token between two kept ones is not folded either
+        assert kept <= set(found)  # a single token between two kept tokens is not folded either
         folded = [int(text.split()[1]) for text in heads.texts(f".{side} .fold")]
         assert len(found) + sum(folded) == LENGTH
         assert min(folded) > 1

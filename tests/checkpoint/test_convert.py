@@ -231,7 +231,7 @@ def test_a_bad_source_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_loading_takes_the_memory_of_the_weights_once(tmp_path):
-    """The peak exceeds the float32 weights by at most a quarter: the file's memory is freed as tensors are copied."""
+    """The peak exceeds the float32 weights by at most a quarter, because the file's memory is freed during copying."""
     config, _ = random_checkpoint("DistilBertModel", vocab_size=40_000, dim=512, hidden_dim=2048)
     from npformer.checkpoint import tree as layout
 

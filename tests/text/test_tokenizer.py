@@ -241,7 +241,7 @@ def test_merges_without_their_vocabulary(tmp_path):
         (SPM[:-3], "not a SentencePiece model"),
         (SPM + build([(2, BYTES, build([(3, VARINT, varint(2))]))]), "of type unigram, got BPE"),
         (SPM + build([(2, BYTES, build([(3, VARINT, varint(2**63))]))]), "of type unigram, got 9223372036854775808"),
-        (SPM + build([(1, BYTES, b"\x0a\x01a\x15\x00\x00\xc0\x7f")]), "or a score of nan"),
+        (SPM + build([(1, BYTES, b"\x0a\x01a\x15\x00\x00\xc0\x7f")]), "or its score nan"),
         (SPM + build([(1, BYTES, b"\x15\x00\x00\x00\x00")]), "a piece has no text"),
         (SPM + build([(1, BYTES, b"\x0a\x01\xff\x15\x00\x00\x00\x00")]), "a piece is not UTF-8"),
         (

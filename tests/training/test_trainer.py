@@ -106,12 +106,12 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     train(tmp_path)
     others = [examples(7), [Example(each.text, 1 - each.target) for each in examples()], examples()[::-1]]
     for batch in others:
-        with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with another"):
+        with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with a different"):
             train(tmp_path, batch=batch)
     for smoothing, held_out in ((0.1, []), (0.0, examples(3))):
         trained = weights()
         run = Trainer(HeadLoss(trained.config, smoothing), trained, RECIPE, tmp_path)
-        with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with another"):
+        with pytest.raises(NpformerError, match=r"last\.safetensors: belongs to a run with a different"):
             run.train(examples(), held_out=held_out)
 
 
