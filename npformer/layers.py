@@ -83,7 +83,7 @@ class Layer:
         return grad, grads, shared
 
     def _norms(self, block: str) -> tuple[str, str]:
-        """The names of the norm before a block and of the norm after it. At most one exists; the other is ""."""
+        """The names of the norm before a block and of the norm after it, with "" for a norm that does not exist."""
         name = "" if block in self.unnormed else f"{block}_norm"
         return (name, "") if self.norm_first else ("", name)
 
@@ -117,7 +117,7 @@ class Layer:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages of the layer in firing order."""
+        """The stages of the layer, in the order of the forward pass."""
         found, x = list[Stage](), INPUT
         for name, block in self.blocks:
             around, (before, after) = block.around, self._norms(name)
@@ -138,7 +138,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in sequence, then an optional norm. If the weights have fewer layers, only those are computed.
+    """Layers in sequence, then an optional norm. If the weights have fewer layers, the last layers are skipped.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ class Stack:
         return found if self.norm is None else {**found, "norm": self.norm.group(d_model)}
 
     def stages(self, x: str) -> list[Stage]:
-        """The stages of the stack in firing order. x: the stage that the stack reads."""
+        """The stages of the stack, in the order of the forward pass. x: the stage that the stack reads."""
         found, given = list[Stage](), {INPUT: x, SOURCE: SOURCE, EMBEDDED: x}
         for i, layer in enumerate(self.layers):
             found += within(f"layers.{i}", layer.stages, given, f"blocks.{i}.")
@@ -269,7 +269,7 @@ class Stack:
         if not self.mechanisms and embedded is None:
             return rows
         begun = {each: each.begin(weights, rows.batch) for each in self.mechanisms}
-        [keys] = all_gather(rows.batch.places)  # threads may share the rows of a text, but attend to all of them
+        [keys] = all_gather(rows.batch.places)  # threads may share a text, but each row attends to the whole text
         return rows._replace(embedded=embedded, mechanisms=begun, places=(rows.batch.places, keys))
 
     def _at(self, i: int, rows: Rows, last: bool) -> Rows:

@@ -1,4 +1,4 @@
-"""`load`: loads a model by the name of a bundled model, by a local folder, or by an id on the Hugging Face hub.
+"""`load`: loads a bundled model by its name, or a model in a local folder or on the Hugging Face hub.
 
 `checkpoint/read.py` reads folders, and `checkpoint/hub.py` downloads models. The network and huggingface_hub are used
 only for an id on the hub.
@@ -52,18 +52,18 @@ def load(
     name : str or Path, the name of a bundled model, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
-    dtype : float32, or float64 to compute everything in double precision. "auto" is float32, not the stored dtype as in
-        Transformers.
+    dtype : float32, or float64 to compute everything in double precision. "auto" means float32, not the stored
+        dtype (its meaning in Transformers).
     threads, same_bits : as in `Model`
     head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
     limits : Limits on the size of files and texts
     mapped : bool, the weights of a converted checkpoint stay memory-mapped, and processes share them. Do not write to
         the file: the next call detects a change, but a write during a call can kill the process. False reads the
-        weights into memory. Weights in any other layout or dtype are copied in either case.
+        weights into memory. Weights stored in a different layout or dtype are always copied.
     allow_nonfinite : bool, load weights that are NaN or infinite, to study them with `trace`
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
-        call uses the change. By default weights are read-only, because the model also keeps copies in another layout.
-        A writable model has no such copies and is slower on short texts.
+        call uses the change. By default weights are read-only, because the model also keeps copies in a different
+        layout. A writable model has no such copies and is slower on short texts.
     keep : dtype of the weights in memory. "bfloat16" and "float16" take half of the memory of "float32"; "int8", with a
         scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. All computation is in float32:
         the weights are widened in parts, as they are used. A bfloat16 checkpoint kept in bfloat16 thus gives the same

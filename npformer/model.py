@@ -41,7 +41,7 @@ class Model(GeneratingModel):
     weights : nested dict of arrays, as `load_folder` returns them
     folder : Path of the checkpoint, from which the tokenizer is read
     threads : int, number of cores to use; by default the environment variable NPFORMER_THREADS, or all available cores
-    same_bits : bool, the answers for a text have the same bits alone and in any batch; by default the environment
+    same_bits : bool, a text gets answers with the same bits alone and in any batch; by default the environment
         variable NPFORMER_SAME_BITS, or True. False saves time on CPUs on which this guarantee needs extra work.
     limits : Limits on texts and on the files of the tokenizer
 
@@ -88,7 +88,9 @@ class Model(GeneratingModel):
             expected = "(B, N, L)" if self.config.head == "multiple-choice" else "(L,) or (B, L)"
             raise NpformerError(f"input_ids: a {self.config.head} model takes {expected}, got {ids.shape}")
         if self.config.decoder and (np.diff(mask.astype(int), axis=-1) > 0).any():
-            raise NpformerError("attention_mask: expected padding only after a text, because a decoder reads it again")
+            raise NpformerError(
+                "attention_mask: expected padding only after a text, because the decoder reads the ids shifted right"
+            )
         if self.config.head in POOLED_HEADS and self.config.pooling != "last" and not mask[..., 0].all():
             index = int(mask[..., 0].argmin())
             raise NpformerError(
@@ -129,7 +131,7 @@ class Model(GeneratingModel):
     def _forward(
         self, texts: Sequence[Text], threads: int = 1, resumed: tuple[int, np.ndarray] | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """The answers for each text. Several threads share the rows of one long text."""
+        """The answers for each text. Several threads divide the rows of one long text among them."""
         batch = packed(self.config, texts)
         if threads > 1:
             pieces = batch.pieces(threads)
@@ -137,7 +139,7 @@ class Model(GeneratingModel):
             answers = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         elif resumed or listening():
             answers = forward(self.weights, self.config, batch, all_rows=True, resumed=resumed)
-        else:  # add rows once for the whole batch, so that no product has to add its own
+        else:  # add the padding rows of products once for the whole batch, not in each product
             filled = batch.filled(kernel(self.dtype).rows(len(batch.ids)))
             answers = forward(self.weights, self.config, filled)
         per_text = [batch.split(array) if self._per_token(name) else array for name, array in answers.items()]

@@ -102,7 +102,7 @@ def packed_attention(
     lengths are computed together.
     """
     own_rows, n_kv_heads = len(k), kv_heads(q, k, n_heads)
-    k, v = all_gather(k, v)  # threads may share the rows of a text, but attend to all of them
+    k, v = all_gather(k, v)  # threads may share a text, but each row attends to the whole text
     if len(k) > own_rows:
         source_lengths = np.array([len(k)])
     combined = np.empty_like(q)
@@ -127,7 +127,7 @@ def packed_attention(
         scores = n_heads // n_kv_heads * q_heads.shape[-2] * k_heads.shape[-2]
         over_heads(work, count, n_kv_heads, scores=scores, width=q_heads.shape[-1])
         end = rows.stop
-    if end < len(q):  # rows after the last text, added for the speed of products
+    if end < len(q):  # rows after the last text, added to speed up products
         combined[end:] = 0
     return combined
 

@@ -166,7 +166,7 @@ def _other_affine(port: Any) -> Ways:
 
     if any(name.endswith("norm.bias") for name in port.weights):
         yield "weight and bias exchanged", {"*norm": exchanged}
-        yield "the bias added before the weight is multiplied", {"*norm": bias_first}
+        yield "the bias added before the multiplication by the weight", {"*norm": bias_first}
 
     def weight_first(y: np.ndarray, at: Any) -> Any:
         bias = at.weight(at.name, "bias")
@@ -175,9 +175,9 @@ def _other_affine(port: Any) -> Ways:
     def affine_first(y: np.ndarray, at: Any) -> Any:
         return standard(at.affine(at.source), at.config.eps)
 
-    yield "the weight multiplied before the row is normalized", {"*norm": weight_first}
+    yield "the row multiplied by the weight before it is normalized", {"*norm": weight_first}
     yield "weight and bias applied before the row is normalized", {"*norm": affine_first}
-    yield "1 + weight for weight", {"*norm": lambda y, at: y + standard(at.source, at.config.eps)}
+    yield "1 + weight instead of weight", {"*norm": lambda y, at: y + standard(at.source, at.config.eps)}
 
 
 def _norm_twice(port: Any) -> Ways:
@@ -223,12 +223,16 @@ LayerNorm.mistakes = (
         "wrong deviation in the norm",
         "x - mean is divided by sqrt(variance + eps)",
         {
-            "x - mean over the variance, not its root": normed(lambda x, eps: centred(x) / (variance(x) + eps)),
-            "over the root of the deviation": normed(lambda x, eps: centred(x) / np.sqrt(np.sqrt(variance(x)) + eps)),
-            "over the mean absolute deviation": normed(
+            "x - mean divided by the variance, not by its root": normed(
+                lambda x, eps: centred(x) / (variance(x) + eps)
+            ),
+            "divided by the root of the deviation": normed(
+                lambda x, eps: centred(x) / np.sqrt(np.sqrt(variance(x)) + eps)
+            ),
+            "divided by the mean absolute deviation": normed(
                 lambda x, eps: centred(x) / (np.abs(centred(x)).mean(-1, keepdims=True) + eps)
             ),
-            "over the root of the sum of squares": normed(
+            "divided by the root of the sum of squares": normed(
                 lambda x, eps: centred(x) / np.sqrt(variance(x) * x.shape[-1] + eps)
             ),
             "not divided at all": normed(lambda x, eps: centred(x)),
@@ -239,7 +243,7 @@ LayerNorm.mistakes = (
         "layer norm subtracts each row's mean; RMSNorm does not",
         {
             "as in RMSNorm": normed(lambda x, eps: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)),
-            "over the deviation": normed(lambda x, eps: x / np.sqrt(variance(x) + eps)),
+            "divided by the deviation": normed(lambda x, eps: x / np.sqrt(variance(x) + eps)),
         },
     ),
     Mistake(

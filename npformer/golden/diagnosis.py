@@ -34,7 +34,7 @@ class Fit:
 def together(fits: list[Fit]) -> list[Fit]:
     """Returns the best fit of each mistake, naming all ways that give the same values.
 
-    If a way fits both alone and with an addition, such as "a token sees only earlier ones, padding is seen too", only
+    If a way fits both alone and with an addition, such as "a token sees only earlier tokens, padding is seen too", only
     the shorter way is named, because the addition changes no value.
     """
     best: dict[str, Fit] = {}

@@ -1,9 +1,9 @@
 """Compares an answer with the right answer, value by value, within an error budget.
 
-A right solution may add in another order or compute in float64. The last bits of its answer then differ, by an amount
-that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS times in
-float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The budget is
-FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
+A right solution may add in a different order or compute in float64. The last bits of its answer then differ, by an
+amount that depends on the function. The right answer is therefore computed in float64, then in float32, and DRAWS
+times in float32 after the numbers in the arguments are changed at random by up to one unit in the last place. The
+budget is FACTOR times the largest difference from float64, plus FACTOR times EPS times the answer's largest number.
 tests/learn/test_exercises.py checks right solutions against it.
 """
 
@@ -21,7 +21,7 @@ from npformer.learn.exercise import Function, Undetermined
 FACTOR = 8
 DRAWS = 4
 EPS = float(np.finfo(np.float32).eps)
-TINY = float(np.finfo(np.float32).tiny)  # float32 rounds smaller numbers to 0
+TINY = float(np.finfo(np.float32).tiny)  # float32 stores smaller numbers less precisely
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def raised(error: BaseException) -> Outcome:
 class Match(Enum):
     """How well a program's answer matches a learner's."""
 
-    NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: the same type of exception with another message
+    NO, TYPE, YES, UNDETERMINED = range(4)  # TYPE: the same type of exception with a different message
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def leaves(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def in_form_of(answer: Any, right: Any) -> Any:
-    """Splits an array of the answer into a list if the right answer has a list there, such as the pair of a cache."""
+    """Splits an array of the answer into a list if the right answer has a list or tuple there, such as a cache."""
     if isinstance(right, list | tuple):
         if isinstance(answer, np.ndarray) and answer.shape[:1] == (len(right),):
             answer = list(answer)
@@ -211,17 +211,17 @@ def mapped(change: Any, value: Any) -> Any:
 
 
 def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments with copied arrays."""
+    """Returns the arguments with copies of their arrays."""
     return mapped(np.copy, args)
 
 
 def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments in float64."""
+    """Returns the arguments with their floating-point arrays in float64."""
     return mapped(lambda array: array.astype(np.float64) if array.dtype.kind == "f" else array, args)
 
 
 def moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """Returns the arguments with each float number changed by -1, 0 or 1 unit in the last place; zeros stay zero."""
+    """Returns the arguments with each nonzero number of float arrays changed by -1, 0 or 1 unit in the last place."""
     random = np.random.default_rng(seed)
 
     def change(array: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Names the cause of a wrong answer: finds a program with known mistakes that returns the learner's numbers.
 
-The program must return them in every case. The table of each exercise lists single mistakes. Learners also make a
-mistake in only one branch of a function, make two mistakes at once, or copy the steps of a function that they should
-call and make one of its mistakes. `CANDIDATES` makes a program for each. `constants.py` makes programs with an
-unlisted number, and `changed.py` changes the right answer.
+The program must reproduce the learner's answers in every case. The table of each exercise lists single mistakes.
+Learners also make a mistake in only one branch of a function, make two mistakes at once, or copy the steps of another
+exercise instead of calling its function, with a mistake in these steps. The functions in `CANDIDATES` generate programs
+for all of these. `constants.py` generates programs with a wrong number, and `changed.py` changes the right answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
     seconds: processor time for programs other than the table's single mistakes.
     """
-    cases = sorted(cases, key=lambda case: not case.wrong)  # a wrong answer rules out most programs
+    cases = sorted(cases, key=lambda case: not case.wrong)  # tested first: a wrong answer rules out most programs
     ends = time.process_time() + seconds
     for candidates in CANDIDATES:
         for slip in candidates(exercise, cases):
@@ -49,7 +49,7 @@ def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
 
     Cases in which the program's answer is undetermined do not count. by_message: an exception with the same message
     counts as the same wrong answer. A message is weaker evidence than numbers, because many
-    mistakes confuse the same sizes.
+    mistakes cause the same error about sizes.
     """
     shown = False
     for case in cases:
@@ -69,7 +69,7 @@ def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields mistakes made only with an optional argument, or only without it."""
+    """Yields programs with a mistake only if an optional argument is given, or only if it is None."""
     name = exercise.optional
     if not name:
         return
@@ -163,7 +163,7 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
 
 
 def _only_0(cases: Sequence[Case], path: str) -> bool:
-    """Returns whether the right value is 0 up to rounding in every case: the learner's is then only rounding error."""
+    """Returns whether the right value is 0 up to rounding in every case. The learner's is then only rounding error."""
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
         for case in cases
@@ -173,7 +173,7 @@ def _only_0(cases: Sequence[Case], path: str) -> bool:
 
 
 def _changes(program: Function, cases: Sequence[Case], path: str) -> bool:
-    """Returns whether a mistake changes the value at a path in any case. A gradient that is always 0 shows nothing."""
+    """Returns whether a mistake changes the value at a path in any case. A gradient that is always 0 cannot show it."""
     for case in cases:
         right, theirs = dict(leaves(case.true.outcome.answer)), dict(leaves(call(program, case.wide).answer))
         if path not in theirs or not near(theirs[path], right[path], case.true.budgets[path]):

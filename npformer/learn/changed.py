@@ -1,6 +1,6 @@
 """Mistakes that are possible in any function: a factor, a wrong sign, or a transposed value.
 
-Each is applied to the right answer, but only to the values that the learner got wrong.
+Each mistake is applied to the right answer, but only to the values that the learner got wrong.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from npformer.learn.exercise import Exercise, Slip
 from npformer.learn.shown import value_name
 
 Change = Callable[[Any, tuple[Any, ...]], Any]
-#: A power of a size -> the words for it.
-POWERS = {-1: "divided by", 1: "multiplied by", -0.5: "divided by the square root of", 0.5: "multiplied by the root of"}
+#: Exponent of a size -> the factor in words.
+POWERS = {
+    -1: "divided by",
+    1: "multiplied by",
+    -0.5: "divided by the square root of",
+    0.5: "multiplied by the square root of",
+}
 CLOSE = 1e-5  # relative tolerance of a factor; the error budget then decides
 
 

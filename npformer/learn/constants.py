@@ -29,7 +29,7 @@ def with_a_number(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _solved(program: Callable[[float], Function], start: float, cases: list[Case]) -> float | None:
-    """Returns the number with which a program is closest to the answers, by Gauss-Newton, with the sign of `start`.
+    """Returns the number with which a program fits the answers best, found by Gauss-Newton, with the sign of `start`.
 
     The steps change the number's logarithm, because constants such as eps vary in scale.
     """

@@ -39,7 +39,7 @@ TEXTS = ([5, 17, 0, 9, 17, 2, 11], [23, 3, 8, 1])
 
 
 class Question(NamedTuple):
-    """A stage of the model that a function of the course computes, and the stages that it reads.
+    """A stage of the model that a function of the course computes, and the stages that the function reads.
 
     Parameters
     ----------
@@ -122,14 +122,14 @@ class Doctor:
 
     Parameters
     ----------
-    seconds : float, processor time for all diagnoses together; one without a result may exceed it
+    seconds : float, processor time for all diagnoses together; a diagnosis without a result may exceed it
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.left = seconds
 
     def answers(self, name: str, function: Function) -> list[np.ndarray] | None:
-        """Returns the function's array for each text, or None if it has no stage or returns no float array."""
+        """Returns the function's array for each text, or None if it has no stage, raises, or returns no float array."""
         if name not in QUESTIONS:
             return None
         asked, found = QUESTIONS[name], []
@@ -160,7 +160,7 @@ class Doctor:
 
         try:
             found = diagnose(golden, {**given, asked.stage: arrays}, model, progress=until_then)
-        except (NpformerError, _OutOfTime):  # arrays of the wrong shape
+        except (NpformerError, _OutOfTime):  # NpformerError: arrays of the wrong shape
             return "", ""
         finally:
             self.left = ends - time.process_time()

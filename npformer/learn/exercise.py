@@ -62,7 +62,7 @@ class Exercise:
     hints : up to three, each more detailed than the previous one
     solution : names of npformer's corresponding functions, in `module:name` form
     slips : mistakes with their names
-    values : names of the values it returns, if there are several
+    values : names of the returned values, if there are several
     optional : name of an argument that may be None; a mistake may be in only one of the two branches
     constants : mistakes with numbers
     """

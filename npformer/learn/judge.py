@@ -77,7 +77,7 @@ class _Call:
 class Judged:
     """A verdict without its cause, and the cases in which a cause must reproduce the learner's answers.
 
-    The search for a cause does not run the learner's code, so it comes later, outside the time limit.
+    The search for a cause does not run the learner's code, so it is done later, outside the time limit.
     """
 
     exercise: Exercise
@@ -203,7 +203,7 @@ def _judged(
 
 
 def _repeats(answer: Any) -> int:
-    """Returns how many times to repeat a call to detect randomness: two drawn words are often the same by chance."""
+    """Returns how many times to repeat a call to detect randomness. Two drawn words are often the same by chance."""
     return 20 if isinstance(answer, int | np.integer) else 1
 
 
@@ -213,7 +213,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the number of a file's last line in a traceback, and the start of a sentence; 0 and "" without one."""
+    """Returns the number of a file's last line in a traceback, and the start of a sentence; 0 and "" without a line."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""

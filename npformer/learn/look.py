@@ -1,4 +1,4 @@
-"""A page of views of the learner's model and of npformer's."""
+"""A page that shows views of the learner's model and of npformer's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
-    """Draws the learner's classifier and npformer's, with the same weights, as two texts of one page.
+    """Draws the learner's classifier and npformer's, with the same weights, as two texts on one page.
 
     npformer's functions replace functions that are not yet written. Wrong functions run as they are.
 

@@ -30,7 +30,7 @@ def hinted(folder: Path, name: str, most: int) -> int:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Returns the learner's progress; empty before the first check."""
+    """Returns the learner's progress, which is empty if none is stored."""
     path = folder / FILE
     state: dict[str, Any] = read_json(path) if path.exists() else {}
     passed, hints = state.get("passed", []), state.get("hints", {})

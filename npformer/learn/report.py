@@ -23,7 +23,7 @@ class Report:
     file : str, the learner's file
     verdicts : the verdict on each function of the checked chapters
     runs : runs of the whole model
-    problem : str, the reason why the file could not be loaded; "" if it was
+    problem : str, the reason why the file could not be loaded; "" if it was loaded
     printed : str, the end of the file's output
     hints : name of a function -> number of hints shown
     """
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every checked function passed, and the whole model works."""
+        """Whether every checked function passed, and no run of the whole model failed."""
         return not self.problem and self.passed == len(self.verdicts) and all(run.ok is not False for run in self.runs)
 
     @property

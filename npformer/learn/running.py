@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT = 5.0  # seconds for a function; a right one takes milliseconds, or a tenth of a second in plain loops
+LIMIT = 5.0  # seconds for a function; a right function takes milliseconds, or a tenth of a second in plain loops
 RUN_LIMIT = 20.0  # seconds for the whole model, which takes less than a second
 WHOLE = 900.0  # seconds for one process, in case its own limits fail
 TAIL = 4000  # characters of the file's output to keep

@@ -26,7 +26,7 @@ def start(folder: str | os.PathLike[str]) -> Path:
 
     Parameters
     ----------
-    folder : folder to make
+    folder : folder to create
 
     Returns
     -------

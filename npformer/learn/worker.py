@@ -135,7 +135,7 @@ def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
-    """Returns each function's state. A function that is not right is replaced by npformer's where others call it."""
+    """Returns each function's state. A function that is not right is replaced by npformer's in its callers."""
     expected, states, doctor = signatures(), dict(request.known), Doctor()
     for number, chapter in enumerate(CHAPTERS, 1):
         for exercise in chapter.exercises:

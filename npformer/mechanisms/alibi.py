@@ -55,7 +55,8 @@ class Alibi(Mechanism):
 def alibi_slopes(n_heads: int) -> np.ndarray:
     """The slopes of ALiBi: m_h = 2^(-8 h / H) for h = 1 ... H, if H is a power of two.
 
-    If it is not, the slopes for the next lower power of two come first, then every other slope for the next higher one.
+    If H is not a power of two, the slopes for the next lower power come first, then every second slope for the next
+    higher power.
 
     Parameters
     ----------

@@ -37,11 +37,11 @@ def _earlier(n: int) -> np.ndarray:
     return seen
 
 
-AFTER: dict[str, Picture] = {"a token sees itself and later ones": lambda n: np.tri(n, dtype=bool).T}
+AFTER: dict[str, Picture] = {"a token sees itself and later tokens": lambda n: np.tri(n, dtype=bool).T}
 SHIFTED: dict[str, Picture] = {
-    "a token sees only earlier ones": lambda n: np.tri(n, k=-1, dtype=bool),
-    "a token sees only earlier ones, the first sees itself": lambda n: _earlier(n),
-    "a token sees itself, earlier ones and the next one": lambda n: np.tri(n, k=1, dtype=bool),
+    "a token sees only earlier tokens": lambda n: np.tri(n, k=-1, dtype=bool),
+    "a token sees only earlier tokens, but the first sees itself": lambda n: _earlier(n),
+    "a token sees itself, earlier tokens and the next token": lambda n: np.tri(n, k=1, dtype=bool),
 }
 
 
@@ -63,7 +63,7 @@ def misused(pattern: str) -> Ways:
         "-10000 added to the visible scores",
         {pattern: lambda y, at: softmax(at.uncovered - 1e4 * np.tri(at.uncovered.shape[-1]))},
     )
-    yield "scores of later tokens 0", {pattern: lambda y, at: softmax(np.tril(at.uncovered))}
+    yield "scores of later tokens set to 0", {pattern: lambda y, at: softmax(np.tril(at.uncovered))}
 
 
 def _weights(port: Any) -> str:

@@ -1,6 +1,6 @@
 """Disentangled attention: a score is a sum of products of content and of distance. DeBERTa (He et al., 2021), 3.1.
 
-A word has one vector for its content, and one for its distance from every other word. `attention.py` computes the
+Each token has a vector for its content, and each distance between two tokens has a vector. `attention.py` computes the
 products of content.
 """
 
@@ -200,7 +200,7 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
     """
     middle = n_buckets // 2
     far = np.maximum(np.abs(distance), middle).astype(np.float32) / np.float32(middle)
-    # float32, as in torch: at the last distance of a bucket, rounding decides whether `ceil` gives the next number.
+    # float32, as in torch: at the last distance of a bucket, rounding decides whether `ceil` returns the next number.
     step = np.log(far) / np.log(np.float32((max_distance - 1) / middle)) * np.float32(middle - 1)
     return np.where(np.abs(distance) <= middle, distance, np.sign(distance) * (np.ceil(step).astype(int) + middle))
 
@@ -279,7 +279,7 @@ def distance_scores_backward(
 
 
 def _gathered(products: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S). rows has one array per text, or one for all."""
+    """products[..., i, rows[n, i, j]], (N, H, L, R) -> (N, H, L, S). rows (N or 1, L, S)."""
     if len(rows) > 1:
         return np.take_along_axis(products, rows[:, None], axis=-1)
     length, n_rows = products.shape[-2:]

@@ -137,8 +137,8 @@ def _after_rotation(port: Any) -> Ways:
 def _exchanged(port: Any) -> Ways:
     pairs = [(f"{layer}attention.query_norm", f"{layer}attention.key_norm") for layer in port.layers]
     yield "", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
-    yield "the query's for both", port.regrouping(dict(pair[::-1] for pair in pairs))
-    yield "the key's for both", port.regrouping(dict(pairs))
+    yield "the query's weight for both", port.regrouping(dict(pair[::-1] for pair in pairs))
+    yield "the key's weight for both", port.regrouping(dict(pairs))
 
 
 def _both(formula: Any) -> Rules:

@@ -1,7 +1,8 @@
 """`Mechanism`: the base class of the ways in which attention uses the places of tokens.
 
 The place of a token is its index in the text. The position of a token selects its row of a table, or multiplies its
-angles. A distance is the difference of two places. A mechanism may turn queries and keys, add to scores, or hide keys.
+angles. A distance is the difference between two places. A mechanism may turn queries and keys, add to scores, or
+hide keys.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Mechanism:
     # --- queries and keys ---
 
     def turn(self, q: np.ndarray, k: np.ndarray, attending: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Queries (T, D) and keys (S, D), changed by their positions. attending: the rows of k that belong to q."""
+        """Queries (T, D) and keys (S, D), changed according to position. attending: the rows of k that belong to q."""
         return q, k
 
     def turn_backward(
@@ -124,7 +125,7 @@ class Mechanism:
         keys: np.ndarray,
         stages: Stages,
     ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
-        """Backward of `add`: the gradient of the old scores, terms to add to dq and dk, gradients of its arrays."""
+        """Backward of `add`: the gradient of the old scores, terms to add to dq and dk, and other gradients."""
         return grad, 0.0, 0.0, {}
 
     def formula(self, scores: str) -> str:
@@ -137,7 +138,7 @@ class Mechanism:
         return ()
 
     def mask(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
-        """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to all."""
+        """True where a query may attend to a key, (N or 1, 1, L, S); None if it may attend to every key."""
         return None
 
 

@@ -131,7 +131,7 @@ def _away(away: np.ndarray, count: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance in one direction with `count` buckets."""
     exact = count // 2
     steps = np.log(np.maximum(away, 1) / exact) / math.log(max_distance / exact) * (count - exact)
-    # 1e-6 keeps distances at the border of a bucket, such as 16 = 8 * 2, from being rounded into the bucket below.
+    # 1e-6 keeps distances at the boundary of a bucket, such as 16 = 8 * 2, from being rounded into the bucket below.
     far = np.minimum(exact + np.floor(steps + 1e-6).astype(np.int64), count - 1)
     return np.where(away < exact, away, far)
 
@@ -212,7 +212,7 @@ ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"to the nearest": np
 
 
 def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int], int]) -> Rules:
-    """Rules that use other buckets. far: rounds the buckets of far distances. exact: as in EXACT."""
+    """Rules that use different buckets. far: rounds the buckets of far distances. exact: as in EXACT."""
 
     def bias(own: Any, at: Any) -> np.ndarray:
         mechanism = next(each for each in at.mechanisms if isinstance(each, RelativeBias))
@@ -233,7 +233,7 @@ def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int]
 def _rounded_otherwise(port: Any) -> Ways:
     """Ways to round the buckets of far distances to the nearest or up, or to have a wrong number of exact buckets."""
     for way, far in ROUNDINGS.items():
-        yield f"far ones rounded {way}", _with_buckets(far, lambda count: count // 2)
+        yield f"far distances rounded {way}", _with_buckets(far, lambda count: count // 2)
     for way, exact in EXACT.items():
         yield f"one distance in each of {way}", _with_buckets(lambda steps: np.floor(steps + 1e-6), exact)
 
@@ -289,8 +289,8 @@ RelativeBias.mistakes = (
         "relative bias of the wrong row",
         "each query has its own row of biases; a step with a cache uses the row of the query's position",
         {
-            "the first query's for all": _changed(lambda bias, at: 0 * bias + bias[:, :1]),
-            "the last query's for all": _changed(lambda bias, at: 0 * bias + bias[:, -1:]),
+            "the first query's row for all": _changed(lambda bias, at: 0 * bias + bias[:, :1]),
+            "the last query's row for all": _changed(lambda bias, at: 0 * bias + bias[:, -1:]),
         },
     ),
     Mistake("relative bias in attention to the source", "attention to the source has no biases", _crossed),

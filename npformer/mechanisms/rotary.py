@@ -97,7 +97,7 @@ class Rotary(Mechanism):
         return dq, self.rotated(stages.through_edit("key_rotated", dk), cos, sin, rotate_backward), {}
 
     def rotated(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, formula: Formula | None = None) -> np.ndarray:
-        """Applies `rotate`, or another formula, to the rotated columns of x (T, D)."""
+        """Applies `formula`, by default `rotate`, to the rotated columns of x (T, D)."""
         return (formula or rotate)(x, cos, sin)
 
     @property
@@ -145,7 +145,7 @@ def rotary_angles(
 def _lengths(batch: Batch) -> np.ndarray:
     """The number of positions in the text of each row, (T,)."""
     [whole] = all_gather(batch.positions)
-    if len(whole) != len(batch.positions):  # threads share the rows of one text
+    if len(whole) != len(batch.positions):  # each thread has some rows of a single text
         return np.full(len(batch.positions), whole.max() + 1)
     text = np.searchsorted(np.cumsum(batch.lengths), np.arange(len(whole)), side="right")
     longest: np.ndarray = np.maximum.reduceat(whole, batch.first) + 1
@@ -200,7 +200,7 @@ def rotated_in(
     positions: np.ndarray | None = None,
     change: Callable[[Rotary], Rotary] = lambda rotary: rotary,
 ) -> np.ndarray:
-    """Rows rotated as in their layer, but with another formula, other positions, or changed frequencies."""
+    """Rows rotated as in their layer, but with a different formula, different positions, or changed frequencies."""
     rotary = rotary_in(at)
     angles = change(rotary).angles_at(np.arange(len(x)) if positions is None else positions, x.dtype)
     return rotary.rotated(x, *angles, formula)
@@ -222,7 +222,7 @@ def _with_power(power: Callable[[Any], float]) -> Rules:
 
 def _turned(port: Any) -> Ways:
     yield "left out", _rotated(lambda x, cos, sin: x)
-    yield "the other way", _rotated(rotate_backward)
+    yield "in the opposite direction", _rotated(rotate_backward)
     yield "d_model instead of d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
     yield "without the 2 in the frequencies' exponents, theta^(-i / d_head)", _with_power(lambda at: 0.5)
     yield "of the whole row, not of each head", dict.fromkeys(ROTATED, _whole_row)
@@ -241,7 +241,7 @@ def _whole_row(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _half_of(columns: slice) -> Formula:
-    """Rotates the first half of each head. columns: which angles of a whole head it uses."""
+    """Rotates the first half of each head. columns: the angles of a whole head to use."""
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]
@@ -310,7 +310,7 @@ class _Changed(Scaling):
 
 
 def _exchanged(scaling: Llama3 | Yarn, ends: bool) -> Scaling:
-    """Exchanges the weights of scaled and unscaled frequencies in the blend. ends: exchanges them everywhere."""
+    """Exchanges the weights of scaled and unscaled frequencies in the blend. ends: also outside the blend."""
 
     def change(own: np.ndarray, frequencies: np.ndarray, theta: float) -> np.ndarray:
         low = frequencies / np.float32(scaling.factor)
@@ -348,7 +348,7 @@ def _permuted(to_pairs: bool) -> Rules:
 
 
 def _other_thetas(port: Any) -> Ways:
-    """Ways to use a wrong base: the base of another kind of layer, or a common value."""
+    """Ways to use a wrong base: the base of a different kind of layer, or a common value."""
 
     def based(wide: float, near: float) -> Any:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
@@ -369,7 +369,7 @@ def _other_thetas(port: Any) -> Ways:
 
 
 def _other_scaling(port: Any) -> Ways:
-    """Wrong scalings, if the model has one: none, a linear one, or one as in Llama 3 with wrong borders."""
+    """Wrong scalings, if the model has a scaling: no scaling, a different kind, or the same kind with wrong numbers."""
     scaling = next((each.scaling for each in port.config.mechanisms if isinstance(each, Rotary)), None)
     if scaling is None:
         return
@@ -378,10 +378,10 @@ def _other_scaling(port: Any) -> Ways:
         others["linear"] = Linear(scaling.factor)
         low, high, step = scaling.low, scaling.high, 1 + 1e-6
         others["low and high exchanged"] = replace(scaling, low=high, high=low)
-        others["not blended, cut at the low border"] = replace(scaling, high=low * step)
-        others["not blended, cut at the high border"] = replace(scaling, low=high, high=high * step)
+        others["not blended, cut at the low boundary"] = replace(scaling, high=low * step)
+        others["not blended, cut at the high boundary"] = replace(scaling, low=high, high=high * step)
         for one, two in ((1.0, 2.0), (1.0, 4.0), (1.0, 8.0), (2.0, 4.0), (1.0, 32.0)):
-            others[f"borders {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
+            others[f"boundaries {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
     if isinstance(scaling, Llama3 | Yarn):
         others["scaled and unscaled frequencies exchanged in the blend"] = _exchanged(scaling, ends=False)
         others["scaled and unscaled frequencies exchanged"] = _exchanged(scaling, ends=True)

@@ -21,7 +21,7 @@ def powers(theta: float, d_head: int) -> np.ndarray:
 
 
 class Scaling(ABC):
-    """A change of the frequencies theta^(-2 i / K). Subclasses are frozen dataclasses."""
+    """A change to the frequencies theta^(-2 i / K). Subclasses are frozen dataclasses."""
 
     @property
     def magnitude(self) -> float:
@@ -157,7 +157,7 @@ class Dynamic(Scaling):
         if config.max_length != self.longest:
             raise NpformerError(
                 f"max_length: expected {self.longest}, because dynamic scaling by {self.factor:g} extends "
-                f"{self.original} positions to it, got {config.max_length}"
+                f"{self.original} positions to this number, got {config.max_length}"
             )
         if d_head < 4:
             raise NpformerError(f"rotary.scaling: dynamic scaling needs at least 4 rotated columns, got {d_head}")

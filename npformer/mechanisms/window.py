@@ -45,8 +45,8 @@ class Window(Mechanism):
 def _other_windows(port: Any) -> Ways:
     reach = next(each.reach for of_layers in port.config.layer_kinds for each in of_layers if isinstance(each, Window))
     reaches = {
-        "a token more": reach + 1,
-        "a token less": reach - 1,
+        "one token more": reach + 1,
+        "one token fewer": reach - 1,
         "twice as many tokens": 2 * reach,
         "no window": port.config.max_length,
     }
@@ -59,7 +59,7 @@ def _other_windows(port: Any) -> Ways:
 
 
 def _other_layers(port: Any) -> Ways:
-    """Makes the wrong layers local: the layers with a window in the port's weights, or one layer more or fewer."""
+    """Makes the wrong layers local: those with a window in the port's attention weights, or one layer more or fewer."""
     local, count = port.config.local, port.config.n_layers
     if not local:
         return
@@ -97,7 +97,7 @@ Window.mistakes = (
     ),
     Mistake(
         "the wrong layers are local",
-        "layer_types or a layer count in config.json decides which layers have a window and its rotation",
+        "layer_types or a layer count in config.json decides which layers have a window and the local rotation",
         _other_layers,
     ),
 )

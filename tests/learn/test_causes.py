@@ -213,8 +213,8 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
         pytest.param(
             "decoder_layer",
             joined_on_axis_0,
-            "The cached and the new keys are joined along another axis. The arrays are (H, S, K) and (H, L, K): "
-            "the axis of the tokens is 1.",
+            "The cached and the new keys are joined along the wrong axis. The arrays are (H, S, K) and (H, L, K), so "
+            "join them along axis 1, the tokens.",
             id="exception",
         ),
         pytest.param(
@@ -235,7 +235,7 @@ def norm_skipped_to_attention(ids: Any, target: int, n_heads: int, weights: Any)
             "cross_entropy",
             lambda logits, target: np.log(right.softmax(logits)[target]),
             "Two mistakes. First: softmax rounds to 0 for a target far below the maximum, and its logarithm is -inf. "
-            "Compute s - log(sum(exp(s))) with s = x - max(x) instead. Second: The sign is missing: this is log "
+            "Compute s - log(sum(exp(s))) with s = x - max(x) instead. Second: The minus sign is missing: this is log "
             "softmax.",
             id="short pair",
         ),

@@ -1,4 +1,4 @@
-"""Chapter 5, the backward pass of attention. `whole_gradient.py` has the last exercise."""
+"""Chapter 5, the backward pass of attention. `whole_gradient.py` has the last exercise of the chapter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _backward(
     dv: Any = lambda grad, w: w.mT @ grad,
     dw: Any = lambda grad, v: grad @ v.mT,
 ) -> tuple[Array, Array, Array]:
-    """The gradients with one step replaced. forward and scale are powers of K, -0.5 for 1 / sqrt(K)."""
+    """The gradients with one step replaced. forward and scale are exponents of K; -0.5 means 1 / sqrt(K)."""
     width = q.shape[-1]
     w = softmax(q @ k.mT * width**forward)
     ds = dscores(dw(grad, v), w) * width**scale
@@ -61,7 +61,7 @@ ATTENTION_BACKWARD = Exercise(
     (
         Slip(
             "not divided by sqrt(K)",
-            "dq and dk are not divided by sqrt(K), which divides the scores.",
+            "dq and dk are not divided by sqrt(K). They should be, because the scores are.",
             partial(_backward, scale=0),
         ),
         Slip(
@@ -105,7 +105,7 @@ ATTENTION_BACKWARD = Exercise(
             partial(_backward, dscores=lambda dw, w: w * (1 - w) * dw),
         ),
         Slip(
-            "softmax's arguments exchanged",
+            "softmax_backward's arguments exchanged",
             "The arguments of softmax_backward are exchanged. They should be dW and W.",
             partial(_backward, dscores=lambda dw, w: softmax_backward(w, dw)),
         ),
@@ -200,14 +200,14 @@ def _each(grads: tuple[Array, Array, Array], dq: float = 1.0, dk: float = 1.0) -
 
 
 def _of_scores(grad: Array, q: Array, k: Array, v: Array, gradients: Any) -> tuple[Array, Array, Array]:
-    """dq and dk with another formula for dS / sqrt(K)."""
+    """The gradients, with dq and dk computed from dS / sqrt(K) by `gradients`."""
     w = softmax(q @ k.mT / math.sqrt(q.shape[-1]))
     ds = softmax_backward(grad @ v.mT, w) / math.sqrt(q.shape[-1])
     return (*gradients(ds), w.mT @ grad)
 
 
 def _of_weights(grad: Array, q: Array, k: Array, v: Array, read: Any) -> tuple[Array, Array, Array]:
-    """The gradients with functions of scores and weights in place of W, in softmax_backward and in dv."""
+    """The gradients with other arrays instead of W, which `read` returns: one for softmax_backward, one for dv."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     of_softmax, of_v = read(scores, softmax(scores))
     ds = softmax_backward(grad @ v.mT, of_softmax) / math.sqrt(q.shape[-1])

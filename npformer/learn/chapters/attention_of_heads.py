@@ -1,4 +1,4 @@
-"""Chapter 2, scaled dot-product attention and the causal mask. `softmax_and_heads.py` comes before it."""
+"""Chapter 2, scaled dot-product attention and the causal mask. The chapter starts in `softmax_and_heads.py`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _attention_cases() -> list[tuple[Any, ...]]:
         (drawn(1, 2, 3, 4), drawn(2, 2, 3, 4), drawn(3, 2, 3, 4), MASK),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4)),
         (drawn(4, 2, 3, 4), drawn(5, 2, 5, 4), drawn(6, 2, 5, 4), np.tri(3, 5, 2, dtype=bool)),
-        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # a cube, so that k with exchanged axes still fits
+        (drawn(7, 2, 2, 2), drawn(8, 2, 2, 2), drawn(9, 2, 2, 2)),  # cubes, so that k.T causes no error
     ]
 
 
 def attend(
     q: Array, k: Array, v: Array, mask: Array | None, scale: float = 1.0, axis: int = -1, low: float = -np.inf
 ) -> Array:
-    """Attention with scores divided by sqrt(K) and multiplied by scale, and softmax over this axis."""
+    """Attention with scores divided by sqrt(K) and multiplied by scale, and the softmax over the given axis."""
     scores = q @ k.mT * (scale / math.sqrt(q.shape[-1]))
     return softmax(scores if mask is None else np.where(mask, scores, low), axis) @ v
 
@@ -79,19 +79,20 @@ ATTENTION = Exercise(
         ),
         Slip(
             "scores divided by sqrt(D)",
-            "The scores are divided by the root of the model's width, H K. Divide by the root of a head's width, K.",
+            "The scores are divided by the square root of the model's width, H K. Divide by the square root of a "
+            "head's width, K.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, 1 / math.sqrt(len(q))),
         ),
         Slip(
-            "scores divided by the root of the number of queries",
-            "The scores are divided by sqrt(L), the number of queries. Divide by sqrt(K), the width of a head: "
-            "q.shape[-1].",
+            "scores divided by the square root of the number of queries",
+            "The scores are divided by sqrt(L), where L is the number of queries. Divide by sqrt(K), where K is the "
+            "width of a head, q.shape[-1].",
             lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(q.shape[-1] / q.shape[-2])),
         ),
         Slip(
-            "scores divided by the root of the number of keys",
-            "The scores are divided by sqrt(S), the number of keys. Divide by sqrt(K), the width of a head: "
-            "k.shape[-1].",
+            "scores divided by the square root of the number of keys",
+            "The scores are divided by sqrt(S), where S is the number of keys. Divide by sqrt(K), where K is the "
+            "width of a head, k.shape[-1].",
             lambda q, k, v, mask=None: attend(q, k, v, mask, math.sqrt(k.shape[-1] / k.shape[-2])),
         ),
         Slip(
@@ -101,7 +102,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "softmax over the queries",
-            "The softmax is over the queries. It should be over the keys, the last axis: the weights of each "
+            "The softmax is over the queries. It should be over the keys, the last axis, so that the weights of each "
             "query add up to 1.",
             lambda q, k, v, mask=None: attend(q, k, v, mask, axis=-2),
         ),
@@ -132,12 +133,12 @@ ATTENTION = Exercise(
         ),
         Slip(
             "q and k exchanged",
-            "The scores are k q^T. They should be q k^T: a row for each query.",
+            "The scores are k q^T. They should be q k^T, with a row for each query.",
             lambda q, k, v, mask=None: attend(k, q, v, mask),
         ),
         Slip(
             "k and v exchanged",
-            "Queries are compared with v, and k is summed. Compare q with k, and multiply the weights by v.",
+            "The queries are compared with v, and the weights are multiplied by k. Exchange k and v.",
             lambda q, k, v, mask=None: attend(q, v, k, mask),
         ),
         Slip(
@@ -159,7 +160,7 @@ ATTENTION = Exercise(
             "all axes of k reversed",
             "k.T reverses all three axes of k. Exchange the last two only: k.mT, or k.swapaxes(-1, -2).",
             lambda q, k, v, mask=None: (
-                softmax(_masked(q @ k.T / math.sqrt(q.shape[-1]), mask)) @ v  # not `attend`, because k has other axes
+                softmax(_masked(q @ k.T / math.sqrt(q.shape[-1]), mask)) @ v  # not `attend`, which uses k.mT
             ),
         ),
         Slip(
@@ -187,7 +188,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "mask after the softmax",
-            "Weights of hidden keys are set to 0 after the softmax, so the others no longer add up to 1. "
+            "Weights of hidden keys are set to 0 after the softmax, so the remaining weights no longer add up to 1. "
             "Set the scores to -inf before the softmax.",
             lambda q, k, v, mask=None: (_weights(q, k, None) if mask is None else _weights(q, k, None) * mask) @ v,
         ),
@@ -205,7 +206,7 @@ ATTENTION = Exercise(
         ),
         Slip(
             "mask added to the scores",
-            "The mask is added to the scores as 0 and 1. Where it is False, the scores should become -inf.",
+            "The mask is added to the scores as zeros and ones. Where it is False, the scores should become -inf.",
             lambda q, k, v, mask=None: softmax(_scores(q, k) + (0 if mask is None else mask)) @ v,
         ),
         Slip(
@@ -218,7 +219,7 @@ ATTENTION = Exercise(
     constants=(
         Constant(
             "scores divided by a constant",
-            "The scores are divided by {number} for any width. Divide by sqrt(K), the root of a head's width.",
+            "The scores are divided by {number} for any width. Divide by sqrt(K), where K is the width of a head.",
             lambda number: lambda q, k, v, mask=None: attend(q, k, v, mask, scale=math.sqrt(q.shape[-1]) / number),
         ),
         Constant(
@@ -244,30 +245,30 @@ CAUSAL_MASK = Exercise(
     lambda: [(3, 3), (2, 4), (1, 3), (1, 1), (4, 5)],
     (
         "With as many keys as queries, the mask is a lower triangle with the diagonal: np.tri or np.tril makes one.",
-        "The last query sees all keys, the one before it all but the last. Query i is token n_keys - n_queries + i.",
-        "Compare np.arange(n_keys) with the tokens of the queries as a column, or give np.tri its third argument.",
+        "The last query sees all keys, the previous query all but the last. Query i is token n_keys - n_queries + i.",
+        "Compare np.arange(n_keys) with a column of the queries' positions, or give np.tri its third argument.",
     ),
     ("npformer.masks:causal_mask",),
     (
         Slip(
             "own token hidden",
-            "A query does not see its own token. Key j is visible if j <= i, its own token included.",
+            "A query does not see its own token. It should see its own and all earlier tokens.",
             lambda n, m: np.tri(n, m, m - n - 1, dtype=bool),
         ),
         Slip(
             "one token too late",
-            "A query sees the token after its own. Key j is visible only if it is not later than the query.",
+            "A query sees the token after its own. It should see only its own and earlier tokens.",
             lambda n, m: np.tri(n, m, m - n + 1, dtype=bool),
         ),
         Slip(
             "upper triangle",
-            "This is an upper triangle: a query sees its own token and later ones. It should see its own and "
-            "earlier ones.",
+            "The mask is an upper triangle: a query sees its own and later tokens. It should see its own and earlier "
+            "tokens.",
             lambda n, m: ~np.tri(n, m, m - n - 1, dtype=bool),
         ),
         Slip(
             "upper triangle",
-            "This is an upper triangle, and query i is treated as token i. A query should see its own and earlier "
+            "The mask is an upper triangle, and query i is treated as token i. A query should see its own and earlier "
             "tokens, and the queries are the last tokens of the text.",
             lambda n, m: ~np.tri(n, m, -1, dtype=bool),
         ),
@@ -291,7 +292,7 @@ CAUSAL_MASK = Exercise(
         ),
         Slip(
             "queries are the first tokens",
-            "Query i is treated as token i. The queries are the last tokens of the text: the last one sees every key.",
+            "Query i is treated as token i. The queries are the last tokens, so the last query sees every key.",
             lambda n, m: np.tri(n, m, dtype=bool),
         ),
         Slip("everything visible", "Every key is visible to every query.", lambda n, m: np.ones((n, m), bool)),

@@ -63,7 +63,7 @@ POOL = Exercise(
         ),
         Slip(
             "relu before the linear layer",
-            "relu is applied before the linear layer. It should be applied to its output.",
+            "relu is applied before the linear layer. It should be applied to the output of the layer.",
             lambda x, w, b: linear(relu(x[0]), w, b),
         ),
         Slip("linear layer left out", "The linear layer is not applied.", lambda x, w, b: relu(x[0])),
@@ -87,7 +87,7 @@ POOL = Exercise(
 
 
 def tiny_classifier() -> dict[str, Any]:
-    """A model with 3 layers and width 6, with weights in the structure of DistilBERT's."""
+    """A model with 3 layers and width 6, and weights structured like those of DistilBERT."""
     return {
         "embeddings": {
             "token": {"weight": drawn(1, 6, 6)},
@@ -139,7 +139,7 @@ def _norm_of_tokens(ids: Array, h: int, w: Any) -> Array:
 
 
 def _flat_embeddings(w: Any) -> Any:
-    """The model with embeddings so close together that eps matters."""
+    """The model with embeddings so small that eps matters."""
     tables = dict(w["embeddings"])
     for name in ("token", "position"):
         tables[name] = {"weight": (tables[name]["weight"] / 300).astype(np.float32)}
@@ -155,7 +155,7 @@ CLASSIFY = Exercise(
         (np.array([1, 3]), 2, _flat_embeddings(tiny_classifier())),
     ],
     (
-        'The weights are nested dicts and lists: weights["layers"] is the argument layers of encoder.',
+        'The weights are nested dicts and lists: weights["layers"] is the argument of encoder named layers.',
         'embeddings takes the two arrays weights["embeddings"]["token"]["weight"] and ["position"]["weight"]. '
         'Its output goes through layer_norm with **weights["embeddings"]["norm"].',
         "Call embeddings, layer_norm, encoder, pool and linear one after another, each with its weights.",
@@ -164,7 +164,7 @@ CLASSIFY = Exercise(
     (
         Slip(
             "norm of the embeddings left out",
-            'The embeddings are not normalised. weights["embeddings"]["norm"] comes before the first layer.',
+            'The embeddings are not normalised. Apply weights["embeddings"]["norm"] before the first layer.',
             partial(_classify, normalize=False),
         ),
         Slip(
@@ -189,7 +189,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "positions added after the norm",
-            "The positions are added after the norm. The sum of both tables should be normalised.",
+            "The positions are added after the norm. The sum of tokens and positions should be normalised.",
             _norm_of_tokens,
         ),
         Slip(
@@ -204,7 +204,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "pooler left out",
-            "The last layer reads the first row itself. It should read the output of the pooler.",
+            "The last linear layer reads the first row itself. It should read the output of the pooler.",
             partial(_classify, read=lambda x, weight, bias: x[0]),
         ),
         Slip(
@@ -261,7 +261,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "last bias left out",
-            "The bias of the last layer is not added.",
+            "The bias of the last linear layer is not added.",
             partial(_classify, head=lambda x, weight, bias: x @ weight),
         ),
         Slip(

@@ -17,7 +17,7 @@ Array = np.ndarray
 
 
 def tiny_decoder(narrow: float = 1.0) -> dict[str, Any]:
-    """A model with 2 layers and width 6, with weights in the structure of GPT-2's, and embeddings divided by narrow."""
+    """A model with 2 layers and width 6, weights structured like those of GPT-2, and embeddings divided by narrow."""
     return {
         "embeddings": {
             "token": {"weight": (drawn(1, 6, 6) / narrow).astype(np.float32)},
@@ -40,7 +40,7 @@ def _step_cases() -> list[tuple[Any, ...]]:
 
 
 def _faint(weights: Any) -> Any:
-    """The model with last rows so small that eps of the last norm matters."""
+    """The model with rows so small that eps of the last norm matters."""
     layers = []
     for layer in weights["layers"]:
         faint = {name: {key: array * 0 for key, array in each.items()} for name, each in layer["attention"].items()}
@@ -81,7 +81,7 @@ DECODER_STEP = Exercise(
     right.decoder_step,
     _step_cases,
     (
-        "The number of earlier tokens is the second size of a cached array of keys; without caches it is 0. "
+        "The number of earlier tokens is shape[1] of the cached keys of a layer, or 0 without caches. "
         "Pass it to embeddings as start.",
         "zip(weights['layers'], caches) pairs layers and caches. Collect the new cache of each layer in a list.",
         "Apply embeddings, each decoder_layer with its cache, and layer_norm with weights['norm'] and eps 1e-5. "
@@ -96,13 +96,13 @@ DECODER_STEP = Exercise(
         ),
         Slip(
             "number of heads instead of cached tokens",
-            "The first position is H, the first size of the cached keys (H, S, K). It should be S, the second.",
+            "The first position is H, from the shape (H, S, K) of the cached keys. It should be S.",
             partial(_step, earlier=lambda caches: caches[0][0].shape[0]),
         ),
         Slip(
             "number of layers instead of cached tokens",
-            "The first position is the number of caches, one for each layer. It should be S, the second size of the "
-            "cached keys (H, S, K).",
+            "The first position is the number of caches, one for each layer. It should be S, from the shape (H, S, K) "
+            "of the cached keys.",
             partial(_step, earlier=len),
         ),
         Slip(
@@ -176,7 +176,7 @@ DECODER_STEP = Exercise(
     optional="caches",
     constants=(
         Constant(
-            "another eps",
+            "wrong eps",
             "eps of the last norm is {number}. It should be 1e-5.",
             lambda number: partial(_step, eps=number),
             (1e-6, 1e-3),

@@ -40,7 +40,7 @@ def _layer_cases() -> list[tuple[Any, ...]]:
 
 
 def _appended(cache: Any, k: Array, v: Array, *, keys: int = 0, values: int = 1, axis: int = 1) -> tuple[Array, Array]:
-    """The cache with new keys and values. keys, values, axis: the arrays to append to, and the axis."""
+    """The cache with new keys and values appended along axis. keys, values: indices of the cached arrays."""
     if cache is None:
         return k, v
     return np.concatenate([cache[keys], k], axis), np.concatenate([cache[values], v], axis)
@@ -118,7 +118,7 @@ def _first_tokens(n_queries: int, n_keys: int) -> Array:
 
 
 def _all_earlier(n_queries: int, n_keys: int) -> Array:
-    """Returns a causal mask without a cache, and a mask that shows every key with a cache."""
+    """Returns a causal mask if there is no cache, otherwise a mask that shows every key."""
     return causal_mask(n_queries, n_keys) if n_queries == n_keys else np.ones((n_queries, n_keys), bool)
 
 
@@ -135,7 +135,7 @@ DECODER_LAYER = Exercise(
     right.decoder_layer,
     _layer_cases,
     (
-        "The norms come first: y = x + attention of layer_norm(x). multi_head_attention has no cache, so write "
+        "The norms come first: y = x + attention(layer_norm(x)). multi_head_attention has no cache, so write "
         "its steps here.",
         "Compute q, k and v of the new rows, and split them into heads. With a cache, put its keys before k and its "
         "values before v: np.concatenate along axis 1, the axis of the tokens.",
@@ -176,7 +176,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache after the new tokens",
-            "The cached keys and values follow the new ones. They should come first: their tokens are earlier.",
+            "The cached keys and values follow the new ones. They should come first, because their tokens are earlier.",
             partial(_layer, append=_prepended),
         ),
         Slip(
@@ -195,9 +195,9 @@ DECODER_LAYER = Exercise(
             partial(_layer, append=partial(_appended, keys=1, values=0)),
         ),
         Slip(
-            "cache along another axis",
-            "The cached and the new keys are joined along another axis. The arrays are (H, S, K) and (H, L, K): "
-            "the axis of the tokens is 1.",
+            "cache along the wrong axis",
+            "The cached and the new keys are joined along the wrong axis. The arrays are (H, S, K) and (H, L, K), so "
+            "join them along axis 1, the tokens.",
             partial(_layer, append=partial(_appended, axis=0)),  # raises: the numbers of tokens differ
         ),
         Slip(
@@ -227,8 +227,8 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "post-norm",
-            "The norms are applied after the sums. In this layer they are applied before attention and before "
-            "the feed-forward network.",
+            "The norms are applied after the sums. In this layer they should be applied before attention and "
+            "before the feed-forward network.",
             _post_norm,
         ),
         Slip("first norm left out", "attention_norm is not applied.", partial(_layer, first=False)),
@@ -241,7 +241,7 @@ DECODER_LAYER = Exercise(
         Slip("norms exchanged", "attention_norm and ffn_norm are exchanged.", _exchanged),
         Slip(
             "residuals from the norms",
-            "The normalised rows are added to the outputs of the blocks. X and Y should be added, before the norms.",
+            "The normalised rows are added to the outputs of the blocks. X and Y themselves should be added.",
             lambda *a: _layer(*a, from_normed=(True, True)),
         ),
         Slip(
@@ -306,7 +306,7 @@ DECODER_LAYER = Exercise(
             partial(_layer, always=1e-5),
         ),
         Slip(
-            "another default for eps",
+            "wrong default for eps",
             "eps is 1e-12 by default. The default should be 1e-5, as in GPT-2.",
             partial(_layer, default=1e-12),
         ),
@@ -318,13 +318,13 @@ DECODER_LAYER = Exercise(
     optional="cache",
     constants=(
         Constant(
-            "another eps",
+            "wrong eps",
             "eps is {number}, regardless of the argument. Use the argument, which is 1e-5 by default.",
             lambda number: partial(_layer, always=number),
             (1e-6, 1e-3),
         ),
         Constant(
-            "another default for eps",
+            "wrong default for eps",
             "eps is {number} by default. The default should be 1e-5, as in GPT-2.",
             lambda number: partial(_layer, default=number),
             (1e-6, 1e-3),

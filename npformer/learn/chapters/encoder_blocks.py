@@ -90,9 +90,9 @@ MULTI_HEAD = Exercise(
     right.multi_head_attention,
     _multi_head_cases,
     (
-        "linear(x, **query) applies the layer query. The three results are split into heads.",
+        "linear(x, **query) applies the layer query. The results of query, key and value are split into heads.",
         "Your scaled_dot_product_attention takes the mask, and all heads at once.",
-        "Apply query, key and value to x, split each, attend, combine the heads, apply output.",
+        "Apply query, key and value to x, split the results into heads, attend, combine the heads, and apply output.",
     ),
     ("npformer.learn.right:multi_head_attention", "npformer.multi_head:multi_head_attention"),
     (
@@ -168,7 +168,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "not split into heads",
-            "Queries, keys and values are not split: there is one head with the whole width.",
+            "Queries, keys and values are not split, so there is one head with the whole width.",
             partial(_multi_head, count=lambda x, n_heads: 1),
         ),
         Slip(
@@ -204,7 +204,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "scores divided twice",
-            "The scores are divided by K, or twice by sqrt(K). scaled_dot_product_attention divides them once.",
+            "The scores are divided by sqrt(K) twice. scaled_dot_product_attention already divides them once.",
             partial(_multi_head, scale=lambda k: 1 / math.sqrt(k.shape[-1])),
         ),
         Slip(
@@ -238,7 +238,7 @@ FEED_FORWARD = Exercise(
     _feed_forward_cases,
     (
         "linear(x, **hidden) applies the first layer.",
-        "activation is a function: activation(h). Call it between the two layers.",
+        "activation is a function. Call it between the two layers: activation(h).",
         "Apply hidden, then activation, then output.",
     ),
     ("npformer.blocks.ffn:feed_forward",),

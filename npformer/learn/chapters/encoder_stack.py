@@ -97,7 +97,8 @@ ENCODER_LAYER = Exercise(
         "Two steps of the same form: x + block(x), then a norm. multi_head_attention(x, n_heads, **attention) is "
         "the first block.",
         "The second step reads Y, the output of the first: layer_norm(y + feed_forward(y, gelu, **ffn), **ffn_norm).",
-        "Y = layer_norm(x + attention's output, with attention_norm). Then apply the second step to Y.",
+        "y = layer_norm(x + multi_head_attention(x, n_heads, **attention), **attention_norm). Then apply the second "
+        "step to y.",
     ),
     ("npformer.learn.right:encoder_layer", "npformer.layers:Layer.__call__"),
     (
@@ -186,7 +187,7 @@ ENCODER_LAYER = Exercise(
     ),
     constants=(
         Constant(
-            "another eps",
+            "wrong eps",
             "eps of the norms is {number}. It should be 1e-12 in this model.",
             lambda number: partial(_layer, eps=number),
             (1e-6,),
@@ -251,14 +252,14 @@ ENCODER = Exercise(
         ),
         Slip(
             "every layer reads x",
-            "Every layer reads x, so only the last one counts. Each should read the output of the previous layer.",
+            "Every layer reads x, so only the last layer counts. Each should read the output of the previous layer.",
             lambda x, h, layers: _stacked(x, h, layers[-1:]),
         ),
         Slip("layers applied twice", "The stack is applied twice.", lambda x, h, layers: _stacked(x, h, layers * 2)),
         Slip("no layer applied", "x is returned unchanged.", lambda x, h, layers: x),
         Slip(
             "input added to every layer",
-            "The input of each layer is added to its output. The residual sums are inside the layer.",
+            "The input of each layer is added to its output. The layer itself already does this.",
             lambda x, h, layers: _with_residuals(x, h, layers),
         ),
         Slip(

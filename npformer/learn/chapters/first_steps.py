@@ -37,7 +37,7 @@ EMBEDDINGS = Exercise(
     (
         Slip(
             "positions from 1",
-            "The first token has position start + 1 here. Positions are counted from 0: the first one is start.",
+            "The first token has position start + 1 here. The first position should be start.",
             lambda ids, token, position, start=0: token[ids] + position[start + 1 + np.arange(len(ids))],
         ),
         Slip(
@@ -135,7 +135,7 @@ def _layer_norm_cases() -> list[tuple[Any, ...]]:
 
 
 def _over_deviation(x: Array, eps: float, axis: Any = -1, ddof: int = 0) -> Array:
-    """Normalises with the mean and variance over these axes."""
+    """Normalises with the mean and variance over the given axis."""
     return _divided(x - x.mean(axis, keepdims=True), x.var(axis, keepdims=True, ddof=ddof), eps)
 
 
@@ -150,8 +150,8 @@ LAYER_NORM = Exercise(
     (
         "Mean and variance are computed for each row separately: over the last axis, -1.",
         "keepdims=True keeps the last axis with size 1, so that the mean of each row can be subtracted from the row.",
-        "The variance is the mean of the squares of x - mean. Divide x - mean by the root of variance + eps, multiply "
-        "by weight and add bias.",
+        "The variance is the mean of the squares of x - mean. Divide x - mean by the square root of variance + eps, "
+        "then multiply by weight and add bias.",
     ),
     ("npformer.functions:layer_norm",),
     (
@@ -162,14 +162,14 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "eps outside the root",
-            "eps is added to the root of the variance. It should be added to the variance, inside the root.",
+            "eps is added to the square root of the variance. It should be added to the variance, inside the root.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps) * weight + bias
             ),
         ),
         Slip(
             "root of each",
-            "The roots of the variance and of eps are added. The root should be taken of their sum.",
+            "The square roots of the variance and of eps are added. Take the square root of variance + eps.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps**0.5) * weight + bias
             ),
@@ -185,7 +185,7 @@ LAYER_NORM = Exercise(
             lambda x, weight, bias, eps=1e-12: _over_deviation(x, 1e-5) * weight + bias,
         ),
         Slip(
-            "another default for eps",
+            "wrong default for eps",
             "eps is 1e-5 by default. The default should be 1e-12, as in BERT.",
             lambda x, weight, bias, eps=1e-5: _over_deviation(x, eps) * weight + bias,
         ),
@@ -251,7 +251,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "mean without keepdims",
-            "The mean lacks keepdims=True, so it broadcasts along the columns. Subtract its own mean from each row.",
+            "The mean lacks keepdims=True, so it broadcasts along the columns. From each row, subtract the row's mean.",
             lambda x, weight, bias, eps=1e-12: (
                 _divided(x - x.mean(-1), ((x - x.mean(-1)) ** 2).mean(-1, keepdims=True), eps) * weight + bias
             ),
@@ -273,12 +273,12 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "mean of each column",
-            "The mean is that of each column. It should be that of each row, like the variance: over the last axis.",
+            "The mean is computed for each column. Compute it for each row, over the last axis, like the variance.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(0), x.var(-1, keepdims=True), eps) * weight + bias,
         ),
         Slip(
             "variance of each column",
-            "The variance is that of each column. It should be that of each row, like the mean: over the last axis.",
+            "The variance is computed for each column. Compute it for each row, over the last axis, like the mean.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1, keepdims=True), x.var(0), eps) * weight + bias,
         ),
         Slip(
@@ -321,13 +321,13 @@ LAYER_NORM = Exercise(
     ),
     constants=(
         Constant(
-            "another eps",
+            "wrong eps",
             "eps is {number}, regardless of the argument. Use the argument, which is 1e-12 by default.",
             lambda number: lambda x, weight, bias, eps=1e-12: _over_deviation(x, number) * weight + bias,
             (1e-6, 1e-2),
         ),
         Constant(
-            "another default for eps",
+            "wrong default for eps",
             "eps is {number} by default. The default should be 1e-12, as in BERT.",
             lambda number: lambda x, weight, bias, eps=number: _over_deviation(x, eps) * weight + bias,
             (1e-6, 1e-2),

@@ -18,7 +18,7 @@ Array = np.ndarray
 
 
 def _phi(x: Array) -> Array:
-    """The normal distribution function Phi(x) = gelu(x) / x, with its limit at 0."""
+    """The standard normal distribution function Phi(x) = gelu(x) / x, with its limit at 0."""
     return np.where(x == 0, 0.5, gelu(x) / np.where(x == 0, 1, x))
 
 
@@ -28,7 +28,7 @@ def _erf(x: Array) -> Array:
 
 
 def _density(x: Array) -> Array:
-    """The density of the normal distribution."""
+    """The density of the standard normal distribution."""
     return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
 
 
@@ -39,7 +39,7 @@ GELU = Exercise(
     (
         "np.vectorize(math.erf) is a function that applies erf to each number of an array.",
         "Apply erf to x / sqrt(2). Use math.sqrt, and .astype(x.dtype) for a float32 result.",
-        "y is half of x, times 1 plus erf(x / sqrt(2)).",
+        "y = x / 2 * (1 + erf(x / sqrt(2))).",
     ),
     ("npformer.activations:gelu", "npformer.activations:_gelu"),
     (
@@ -60,7 +60,7 @@ GELU = Exercise(
         ),
         Slip(
             "density of the normal distribution",
-            "This is x times exp(-x^2 / 2) / sqrt(2 pi), the density. Phi is the distribution: compute it with erf.",
+            "This is x times the density exp(-x^2 / 2) / sqrt(2 pi). Phi is the cumulative distribution: use erf.",
             lambda x: x * _density(x),
         ),
         Slip(
@@ -108,7 +108,7 @@ GELU = Exercise(
     ),
     constants=(
         Constant(
-            "erf of another multiple of x",
+            "erf of a wrong multiple of x",
             "erf is applied to x times {number}. It should be applied to x / sqrt(2).",
             lambda number: lambda x: x * (1 + _erf(number * x)) / 2,
         ),
@@ -120,7 +120,7 @@ GELU = Exercise(
         ),
         Constant(
             "sigmoid",
-            "This is x times the sigmoid of x times {number}, an approximation. The exact form uses erf.",
+            "This is x sigmoid({number} x), an approximation of GELU. The exact form uses erf.",
             lambda number: lambda x: x / (1 + np.exp(-number * x)),
         ),
     ),
@@ -153,7 +153,7 @@ LINEAR = Exercise(
         ),
         Slip(
             "weight @ x",
-            "The product is weight @ x. It should be x @ weight: each row of x is multiplied by the weight.",
+            "The product is weight @ x. It should be x @ weight, which multiplies each row of x by the weight.",
             lambda x, weight, bias: weight @ x + bias,
         ),
         Slip(

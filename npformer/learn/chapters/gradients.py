@@ -31,7 +31,7 @@ CROSS_ENTROPY = Exercise(
     (
         "log(softmax(x)) is log 0 = -inf where softmax rounds to 0. The docstring has a formula without that "
         "logarithm.",
-        "Subtract the maximum first: s = x - max(x). Then log softmax(x)_i = s_i - log(sum of exp(s)).",
+        "Subtract the maximum first: s = x - max(x). Then log softmax(x)_i = s_i - log(sum(exp(s))).",
         "Compute s, take s[target], subtract log(sum(exp(s))), and change the sign.",
     ),
     ("npformer.functions:cross_entropy", "npformer.functions:log_softmax"),
@@ -55,13 +55,13 @@ CROSS_ENTROPY = Exercise(
         *(
             Slip(
                 f"{small:g} added in the logarithm",
-                f"{small:g} is added in the logarithm. It hides a loss above {-math.log(small):.0f}, and its gradient. "
+                f"{small:g} is added in the logarithm. This limits the loss to {-math.log(small):.0f}. "
                 "Compute s - log(sum(exp(s))) with s = x - max(x) instead.",
                 partial(_loss, log_softmax=lambda x, small=small: np.log(softmax(x) + small)),
             )
             for small in (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12, 1e-15, 1e-20)
         ),
-        Slip("sign", "The sign is missing: this is log softmax.", partial(_loss, factor=1.0)),
+        Slip("sign", "The minus sign is missing: this is log softmax.", partial(_loss, factor=1.0)),
         Slip(
             "logarithm to the base 2",
             "The logarithm is to the base 2. It should be the natural logarithm.",
@@ -89,12 +89,12 @@ CROSS_ENTROPY = Exercise(
         ),
         Slip(
             "1 minus the probability",
-            "This is 1 - p. The loss is -log p.",
+            "This is 1 - p, where p is the probability of the target. The loss is -log p.",
             lambda x, target: 1 - softmax(x)[target],
         ),
         Slip(
             "divided by the number of labels",
-            "The loss is divided by the number of labels. It should be -log p alone.",
+            "The loss is divided by the number of labels. Leave out this division.",
             lambda x, target: -log_softmax(x)[target] / len(x),
         ),
         Slip(
@@ -196,7 +196,7 @@ LINEAR_BACKWARD = Exercise(
         ),
         Slip(
             "grad left out of dweight",
-            "dweight is the sum of x alone. It should be x^T grad.",
+            "dweight has the sums of x's columns, without grad. It should be x^T grad.",
             lambda g, x, w: (g @ w.T, x.T @ np.ones_like(g), g.sum(0)),
         ),
         Slip(
@@ -241,7 +241,7 @@ SOFTMAX_BACKWARD = Exercise(
     right.softmax_backward,
     _softmax_cases,
     (
-        "All numbers of a row depend on each x, because they share the sum. So dx_i has a sum over the row.",
+        "All outputs of a row depend on each x_i, because they share a denominator. So dx_i has a sum over the row.",
         "Sum grad * y over the last axis, with keepdims=True.",
         "Subtract the sum of grad * y from grad, and multiply by y.",
     ),
@@ -281,7 +281,7 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "sum without keepdims",
-            "The sum lacks keepdims=True, so it broadcasts along the columns. Subtract its own sum from each row.",
+            "The sum lacks keepdims=True, so it broadcasts along the columns. From each row, subtract the row's sum.",
             lambda g, y: _less(g, y, (g * y).sum(-1)),
         ),
         Slip(
@@ -308,7 +308,7 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "log softmax",
-            "This is the backward pass of log softmax, grad - y * sum of grad.",
+            "This is the backward pass of log softmax, grad - y * sum(grad).",
             lambda g, y: g - y * g.sum(-1, keepdims=True),
         ),
     ),

@@ -52,26 +52,26 @@ LAYER_NORM_BACKWARD = Exercise(
     right.layer_norm_backward,
     _norm_cases,
     (
-        "Compute n and the root again, as in layer_norm. E is the mean over the last axis, with keepdims=True.",
+        "Compute n and sqrt(Var[x] + eps) as in layer_norm. E is the mean over the last axis, with keepdims=True.",
         "weight affects dx through g = grad * weight. dweight is the sum over the rows of grad * n, not of g * n.",
-        "For dx, subtract the mean of g and n times the mean of g * n from g, and divide by the root.",
+        "For dx, subtract E[g] and n * E[g * n] from g, and divide by sqrt(Var[x] + eps).",
     ),
     ("npformer.functions:layer_norm_backward",),
     (
         Slip(
             "mean terms left out",
-            "dx is g / sqrt(Var[x] + eps). E[g] and n E[g n] should be subtracted from g: the mean and the "
-            "variance depend on x too.",
+            "dx is g / sqrt(Var[x] + eps). E[g] and n E[g n] should be subtracted from g, because the "
+            "mean and the variance depend on x too.",
             partial(_norm, dx=lambda g, n, s: g / s),
         ),
         Slip(
             "E[g] left out",
-            "E[g] is not subtracted: the mean of the row depends on x too.",
+            "E[g] is not subtracted. It should be, because the mean of the row depends on x too.",
             partial(_norm, dx=lambda g, n, s: (g - n * _mean(g * n)) / s),
         ),
         Slip(
             "n E[g n] left out",
-            "n E[g n] is not subtracted: the variance of the row depends on x too.",
+            "n E[g n] is not subtracted. It should be, because the variance of the row depends on x too.",
             partial(_norm, dx=lambda g, n, s: (g - _mean(g)) / s),
         ),
         Slip(
@@ -113,7 +113,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "divided by the variance",
-            "dx is divided by the variance plus eps. It should be divided by the root of that.",
+            "dx is divided by the variance plus eps. It should be divided by the square root of that sum.",
             partial(_norm, dx=lambda g, n, s: (g - _mean(g) - n * _mean(g * n)) / s**2),
         ),
         Slip(
@@ -157,7 +157,7 @@ LAYER_NORM_BACKWARD = Exercise(
             lambda grad, x, w, eps=1e-12: _norm(grad, x, w, 1e-5),
         ),
         Slip(
-            "another default for eps",
+            "wrong default for eps",
             "eps is 1e-5 by default. The default should be 1e-12.",
             lambda grad, x, w, eps=1e-5: _norm(grad, x, w, eps),
         ),
@@ -169,7 +169,7 @@ LAYER_NORM_BACKWARD = Exercise(
         Slip(
             "dweight from x - E[x]",
             "dweight is the sum of grad * (x - E[x]). It should be the sum of grad * n, where n is x - E[x] "
-            "divided by the root.",
+            "divided by sqrt(Var[x] + eps).",
             partial(_norm, dweight=lambda grad, n, x, w: (grad * (x - _mean(x))).sum(0)),
         ),
         Slip(
@@ -216,7 +216,7 @@ LAYER_NORM_BACKWARD = Exercise(
     values=("dx", "dweight", "dbias"),
     constants=(
         Constant(
-            "another eps",
+            "wrong eps",
             "eps is {number}, regardless of the argument. Use the argument, which is 1e-12 by default.",
             lambda number: lambda grad, x, w, eps=1e-12: _norm(grad, x, w, number),
             (1e-6, 1e-2),
@@ -226,7 +226,7 @@ LAYER_NORM_BACKWARD = Exercise(
 
 
 def ordered(grads: tuple[Array, Array, Array], *order: int) -> tuple[Array, ...]:
-    """Returns the gradients in another order."""
+    """Returns the gradients in the given order."""
     return tuple(grads[i] for i in order)
 
 

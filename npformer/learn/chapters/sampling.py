@@ -1,4 +1,4 @@
-"""Chapter 6, GELU's approximation and sampling."""
+"""Chapter 6, the tanh approximation of GELU, and sampling."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ GELU_TANH = Exercise(
     lambda: [(array([-2, -1, 0, 1, 2]),), (drawn(1, 3, 4) * 2,), (array([[-30, 30, 5, -5]]),)],
     (
         "np.tanh takes arrays.",
-        "Use math.sqrt(2 / math.pi): np.sqrt of a number gives a float64, which widens float32 arrays.",
-        "inner = sqrt(2 / pi) times the sum of x and 0.044715 x^3; y is half of x, times 1 plus tanh(inner).",
+        "Use math.sqrt(2 / math.pi), because np.sqrt of a number returns a float64, which widens float32 arrays.",
+        "inner = sqrt(2 / pi) * (x + 0.044715 * x**3), and y = x / 2 * (1 + tanh(inner)).",
     ),
     ("npformer.activations:gelu_tanh", "npformer.activations:_gelu_by_tanh"),
     (
@@ -44,7 +44,9 @@ GELU_TANH = Exercise(
         ),
         Slip("cubic term left out", "The term 0.044715 x^3 is missing.", lambda x: _tanh_form(x, factor=0.0)),
         Slip(
-            "square for cube", "The term is 0.044715 x^2. It should be 0.044715 x^3.", lambda x: _tanh_form(x, power=2)
+            "square instead of cube",
+            "The term is 0.044715 x^2. It should be 0.044715 x^3.",
+            lambda x: _tanh_form(x, power=2),
         ),
         Slip(
             "cubic term subtracted",
@@ -59,7 +61,7 @@ GELU_TANH = Exercise(
         ),
         Slip(
             "2 / pi instead of sqrt(2 / pi)",
-            "The argument of tanh is multiplied by 2 / pi. The factor should be the square root of that.",
+            "The argument of tanh is multiplied by 2 / pi. The factor should be sqrt(2 / pi).",
             lambda x: _tanh_form(x, root=2 / math.pi),
         ),
         Slip(
@@ -161,7 +163,7 @@ def _without_last(p: Array, top_p: float) -> Array:
 
 
 def _kept_ranks(p: Array, top_p: float) -> Array:
-    """Returns the mask of the most likely words in order of rank, as if ranks were ids."""
+    """Returns a mask indexed by rank instead of id: True for the first n entries, where n words add up to top_p."""
     kept = _kept(p, top_p)
     if not p[: kept.sum()].any():
         raise Undetermined
@@ -193,7 +195,7 @@ def _drawn(
 
 
 def _tempered_after(logits: Array, temperature: float, top_p: float, u: float) -> int:
-    """Chooses the most likely words before the temperature applies."""
+    """Chooses the most likely words before the logits are divided by the temperature."""
     kept = _kept(softmax(logits), top_p)
     return _drawn(np.where(kept, logits, -np.inf), temperature, 1.0, u, keep=lambda p, top: p > 0)
 
@@ -215,8 +217,8 @@ SAMPLE = Exercise(
         "order: np.argsort(-p).",
         "A word belongs to the set if the sum of all more likely words is still below top_p. Set the others to 0 and "
         "divide by the sum.",
-        "np.cumsum(p) in the order of the ids, then the first index where it is larger than u: "
-        "np.searchsorted with side='right'.",
+        "Compute np.cumsum(p) in the order of the ids, and use np.searchsorted with side='right' to find the first "
+        "index where it is larger than u.",
     ),
     ("npformer.generation.decoding:_sample", "npformer.generation.processors:outside_top_p"),
     (
@@ -232,7 +234,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "top_p before the temperature",
-            "The most likely words are chosen before the temperature applies. Divide by the temperature first.",
+            "The most likely words are chosen before the logits are divided by the temperature. Divide first.",
             _tempered_after,
         ),
         Slip(
@@ -256,7 +258,7 @@ SAMPLE = Exercise(
             partial(_drawn, keep=lambda p, top: _kept(p, top, one=1)),
         ),
         Slip(
-            "top_p compared with each word",
+            "top_p compared with each word's probability",
             "The set contains the words with a probability of at least top_p times the largest. It should contain "
             "the most likely words that add up to top_p.",
             partial(_drawn, keep=lambda p, top: p >= top * p.max()),
@@ -267,7 +269,7 @@ SAMPLE = Exercise(
             partial(_drawn, again=False),
         ),
         Slip(
-            "words in the order of probability",
+            "words in order of probability",
             "The probabilities are summed from the most likely word to the least. Sum them in the order of the ids.",
             lambda *a: _drawn(*a, by_rank=True),
         ),
@@ -294,7 +296,7 @@ SAMPLE = Exercise(
         ),
         Slip(
             "least likely words",
-            "The set contains the least likely words: they are sorted by ascending probability.",
+            "The set contains the least likely words, because the probabilities are sorted in ascending order.",
             partial(_drawn, keep=_least_likely),
         ),
         Slip(

@@ -30,7 +30,7 @@ def _softmax_cases() -> list[tuple[Any, ...]]:
 
 
 def _over(x: Array, total: Any, largest: Any = None) -> Array:
-    """Returns e^x divided by its total, computed from x minus its maximum."""
+    """Returns exp(x - largest) divided by its total. largest is the maximum of each row by default."""
     y = np.exp(x - (x.max(-1, keepdims=True) if largest is None else largest))
     return y / total(y)
 
@@ -40,17 +40,17 @@ SOFTMAX = Exercise(
     right.softmax,
     _softmax_cases,
     (
-        "The numbers of a row add up to 1: the sum is over the last axis, -1, with keepdims=True.",
-        "exp(1000) overflows. Subtracting the same number from a whole row does not change the result, so subtract its "
-        "maximum.",
+        "The numbers of a row add up to 1, so the sum is over the last axis, -1, with keepdims=True.",
+        "exp(1000) overflows. Subtracting the same number from a whole row does not change the result, so "
+        "subtract the row's maximum.",
         "Take the maximum over the last axis with keepdims=True and subtract it, take exp, and divide by the sum.",
     ),
     ("npformer.functions:softmax",),
     (
         Slip(
             "over the first axis",
-            "Each column adds up to 1: the sum is over axis 0. It should be over the last axis, so that each row "
-            "adds up to 1.",
+            "Each column adds up to 1, because the sum is over axis 0. It should be over the last axis, so that each "
+            "row adds up to 1.",
             lambda x: softmax(x, 0),
         ),
         Slip(
@@ -92,8 +92,8 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "maximum without keepdims",
-            "The maximum lacks keepdims=True, so it broadcasts along the columns. Subtract each row's own "
-            "maximum from it.",
+            "The maximum lacks keepdims=True, so it broadcasts along the columns. From each row, "
+            "subtract the row's maximum.",
             lambda x: _over(x, lambda y: y.sum(-1, keepdims=True), x.max(-1)),
         ),
         Slip(

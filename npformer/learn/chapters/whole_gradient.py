@@ -99,7 +99,7 @@ def _by_id(position: Array, dx: Array, ids: Array) -> Array:
 
 
 def _changed(name: str, change: Any) -> Any:
-    """The right gradients, with the gradients of one group changed."""
+    """Returns a function that computes the right gradients, but changes those of one group."""
 
     def wrong(ids: Array, target: int, h: int, w: Any) -> tuple[Any, dict[str, Any]]:
         loss, grads = right.loss_and_gradients(ids, target, h, w)
@@ -121,8 +121,8 @@ LOSS_AND_GRADIENTS = Exercise(
     (
         "Keep every intermediate result of the forward pass. Then go backward through the same steps in reverse order.",
         "Only the first row of the logits has a gradient, so start with zeros and set row 0. The residual sum sends "
-        "the same gradient to x and to combine_heads. The gradient of x is the sum of that and of the three gradients "
-        "through query, key and value.",
+        "the same gradient to x and to combine_heads. The gradient of x is the sum of this gradient and of the three "
+        "gradients through query, key and value.",
         "np.add.at(dtoken, ids, dx) adds the rows of repeated tokens. Rows 0 ... L - 1 of dposition are dx. Return "
         "loss and a dict of dicts with the keys of weights.",
     ),
@@ -194,14 +194,14 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "gradient in every row",
-            "Every row of the logits gets the gradient. Only the first one should: the others are not part of "
-            "the loss.",
+            "Every row of the logits gets the gradient. Only the first row should, because the other rows are not part "
+            "of the loss.",
             partial(_gradients, read=slice(None)),
         ),
         Slip(
             "gradient in every row",
-            "Every row of the logits gets its own gradient, softmax(row) - onehot. Only the first one should: the "
-            "others are not part of the loss.",
+            "Every row of the logits gets its own gradient, softmax(row) - onehot. Only the first row should, "
+            "because the other rows are not part of the loss.",
             partial(_gradients, read=slice(None), of_row=lambda logits: logits, dlogits=_of_rows),
         ),
         Slip(
@@ -241,7 +241,7 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "gradient in the last row",
-            "The last row of the logits gets the gradient. The first one should.",
+            "The last row of the logits gets the gradient. The first row should get it.",
             partial(_gradients, read=-1),
         ),
         Slip(
