@@ -79,7 +79,7 @@ class Pieces(Uncalled):
         if separate:
             target_vocabulary = _vocabulary(folder / "target_vocab.json", config.decoder.vocab_size, limits)
         else:
-            self.target = self.source  # with a shared vocabulary the source model decodes, as in Transformers
+            self.target = self.source  # with a shared vocabulary, the source model decodes, as in Transformers
         self.pieces = {index: piece for piece, index in target_vocabulary.items()}
         names = [token_text(settings.get(role)) or default for role, default in SPECIAL.items()]
         self.unknown, self.end, self.pad = names

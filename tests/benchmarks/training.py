@@ -71,7 +71,7 @@ def rows() -> dict[str, Row]:
 
 
 def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
-    """Returns each engine's minimum time for a step, and the relative difference of the engines' first losses."""
+    """Returns each engine's minimum time for a step, and the relative difference between the engines' first losses."""
     config, examples, objective, dropout, twin = row
     tree = initialise(config, 0, "xavier" if config.model_type == "marian" else "normal")
     recipe = Recipe(learning_rate=1e-4, dropout=dropout, lazy=False)

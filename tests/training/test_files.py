@@ -382,7 +382,7 @@ def test_an_animation_is_one_page(tmp_path: Path) -> None:
     assert "good &amp; bad" in page
     assert "http" not in page
     assert [each.name for each in tmp_path.iterdir()] == ["a.html"]
-    with pytest.raises(NpformerError, match=r"a\.png: expected a file that ends"):
+    with pytest.raises(NpformerError, match=r"a\.png: expected a file name that ends"):
         animate(tmp_path / "a.png", frames, [0, 1, 1, 0], ("a", "b"), titles)
     with pytest.raises(NpformerError, match="animate: expected frames"):
         animate(tmp_path / "a.html", frames, [0, 1], ("a", "b"), titles)
