@@ -61,10 +61,10 @@ def animate(
     titles: Sequence[str],
     title: str = "Embeddings by epoch",
 ) -> None:
-    """Write an .html or .gif file: frames (N, 2) with a title each; labels (N,) colour the points, names are the
-    labels' names.
+    """Writes an .html or .gif file that shows frames (N, 2), each with a title; labels (N,) select the points' colours
+    and names.
 
-    Raises NpformerError for another suffix, frames or labels of the wrong shape, or a GIF without matplotlib.
+    Raises NpformerError for a different suffix, frames or labels of the wrong shape, or a GIF without matplotlib.
     """
     path, shapes = Path(path), {np.shape(frame) for frame in frames}
     if shapes != {(len(labels), 2)} or len(titles) != len(frames):
@@ -105,7 +105,7 @@ def _gif(path: Path, frames: np.ndarray, labels: Sequence[int], names: Sequence[
         from matplotlib.animation import FuncAnimation, PillowWriter
         from matplotlib.figure import Figure
     except ImportError:
-        raise NpformerError('a GIF needs matplotlib: pip install "npformer[plots]"; .html needs nothing') from None
+        raise NpformerError('a GIF needs matplotlib: pip install "npformer[plots]"; an .html page does not') from None
     figure = Figure(figsize=(6, 4.5))
     axes = figure.subplots()
     wanted = np.asarray(labels)

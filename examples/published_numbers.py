@@ -4,7 +4,8 @@
 
 "Transformer Teardown: DistilBERT" and "Demystifying Transformers" run one checkpoint on one sentence with torch, stage
 by stage, and print each result. Their numbers are in tests/published.json, digit for digit; the checkpoint (268 MB)
-comes from the Hugging Face cache, or from the hub. Every table shows a stage of npformer's trace.
+comes from the Hugging Face cache, or from the hub. All tables except the single-head attention weights show a stage of
+npformer's trace.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def computed(t: Trace, published: dict[str, Any], table: Table) -> np.ndarray:
 
 
 def single_head_weights(t: Trace) -> np.ndarray:
-    """softmax(Q K^T / sqrt(K)) of the whole projections, as if they were one head, (T, D), (T, D) -> (T, T)."""
+    """softmax(Q K^T / sqrt(K)) of the whole projections of the first layer, as if they were one head, (T, T)."""
     q, k, d_head = (
         t["layers.0.attention.query"],
         t["layers.0.attention.key"],

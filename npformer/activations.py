@@ -1,7 +1,7 @@
 """Activations, named as in torch.nn.functional. Each backward function is directly below its activation.
 
 A formula with several steps is a function `_name(x, y)` that writes its result to y, which may be x itself. `in_blocks`
-applies it to a whole array. `_name_slope` computes its derivative.
+applies it to a whole array. `_name_slope` computes the derivative of the formula.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def scaled_dot_product_attention(
         if mask is not None:
             raise NpformerError("attention: give a mask or is_causal, not both")
         mask = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy number would widen float32
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)  # a NumPy float64 would widen float32
     return attend(q, k, v, scale, mask)
 
 
@@ -209,8 +209,8 @@ def masked_attention(
 
     Masked keys do not change the bits of the result: their weight is exactly 0, and sums over keys have the fixed order
     of `runtime.sums.groups`. So a decoder may keep its keys in an array with free space, or the keys of several beams
-    in one array. Many queries are computed in blocks. A block omits the keys before the first and after the last key
-    to which any of its queries may attend.
+    in one array. Many queries are computed in blocks, if nothing is added to the scores. A block omits the keys before
+    the first and after the last key to which any of its queries may attend.
     """
     square = mask.dtype == bool and mask.shape[-2:] == (q.shape[-2], k.shape[-2])
     if q.shape[-2] > QUERIES and square and add is None and not listening():

@@ -3,10 +3,10 @@
     pip install --target package ".[serve]" && cp examples/deploy/lambda_handler.py package
     (cd package && zip -qr ../npformer.zip .)       # set the handler to lambda_handler.handle
 
-The package takes 160 MB of the 250 MB that a function may have, the bundled model included. Zipped it takes 79 MB, too
-much for a direct upload, so upload it through S3. The variable MODEL selects another model: a folder in the package.
-The model is loaded once, when an instance starts. An instance answers one request at a time, so there is no batching
-across requests, and answers are sent whole: a stream from /generate arrives only when it is complete.
+The package, including the bundled model, takes 160 MB of the 250 MB that a function may have. Zipped it takes 79 MB,
+too much for a direct upload, so upload it through S3. The variable MODEL selects another model: a folder in the
+package. The model is loaded once, when an instance starts. An instance answers one request at a time, so there is no
+batching across requests, and answers are sent whole: a stream from /generate arrives only when it is complete.
 """
 
 from __future__ import annotations

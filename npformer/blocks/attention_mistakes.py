@@ -67,7 +67,7 @@ def _heads_of(name: str) -> Rule:
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:
-    """x^T if x has as many queries as keys, else x: cross-attention may have different numbers."""
+    """x^T if x has as many queries as keys, else x, because in cross-attention the two numbers may differ."""
     return x.swapaxes(-1, -2) if x.shape[-1] == x.shape[-2] else x
 
 
@@ -395,7 +395,7 @@ MISTAKES = (
     ),
     Mistake(
         "attention weights transposed",
-        "the context is weights @ v, where the rows of weights are queries and its columns are keys",
+        "the context is weights @ v, where the rows of the weights are queries and the columns are keys",
         {"": {CONTEXT: lambda y, at: _transposed(at("attention.weights")) @ at.heads("value")}},
     ),
     Mistake(

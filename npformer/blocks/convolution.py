@@ -68,7 +68,7 @@ class Convolution(Block):
 
     @property
     def stages(self) -> list[Stage]:
-        formula, function = "the rows around each row of X, W + b", f"activations.{self.activation.__name__}"
+        formula, function = "Concat(rows around each row of X) W + b", f"activations.{self.activation.__name__}"
         return [
             Stage("hidden", "(T, D)", formula, "blocks.convolution.convolve", parents=(EMBEDDED,)),
             Stage("activation", "(T, D)", "act(hidden)", function, parents=("hidden",), kept=False),
@@ -126,7 +126,7 @@ def _neighbours(
     x: np.ndarray, lengths: np.ndarray, places: np.ndarray, weight: np.ndarray, row_indices: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """All rows, and the indices of the K rows around each computed row, -1 for positions without a row."""
-    whole, all_places = all_gather(x, places)  # threads may share the rows of a text, but each reads all rows
+    whole, all_places = all_gather(x, places)  # each thread may compute some rows of a text, but it reads all of them
     counts = lengths if len(whole) == len(x) else np.array([len(whole)])
     texts = np.repeat(np.arange(len(counts)), counts)
     texts = np.concatenate([texts, np.full(len(whole) - len(texts), len(counts))])  # rows after the last text

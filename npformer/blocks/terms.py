@@ -14,7 +14,7 @@ Terms = Sequence[tuple[Mechanism, Mapping[str, np.ndarray]]]
 
 
 def terms_of(mechanisms: Sequence[Mechanism], queries: np.ndarray, keys: np.ndarray, n_heads: int) -> Terms:
-    """The terms of all mechanisms that add to scores, for texts with these places, (N, L) and (N, S)."""
+    """The terms of all mechanisms that add to scores, for queries at positions (N, L) and keys at positions (N, S)."""
     adding = [each for each in mechanisms if type(each).add is not Mechanism.add]
     found = [(each, each.terms(queries, keys, n_heads)) for each in adding]
     return [(each, terms) for each, terms in found if terms is not None]

@@ -27,8 +27,8 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Ma
 def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Reads the arrays and the metadata of a .safetensors file, or the arrays of an .npz file.
 
-    bfloat16 is widened to float32. Raises NpformerError, which names the file, if it is missing or truncated, contains
-    data other than arrays, or does not match its checksum.
+    bfloat16 is widened to float32. Raises NpformerError, which names the file, if the file is missing or truncated,
+    contains data other than arrays, or does not match its checksum.
     """
     suffix, path = Path(path).suffix, as_given(path)
     if suffix != ".npz":

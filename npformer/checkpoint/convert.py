@@ -57,10 +57,10 @@ def convert(
     limits: Limits = LIMITS,
     keep: str | None = None,
 ) -> Path:
-    """Writes the model in a folder to a new folder, in another layout or precision.
+    """Writes the model in a folder to a new folder, in the given layout and precision.
 
     config.json stays in Hugging Face's format, and the files of the tokenizer are copied. Tensors that the model does
-    not use, such as those of another head, are omitted. Converting these weights from torch's layout to npformer's and
+    not use, such as those of another head, are omitted. Converting weights from torch's layout to npformer's and
     back preserves every bit, unless `dtype` or `keep` changes them.
 
     Parameters

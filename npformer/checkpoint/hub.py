@@ -48,9 +48,9 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
     """Downloads the missing files of a hub model. Returns its folder in the cache shared by all Hugging Face tools.
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
-    hub for updates: to get another version, name a commit or delete the model from the cache. Only files that npformer
-    reads are downloaded. Without `weights`, these are config.json and the settings of the tokenizer. `offline`, or the
-    environment variable HF_HUB_OFFLINE, forbids network access.
+    hub for updates: to get a different version, name a commit or delete the model from the cache. Only files that
+    npformer reads are downloaded. Without `weights`, these are config.json and the settings of the tokenizer.
+    `offline`, or the environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
     or the weights are missing.

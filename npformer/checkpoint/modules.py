@@ -20,7 +20,7 @@ from npformer.common.limits import LIMITS, Limits
 MODULES = "modules.json"
 ENCODERS = ("Transformer", "MLMTransformer")  # kinds of modules that are encoders
 WITH_WEIGHTS = ("Dense", "LayerNorm")
-#: Linear layers on tokens next to the encoder of BGE-M3: token weights, and token vectors as in ColBERT.
+#: Linear layers in files next to BGE-M3's encoder: for token weights, and for token vectors as in ColBERT.
 TOKEN_WEIGHTS, TOKEN_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precedence
 

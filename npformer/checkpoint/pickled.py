@@ -72,9 +72,9 @@ def read_pickle(file: BinaryIO, limits: Limits = LIMITS) -> Any:
     """Reads the object of the pickle that starts at the current position, and no bytes after it.
 
     The object consists of None, numbers, strings, tuples, lists, dicts (OrderedDict becomes dict) and records such as
-    `Tensor`. The time and memory of an instruction do not depend on existing values, so the limit on the number of
-    instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, because nested references
-    to the same object could take exponential time and memory.
+    `Tensor`. The time and memory of an instruction do not depend on the size of existing values, so the limit on the
+    number of instructions bounds both. Tuples, lists and dicts are never compared, hashed or printed, because nested
+    references to the same object could take exponential time and memory.
     """
     machine = _Machine()
     try:

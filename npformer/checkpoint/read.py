@@ -80,7 +80,7 @@ def load_folder(
     Raises
     ------
     NpformerError
-        A file is missing, corrupt or unsupported. The message names it.
+        A file is missing, corrupt or unsupported. The message names the file.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
 
 
 def own_metadata(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The metadata of a file in npformer's layout. It records whether all numbers are finite, to save a check later."""
+    """The metadata of a file in npformer's layout. `FINITE` saves a later check that all numbers are finite."""
     finite = all(first_nonfinite(array) is None for array in arrays.values())
     return {"format": "npformer"} | ({FINITE: "true"} if finite else {})
 

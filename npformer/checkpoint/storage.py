@@ -25,8 +25,8 @@ from npformer.runtime.threads import run_tasks, thread_count
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LINE = 64  # bytes of a cache line; copies are aligned to it
-_BLOCK = 64  # rows of a block in a transposing copy, so that source and target fit in the cache: ten times as fast
-_PIECE = 1 << 20  # elements that one thread copies
+_BLOCK = 64  # rows per block of a transposing copy: source and target fit in the cache, which is ten times as fast
+_PIECE = 1 << 20  # elements that a thread copies at a time
 
 
 class MappedFile(mmap.mmap):

@@ -34,7 +34,7 @@ Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
 PARAMETER_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
 _MOST_LISTED = 12
 
-SCALE = "_scale"  # suffix of the name of the scale of an int8 tensor
+SCALE = "_scale"  # an int8 tensor's scale has the tensor's name with this suffix
 SMALL = 2**12  # weights with fewer numbers are always float32
 
 

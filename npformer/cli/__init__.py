@@ -1,1 +1,1 @@
-"""The command `npformer`: `main.py` finds the subcommand, `process.py` sets up the process first."""
+"""The command `npformer`: `process.py` sets up the process, then `main.py` finds the subcommand."""

@@ -53,13 +53,13 @@ def limits(args: Namespace) -> Limits:
 
 
 def loading(args: Namespace) -> dict[str, Any]:
-    """Returns the arguments of `load` that the options LOADING set."""
+    """Returns the arguments of `load` that the options in LOADING set."""
     names = ("revision", "offline", "threads", "keep")
     return {name: getattr(args, name) for name in names} | {"limits": limits(args)}
 
 
 def model_options(default: str = "", required: bool = True) -> tuple[Option, ...]:
-    """Returns --model, required if there is no default, and the options for loading it."""
+    """Returns --model and the options for loading it. A default or required=False makes --model optional."""
     what = f"a bundled model, a folder or a Hugging Face id ({default or 'required'})"
     return option("-m --model MODEL", what, required=required and not default, default=default or None), *LOADING
 
