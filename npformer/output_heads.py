@@ -1,4 +1,4 @@
-"""Heads: the formulas that compute answers from the last layer, and below them the heads as parts of a model.
+"""Heads: first the formulas that compute answers from the last layer, then the heads as parts of a model.
 
 `tasks/` turns these answers into results.
 """
@@ -52,7 +52,7 @@ def pool_stages(x: str) -> list[Stage]:
 
 
 def pooled_stage(x: str) -> Stage:
-    """The stage with the row that a head on texts reads, computed from stage x."""
+    """The stage with the one row of a text that the head reads, computed from stage x."""
     formula = "act(pooler); without a pooler, Z[0] or the mean of Z"
     return Stage("pooled", "(D,)", formula, "output_heads.pool", "pooler.hook_pooler_out", (x,))
 
@@ -76,7 +76,7 @@ def classify_stage(x: str) -> Stage:
 
 
 def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:
-    """The logits for an answer that starts, and that ends, at each token: (T, D) -> (T,), (T,). BERT, section 4.2."""
+    """The logits of each token as the start and as the end of an answer: (T, D) -> (T,), (T,). BERT, section 4.2."""
     start, end = np.moveaxis(linear(x, **output), -1, 0)
     return tap("start_logits", start), tap("end_logits", end)
 
@@ -104,7 +104,7 @@ def mean_rows(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def mean_rows_backward(grad: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Backward of `mean_rows`: each row gets the gradient of its text, divided by the length, (B, D) -> (T, D)."""
+    """Backward of `mean_rows`: each row gets its text's gradient divided by the text's length, (B, D) -> (T, D)."""
     return np.repeat(grad / lengths[:, None].astype(grad.dtype), lengths, axis=0)
 
 
@@ -157,7 +157,7 @@ def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[
 
 
 def hidden_pull(direction: Direction, hidden: Linear) -> None:
-    """Pulls a direction in act(x W + b), the output of the layer `hidden` of a head, back to x."""
+    """Pulls a direction in act(x W + b) back to x. hidden: W and b."""
     direction.gate("head.hidden", "head.activation")
     direction.linear("head.hidden", hidden)
 
@@ -190,7 +190,7 @@ Gradients = tuple[np.ndarray | None, np.ndarray | None, dict[str, Any]]  # dx, d
 
 @dataclass(frozen=True)
 class Pooler:
-    """`pool` between the rows that a head reads and its last layer.
+    """Applies `pool` to the rows that a head reads, before its last layer.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ class Pooler:
 
 @dataclass(frozen=True)
 class Transform:
-    """`transform` between the rows that a head reads and its last layer.
+    """Applies `transform` to the rows that a head reads, before its last layer.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ class Head(ABC):
     bias: bool = True
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights."""
+        """The groups of weights, by name."""
         below = {} if self.below is None else self.below.groups(d_model)
         width = self.below.width if isinstance(self.below, Transform) else d_model
         return {**below, "head.output": weight_group.linear(width, self.n_outputs, self.bias)}
@@ -352,7 +352,7 @@ class Head(ABC):
 
 
 class Logits(Head):
-    """A head that computes `classify`: logits of the labels of a text or of each token, or of a vocabulary."""
+    """A head that computes `classify`: logits of labels for each text or token, or of the vocabulary."""
 
     def _answer(self, rows: np.ndarray, **head: Any) -> Answers:
         return {"logits": classify(rows, head["output"])}
@@ -408,7 +408,7 @@ class ReplacedTokens(Head):
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """A model without a head: its answers are the last layer, and the pooler's output if the weights have a pooler.
+    """A model without a head: its answers are the last layer, and the pooler's output if the weights include a pooler.
 
     Parameters
     ----------
@@ -421,7 +421,7 @@ class HiddenStates:
     means: ClassVar[bool] = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights. A file may lack them."""
+        """The groups of weights, by name. They may be missing from a file."""
         return {} if self.pooler is None else self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:

@@ -40,7 +40,7 @@ class OutputScale:
                 "": {"head.scaled": lambda y, at: at.source},
                 "multiplied by sqrt(d_model)": {"head.scaled": lambda y, at: at.source * at.config.d_model**0.5},
                 "divided by d_model": {"head.scaled": lambda y, at: at.source / at.config.d_model},
-                "by sqrt(d_head)": {"head.scaled": lambda y, at: at.source * at.d_head**-0.5},
+                "divided by sqrt(d_head)": {"head.scaled": lambda y, at: at.source * at.d_head**-0.5},
             },
         ),
     )

@@ -1,4 +1,4 @@
-"""`ParallelLayer`: attention and feed-forward network read the same rows, each through its own norm.
+"""`ParallelLayer`: attention and the feed-forward network read the same rows, each through its own norm.
 
 Black et al., 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model, section 2.1, "Parallel Attention + FF
 Layers"; Wang and Komatsuzaki, 2021, GPT-J-6B.

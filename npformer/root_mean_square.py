@@ -21,7 +21,7 @@ from npformer.weight_group import Group
 
 @dataclass(frozen=True)
 class RMSNorm(Norm):
-    """x / sqrt(E[x^2] + eps) * weight: `rms_norm` with its eps. Zhang and Sennrich, 2019, equation 4.
+    """x / sqrt(E[x^2] + eps) * weight, computed by `rms_norm`. Zhang and Sennrich, 2019, equation 4.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def without_weight(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 RMSNorm.mistakes = (
-    Mistake("another RMSNorm eps", "eps is rms_norm_eps in config.json", everywhere(_other_eps)),
+    Mistake("wrong RMSNorm eps", "eps is rms_norm_eps in config.json", everywhere(_other_eps)),
     Mistake(
         "eps outside the root of RMSNorm",
         "x is divided by sqrt(mean square + eps), not by sqrt(mean square) + eps",

@@ -71,7 +71,8 @@ class Edit(ABC):
 class Stages:
     """The recorded stages below a scope.
 
-    Attention fires once for each run of texts of equal length: `firing` is the index of the run to read.
+    Attention is computed once for each group of adjacent texts of equal length: `firing` is the index of the group to
+    read.
     """
 
     arrays: Mapping[str, list[np.ndarray]]
@@ -85,7 +86,7 @@ class Stages:
         return replace(self, scope=f"{self.scope}{scope}.")
 
     def run(self, firing: int) -> Stages:
-        """The stages of one run of texts of equal length."""
+        """The stages of one group of adjacent texts of equal length."""
         return replace(self, firing=firing)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -111,7 +112,7 @@ class Stages:
 
 @dataclass(eq=False)
 class Recording:
-    """A listener that records the stages for backward passes, and their changes by edits.
+    """A listener that records the stages for backward passes, and the changes that edits make to them.
 
     unread: stages that are not recorded because no backward pass reads them; `transformer.unread` lists them.
     keep_gradients: the backward pass stores the gradient of every stage in `gradients`, in the order of the pass.

@@ -1,4 +1,4 @@
-"""Named stages: `tap` names an array, `scope` prefixes names, `listen` observes and may replace arrays.
+"""Named stages: `tap` names an array, `scope` prefixes names, `listen` observes arrays and may replace them.
 
 Without a listener, a tap costs one lookup of a context variable and keeps no array alive. Traces
 (`interpret/traces.py`), edits (`interpret/edits.py`) and golden files (`golden/`) are listeners.
@@ -99,7 +99,10 @@ def listeners() -> tuple[Listener, ...]:
 
 
 def listening() -> bool:
-    """Returns whether a listener is open. Stages must then be computed whole, in order, on the calling thread."""
+    """Returns whether a listener is open.
+
+    Each stage must then be computed for all texts at once, in order, on the calling thread.
+    """
     return bool(_listeners.get())
 
 

@@ -1,4 +1,4 @@
-"""Arrays that are memory-mapped from a file: recognizes them, and releases their memory."""
+"""Recognizes arrays that are memory-mapped from a file, and releases their memory."""
 
 from __future__ import annotations
 

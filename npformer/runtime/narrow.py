@@ -1,7 +1,7 @@
 """`NarrowWeight`: a weight that is stored in bfloat16, float16 or int8 and behaves like a float32 array.
 
-Products widen it to float32 one tile at a time (`narrow_products.py`), so that only the tile in the cache of a core is
-float32. Widening bfloat16 and float16 is exact.
+Products widen it to float32 one tile at a time (`narrow_products.py`), so that at any time only one tile per core,
+in its cache, is float32. Widening bfloat16 and float16 is exact.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def widen(values: np.ndarray, out: np.ndarray, around: np.ndarray | None = None)
 
 
 def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> None:
-    """Widens finite float16 numbers exactly, in a quarter to half of the time that NumPy takes.
+    """Widens finite float16 numbers exactly, in a quarter to a half of the time that NumPy takes.
 
     float16 has 5 exponent bits, and float32 has 8. If the bits of a float16 are shifted so that its fraction aligns
     with that of a float32, they represent the value divided by 2^(127 - 15).
@@ -167,7 +167,7 @@ def widened(array: np.ndarray) -> np.ndarray:
 def narrowed(array: np.ndarray, stored: str, outputs: int = -1, copy: bool = False) -> NarrowWeight:
     """Rounds a floating-point matrix to a dtype of `NARROW`.
 
-    A matrix that already has this dtype is copied only if it is not contiguous and aligned, or with copy=True. int8 has
+    A matrix that already has this dtype is copied only if it is not contiguous, is not aligned, or copy=True. int8 has
     a scale for each index along the axis `outputs`, with which the largest magnitude becomes 127. Raises NpformerError
     for a number that is too large for float16.
     """
@@ -220,5 +220,5 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def _blocks(count: int) -> list[slice]:
-    """Slices of few enough rows that intermediate arrays fit in the cache."""
+    """Slices with few enough rows for intermediate arrays to fit in the cache."""
     return [slice(i, i + _BLOCK) for i in range(0, count, _BLOCK)]

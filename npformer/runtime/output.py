@@ -10,7 +10,7 @@ from npformer.common.other_libraries import OUTPUT
 class Output(dict[str, np.ndarray]):
     """The outputs of a model, with Hugging Face's names as keys and attributes: output["logits"], output.logits.
 
-    As in Transformers, an integer index selects an output by its order: output[0] is the first.
+    As in Transformers, an integer index selects an output by its position: output[0] is the first.
     """
 
     def __missing__(self, key: object) -> np.ndarray:

@@ -74,7 +74,8 @@ class Batch:
     """Packed texts: ids, positions, token_type_ids and places (T,), lengths (B,).
 
     farthest is the largest distance between two tokens of a text, even if the batch has only part of that text. read
-    (B,) has the row of each text that a head on texts reads. A part of a text without that row has no entry in read.
+    (B,) has the row of each text that a head with one answer per text reads. A part of a text without that row has no
+    entry in read.
     """
 
     ids: np.ndarray
@@ -102,7 +103,7 @@ class Batch:
         return self._with(itemgetter(slice(first, end)), np.array([end - first]), np.array([end - first - 1]))
 
     def shifted(self, start: int) -> Batch:
-        """The texts shifted right: [start, *ids] without the last id of each."""
+        """Each text shifted right: [start, *ids] without its last id."""
         ids = np.roll(self.ids, 1)
         ids[self.first] = start
         return replace(self, ids=ids)
@@ -148,8 +149,8 @@ def split_rows(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 def pack(texts: Sequence[Text], uncounted: int | None = None, last: bool = False, padding: int | None = None) -> Batch:
     """Concatenates texts into a batch.
 
-    uncounted: a token that gets position -1 and is skipped in counting. last: heads on texts read the last token that
-    is not `padding`, instead of the first token.
+    uncounted: a token that gets position -1 and is skipped in counting. last: a head with one answer per
+    text reads the last token that is not `padding`, instead of the first token.
     """
     lengths = np.array([len(text) for text in texts])
     places = [_last(text.ids, padding) if last else 0 for text in texts]
@@ -185,9 +186,9 @@ def places_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def shards(lengths: Sequence[int], threads: int) -> list[list[int]]:
-    """The indices of texts, in groups of about SHARD tokens, as in `group_by_length`.
+    """The indices of texts, in groups of about SHARD tokens or fewer, as in `group_by_length`.
 
-    The number of groups is a multiple of `threads`, unless the groups would be very small.
+    The number of groups is a multiple of `threads`, unless there are too few texts or tokens.
     """
     total = sum(lengths)
     count = math.ceil(total / SHARD / threads) * threads

@@ -1,4 +1,4 @@
-"""Checks of token ids in any of three forms: one sequence, a padded array with its mask, or a ragged list.
+"""Checks token ids in any of three forms: one sequence, a padded array with its mask, or a ragged list.
 
 `as_padded` converts them to a padded array, `unpadded` removes the padding, and `padded` restores it in the outputs.
 """

@@ -34,7 +34,7 @@ def _kernels(dtype: np.dtype) -> tuple[Kernel, Kernel]:
 def same_bits(dtype: np.dtype) -> bool:
     """Tests at several sizes whether rows have the same bits alone and among other rows on this BLAS.
 
-    One size has 600 rows, because BLIS uses other kernels from 512 rows on.
+    One size has 600 rows, because BLIS uses different kernels from 512 rows on.
     """
     random = np.random.default_rng(0)
     with single_blas_thread():
@@ -168,7 +168,7 @@ class Columns(NamedTuple):
 
 
 def in_columns(b: np.ndarray, rows: int) -> Columns:
-    """Lays out b for products with at most this number of rows."""
+    """Lays out b for products with at most `rows` rows."""
     if b.dtype.char not in "fd" or not b.size:
         return Columns(b, b, 0)
     k = kernel(b.dtype)
@@ -228,7 +228,7 @@ def _address(array: np.ndarray) -> int:
 
 @functools.lru_cache(maxsize=1000)
 def column_shares(widths: tuple[int, ...], index: int, of: int) -> list[slice]:
-    """The columns of each weight that part `index` computes: whole panels, and in the last part also the rest."""
+    """The columns of each weight that part `index` computes: whole panels, and for the last part also the rest."""
     return [
         slice(n * index // of // PANEL * PANEL, n if index + 1 == of else n * (index + 1) // of // PANEL * PANEL)
         for n in widths

@@ -1,8 +1,8 @@
 """`Runner`: runs a model on several cores, with BLAS limited to one thread on each.
 
 Many texts are split into shards of packed rows. For few texts the threads share each product. For a single text they
-share either its products or its rows. With a listener, every stage is computed once, whole, in order. The models in
-`model.py` are Runners.
+share either its products or its rows. While a listener observes the stages (`taps.py`), each stage is computed once for
+all texts, in order. The models in `model.py` are Runners.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Runner:
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """Inside the block, BLAS uses one thread, `parallel_for` uses `threads` or all, and `same_bits` has effect."""
+        """Inside the block, BLAS uses one thread, `parallel_for` uses up to `threads`, and `same_bits` takes effect."""
         for_products = num_threads(self.threads if threads is None else threads)
         with single_blas_thread(), for_products, products(plain=not self.same_bits):
             yield
@@ -50,9 +50,9 @@ class Runner:
         work: Callable[[list[int]], list[A]],
         work_on_long: Callable[[int], list[A]] | None = None,
     ) -> list[A]:
-        """The outputs for texts of these lengths, in order. work(indices) computes some of the texts.
+        """The outputs for texts of these lengths, in order. work(indices) computes the outputs of some texts.
 
-        work_on_long(n_threads) computes a single long text, with its rows split between n_threads threads.
+        work_on_long(n_threads) computes the output of a single long text, its rows split between n_threads threads.
         """
         if not lengths:
             return []

@@ -1,8 +1,8 @@
-"""Finds by trial how to make the bits of a row of a product independent of the other rows with the BLAS in use.
+"""Finds by trial how to make the bits of each row of a product independent of the other rows, for the BLAS in use.
 
-A BLAS chooses a kernel by the sizes of a product, and kernels add in different orders. OpenBLAS does the following:
+A BLAS chooses a kernel by the sizes of a product, and kernels add terms in different orders. OpenBLAS does this:
 
-* it computes one row with a matrix-vector routine, and some numbers of rows with special kernels (`Kernel.rows`);
+* it computes one row with a matrix-vector routine, and certain numbers of rows with special kernels (`Kernel.rows`);
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded
   to a multiple of `VECTOR` columns);
 * it adds the first and last columns of each block of a wide product in a different order (`Kernel.edges`);
@@ -68,7 +68,7 @@ class Kernel:
     # --- rows and columns --------------------------------------------------------------------------------------------
 
     def rows(self, count: int) -> int:
-        """A usable row count that is at least `count`. A row has the same bits for all usable counts."""
+        """The smallest usable row count that is at least `count`. A row has the same bits for all usable counts."""
         while not self._good[count if count <= ROWS else ROWS + 1 + (count - ROWS - 1) % ROWS]:
             count += 1
         return count
@@ -79,7 +79,7 @@ class Kernel:
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019 - one kernel per dtype lives as long as the process
     def edges(self, columns: int) -> list[slice]:
-        """The edge columns of a product: there, the bits of a row differ from those in a product of `_reference` rows.
+        """The edge columns, where the bits of a row differ from the bits in a product of `_reference` rows.
 
         columns: width of the product, a multiple of VECTOR.
         """

@@ -1,8 +1,8 @@
-"""Sums in a fixed order. Groups of zeros between or after the terms do not change their bits.
+"""Sums in a fixed order. Groups of zeros between or after the terms do not change the bits of a sum.
 
 The order in which NumPy and BLAS add the terms of a long sum depends on its length, so sums here are added in groups of
-TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros at the terms
-of the other sums, and its groups are n times as long.
+TERMS terms. The terms of n sums may be interleaved after the first `front` terms. Each sum then has zeros in
+the places of the other sums' terms, and its groups are n times as long.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def sum_in_order(
 def matmul_in_order(
     a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int = 0, scratch: Scratch | None = None
 ) -> np.ndarray:
-    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`. scratch: for the products."""
+    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`. scratch: for products."""
     together = TOGETHER if scratch is None else IN_SCRATCH
     some = max(1, together // max(1, math.prod(a.shape[:-1]) * b.shape[-1]))
     total: np.ndarray | None = None

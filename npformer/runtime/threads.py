@@ -122,7 +122,7 @@ def _work() -> None:
 
 
 def start_workers(count: int) -> int:
-    """Starts workers until there are `count`. Returns their number, which may be lower while the process exits."""
+    """Starts workers until there are `count`. Returns `count`, or a lower number if no more threads can be started."""
     with _starting:
         while len(_workers) < count:
             worker = threading.Thread(target=_work, name="npformer-worker", daemon=True)
@@ -190,9 +190,10 @@ def threads_for_parts() -> int:
 
 
 def part_counts(nanoseconds: float, most: int | None = None) -> tuple[tuple[int, ...], int]:
-    """The numbers of parts to try for work of about `nanoseconds` on one core (1, 2, 4 ... threads), and a first guess.
+    """The numbers of parts to try (1, 2, 4, ..., threads) for some work, and the one to try first.
 
-    most: maximum number of parts. Work that is too short to hand over to another thread is not split.
+    nanoseconds: about the time that the work takes on one core. most: maximum number of parts. Work that is too short
+    to hand over to another thread is not split.
     """
     threads = _local.num_threads if most is None else min(_local.num_threads, most)
     if threads <= 1 or nanoseconds < HAND_OVER / 2:
@@ -228,7 +229,7 @@ class _Member:
     def __init__(self, index: int, barrier: threading.Barrier, slots: Sequence[list[Any]]) -> None:
         self.index = index
         self.barrier = barrier
-        self.slots = slots  # two, used in turn, so that no thread overwrites a slot that another may still read
+        self.slots = slots  # two, used in turn, so that no thread overwrites a slot that another thread may still read
         self.turn = 0
 
     def run(self, task: Callable[[], Any]) -> Any:
@@ -249,7 +250,7 @@ class _Member:
         return [np.concatenate(rows) for rows in zip(*slots, strict=True)]
 
 
-_one_text = threading.Lock()  # two texts at once could each wait for a worker that the other one holds
+_one_text = threading.Lock()  # two texts at once could each wait for a worker that the other occupies
 
 
 def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -266,7 +267,7 @@ def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Concatenates the rows of each array from all threads of a text. If its rows are not split, returns the arrays."""
+    """Concatenates each array's rows from all threads that share a text. If none do, returns the arrays."""
     member = _local.member
     return arrays if member is None else member.all_gather(arrays)
 
@@ -278,7 +279,7 @@ class _Blas:
     """The BLAS libraries of this process, limited to one thread while any caller requests it.
 
     Forks wait until no other thread is computing. Otherwise a lock that a thread held inside BLAS or threadpoolctl at
-    the fork would stay locked in the child forever.
+    the time of the fork would stay locked in the child forever.
     """
 
     def __init__(self) -> None:
@@ -361,7 +362,7 @@ _blas = _Blas()
 
 
 def single_blas_thread() -> Any:
-    """Limits BLAS to one thread inside the block. When the last caller leaves it, the original setting is restored."""
+    """Limits BLAS to one thread inside the block. The last caller to leave its block restores the old setting."""
     return _blas.single()
 
 

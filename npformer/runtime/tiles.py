@@ -40,7 +40,8 @@ def in_blocks(formula: Formula, x: np.ndarray, out: np.ndarray | None = None) ->
 def in_place(function: Callable[..., np.ndarray], array: np.ndarray) -> np.ndarray:
     """Returns function(array), computed in place unless a listener may have kept the array.
 
-    If array is a product with margins (`with_margins`), the function also runs on them: contiguous memory is faster.
+    If array is a product with margins (`with_margins`), the function also runs on the margins, because
+    contiguous memory is faster.
     """
     if spare(array) is None:
         return function(array)

@@ -1,6 +1,6 @@
 """`Trial`: chooses the fastest of several ways to do the same work, by timing the work itself.
 
-The gain from a second thread or from another layout of weights depends on the machine and its load, so a fixed cost
+The gain from a second thread or from a different layout of weights depends on the machine and its load, so a fixed cost
 model would not work. A trial runs real work in each way several times, in turn, and compares median times. All ways
 return the same bits.
 """
@@ -24,8 +24,8 @@ class Trial(Generic[Way]):
     """Runs work in the fastest of several ways.
 
     The first way is a guess. A trial begins after PATIENCE seconds of work. A core that was busy during one trial may
-    be free later, so trials are repeated: the next one begins once the time lost in the last one is at most SHARE of
-    the time since then.
+    be free later, so trials are repeated: the next trial begins once the time lost in the last one is at most SHARE
+    of the time worked since then.
 
     Threads may share a trial without a lock, because a race loses at most one measured time.
     """
@@ -34,11 +34,11 @@ class Trial(Generic[Way]):
         self.ways = tuple(ways)
         self.way = self.ways.index(first)
         self._times: list[list[float]] | None = None  # times of each way, per unit of work; None between trials
-        self._worked = 0.0  # seconds since the last trial
+        self._worked = 0.0  # seconds of work since the last trial
         self._pause = PATIENCE
 
     def run(self, work: Callable[[Way], Result], amount: float = 1.0) -> Result:
-        """Returns work(way). amount: size of the work in any unit, to compare times."""
+        """Returns work(way). amount: size of the work in any unit; trials compare times per unit."""
         if len(self.ways) == 1:
             return work(self.ways[0])
         times = self._times

@@ -1,7 +1,7 @@
 """Products with weights, shared between threads, with the same bits for any number of rows.
 
-`functions.linear` uses them. They are fast for few rows, because a weight that is used repeatedly is also kept in
-another layout: as panels, which kernels for small products read in order, or as its edge columns.
+`functions.linear` uses these products. They are fast even for few rows, because a weight that is used repeatedly is
+also kept in a second layout: as panels, which kernels for small products read in order, or as its edge columns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from npformer.runtime.threads import (
 from npformer.runtime.trials import Trial
 
 TILE = 7 << 18  # bytes of panels that a large product reads at a time
-MANY = 128  # with more rows than this, a large product spends little of its time on copying the weight
+MANY = 128  # with more rows than this, a large product spends little of its time copying the weight
 FEW = 256  # up to this number of rows, gathering edge columns takes a large part of the time of their product
 
 
@@ -116,7 +116,7 @@ def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain
 def _trial(
     shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial that chooses (number of parts, with panels) for about `rows` rows, or None if there is only one way."""
+    """The trial that chooses (number of parts, whether to use panels) for about `rows` rows; None for only one way."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(rows)
@@ -135,7 +135,7 @@ def _columns(
 ) -> None:
     """product[:, columns] = x @ weight[:, columns]. Columns that do not fill a panel or vector are computed separately.
 
-    small: if the weight has panels, multiply them with small products.
+    small: if the weight has panels, use small products.
     """
     if panels is not None and not small and not panels.alone:
         panels = None
@@ -187,7 +187,7 @@ def _edges(k: Kernel, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, sl
 
 
 def in_order(weight: np.ndarray) -> np.ndarray:
-    """Makes a weight contiguous if a small product may use it: the order in which it adds depends on the layout."""
+    """Makes a weight contiguous if a small product may use it, because the order of its sums depends on the layout."""
     return np.ascontiguousarray(weight) if weight.size <= kernel(weight.dtype).small else weight
 
 
@@ -197,7 +197,7 @@ _kept: dict[tuple, tuple[list[weakref.ref[np.ndarray]], int, Any]] = {}
 
 
 def _laid_out(weights: Sequence[np.ndarray], what: Any, make: Callable[[], Any]) -> Any:
-    """make(), a copy of the weights in another layout, which is kept as long as the weights exist.
+    """make(), a copy of the weights in a different layout, which is kept as long as the weights exist.
 
     Returns None before the third use, and for weights that are writable, because the copy would not follow a change.
     """
@@ -270,7 +270,7 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices of `rows` rows, and the number of rows in one product within each slice: at most `few`, but never 1."""
+    """Slices of `rows` rows, and the number of rows of each product in it: at most `few`, and 1 only if `rows` is 1."""
     if rows <= few:
         return [(slice(0, rows), rows)]
     count = (few - 1) // 4 * 4  # kernels process rows in groups of four

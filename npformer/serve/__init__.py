@@ -1,8 +1,8 @@
-"""An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs it. It needs the extra `serve`.
+"""An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs one. Both need the extra `serve`.
 
-Requests of different clients share batches (`batching.py`), and each answer has the same bits as if it were computed
+Requests from different clients share batches (`batching.py`), and each answer has the same bits as if it were computed
 alone. `routes.py`, `text_to_text.py` and `text_generation.py` define the routes, `fields.py` validates requests,
-`asgi.py` has the code shared by all routes, `bodies.py` reads requests, `watch.py` counts and logs them, and
+`asgi.py` has the code shared by all routes, `bodies.py` reads request bodies, `watch.py` counts and logs requests, and
 `supervisor.py` runs servers and workers.
 """
 
@@ -36,7 +36,7 @@ def app(
 
     Parameters
     ----------
-    models : a model or several, each a bundled name, a folder, a hub id or a loaded model; or a mapping from names
+    models : a model, several, or a dict of models by name; each a bundled name, a folder, a hub id or a loaded model
         A request without a model's name uses the first model that has the route's task.
     limits : ServiceLimits, the limits of requests, batches and the queue
     api_key : str, the key that requests must send as `Authorization: Bearer KEY`; /health needs no key
@@ -66,7 +66,7 @@ def app(
 
 
 def need_extra() -> None:
-    """Raises NpformerError, with the command that installs it, if a package of the extra is missing."""
+    """Raises NpformerError, with the command to install the extra `serve`, if one of its packages is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise NpformerError(f"serve needs {', '.join(missing)}: pip install 'npformer[serve]'")

@@ -1,8 +1,8 @@
 """The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py`, `text_generation.py` and `chat.py`.
 
-A request passes these checks in order: the API key, shutdown, its body, the number of open requests, its fields, the
-limits of its texts, and the queue. If the client disconnects, the request's texts leave the queue. Refusals are
-exceptions; the handlers at the end of this file turn them into responses.
+A request passes these checks in order: the API key, shutdown and the number of open requests (checked again after the
+body), its body, its fields, the limits on its texts, and the queue. If the client disconnects, the request's texts
+leave the queue. Refusals are exceptions; the handlers at the end of this file turn them into responses.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _as_listed(name: str) -> dict[str, Any]:
 
 
 def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:
-    """Returns the route for a body, and its fields."""
+    """Returns the route for a body, and the values of the body's fields."""
     given = read_json(body)
     route = route.of(given)
     return route, read_fields(route.fields, given)

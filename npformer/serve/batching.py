@@ -1,6 +1,6 @@
 """Dynamic batching: texts of independent requests are computed together.
 
-One thread takes the oldest text from a bounded queue, with later texts that need the same computation. A text's answer
+One thread takes the oldest text from a bounded queue, and later texts that need the same computation. A text's answer
 has the same bits in any batch, so batching affects only the time that it takes.
 """
 
@@ -29,7 +29,7 @@ class Work(Protocol):
     """A computation on requests. Requests with equal work share a batch if `together` is True."""
 
     @property
-    def together(self) -> bool: ...  # False: a batch holds the requests of one ticket only
+    def together(self) -> bool: ...  # False: a batch has the requests of one ticket only
 
     def run(self, requests: list[Any]) -> list[Any]: ...
 
@@ -71,7 +71,7 @@ class Entry:
 
 
 class Call:
-    """A function as work to compute alone, such as the next token of a stream."""
+    """Work that calls a single function, alone in its batch, such as for the next piece of a stream."""
 
     together = False
 
@@ -201,7 +201,7 @@ class Batcher:
         return batch, size < self.max_tokens and len(batch) == len(self.queue)
 
     def _seconds_to_wait(self) -> int:
-        """Estimates the seconds to compute the queued texts, 1 to 60."""
+        """Estimates the seconds needed to compute the queued texts, from 1 to 60."""
         return min(60, max(1, math.ceil(sum(entry.size for entry in self.queue) / self.rate)))
 
 

@@ -1,7 +1,7 @@
 """Answers to conversations: OpenAI's /v1/chat/completions, whole or as a stream.
 
-Each token of an answer waits for its turn in the queue of all requests, so an answer ends when its client disconnects.
-Settings that a request leaves out come from the model's generation_config.json.
+Each token of an answer waits for its turn in the queue of all requests, so generation stops when the client
+disconnects. Settings that a request leaves out come from the model's generation_config.json.
 
 References
 ----------
@@ -88,7 +88,7 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
     [writer] = prompts.writers
     n, new = given["n"], writer.settings.max_new_tokens
     if n > 1 and not writer.settings.do_sample:
-        raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all answers would be equal")
+        raise f.wrong("n", "expected 1 with greedy decoding, where all answers would be equal")
     service.limits.check_tokens("messages, with the new tokens", n * (len(writer.prompt) + new))
     answers = Answers(service, [writer, *(Writer(task, writer.prompt, _nth(options, i)) for i in range(1, n))])
     kind = "chat.completion.chunk" if given["stream"] else "chat.completion"
@@ -161,7 +161,7 @@ class Answers:
         return {"index": i, "message": message, "logprobs": self._logprobs(i, last=True), "finish_reason": ended}
 
     async def chunks(self, first: AsyncIterator[str], frame: dict[str, Any], counts: bool) -> AsyncIterator[bytes]:
-        """Yields an event for each piece of the answers, and with `counts` a last one with the numbers of tokens."""
+        """Yields an event for each piece of the answers, and with `counts` a last event with token counts."""
         frame = {**frame, "usage": None} if counts else frame
 
         def chunk(i: int, delta: dict[str, str], ended: str | None = None) -> bytes:

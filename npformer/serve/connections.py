@@ -1,4 +1,4 @@
-"""uvicorn's connections, closed when a client is too slow to send a request or read an answer."""
+"""uvicorn's connections, closed when a client is too slow to send a request or to read an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = 10.0  # seconds for a request's head, from the start of the connection or
 STALLED = 30.0  # seconds within which a client must read LEAST bytes of a pending answer
 LEAST = 30 * 1000
 AT_ONCE = 16 * 1024  # maximum bytes read before other tasks run; in one-byte chunks they take a tenth of a second
-KEEP_ALIVE = 75  # seconds without a request; more than the 60 s of most load balancers, which thus close first
+KEEP_ALIVE = 75  # seconds that a connection may be idle; most load balancers close it first, after 60 s
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]

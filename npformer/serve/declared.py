@@ -1,4 +1,4 @@
-"""All routes. Those made from a task's declaration return the values of the task's answers.
+"""All routes. A route made from a task's declaration returns the values of the task's answers.
 
 Routes for vectors, labels, ranks and generated texts follow the formats of other services (`routes.py`,
 `text_to_text.py`, `text_generation.py` and `chat.py`). The parameters of all other routes are the options of a task's

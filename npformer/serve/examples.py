@@ -1,4 +1,4 @@
-"""A request to each route and its answer, for the reference and /openapi.json. Vectors are shortened to two numbers."""
+"""A request and an answer for each route, for the reference and /openapi.json. Vectors are shortened to two numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STREAM = """data:{"index":1,"token":{"text":" sat","special":false},"generated_t
 data:{"index":2,"token":{"text":" down","special":false},"generated_text":" sat down","details":null}
 """
 
-#: Path -> request and answer; a stream is a text.
+#: Path -> request and answer; a streamed answer is a text.
 EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "/embed": ({"inputs": TEXTS}, [VECTOR, [0.0271, 0.0618]]),
     "/embed_all": ({"inputs": "ice"}, [[VECTOR, [0.1102, 0.0417], [-0.0213, 0.0155]]]),

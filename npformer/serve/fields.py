@@ -1,7 +1,7 @@
 """The fields of requests. One description validates a field and defines its entry on the OpenAPI page.
 
-A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. It never contains
-the value, which may be a user's text.
+A refusal names the place of an invalid value (`inputs[2]`), the expected type and the actual type. It may contain
+a number, but never a text value, which may be private.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _content(where: str, value: Any) -> str:
 
 
 def _documents(where: str, value: Any) -> list[str]:
-    """Texts, or objects with a "text", as Cohere's and Jina's clients send."""
+    """Texts, or objects with a field "text", as Cohere's and Jina's clients send."""
     if not isinstance(value, list) or not value:
         raise expected(where, "a list of texts", value)
     found = []
@@ -188,7 +188,7 @@ def _boolean(where: str, value: Any) -> bool:
 
 
 def whole(low: int, high: int = 2**31) -> Kind:
-    """Returns the kind of whole numbers from low to high. The number 1.0 counts as 1, as in JSON."""
+    """Returns the kind of whole numbers from low to high. The number 1.0 counts as 1, as in JSON Schema."""
 
     def read(where: str, value: Any) -> int:
         if type(value) is float and value.is_integer():
@@ -278,7 +278,7 @@ BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
 
 def read_json(body: bytes) -> Any:
-    """Parses a request's body. Raises Refusal for invalid JSON, with the place but not the text."""
+    """Parses a request's body. Raises Refusal for invalid JSON; the message has the place but no text."""
     if _openings(body) > MOST_PARTS and _openings(STRING.sub(b"", body)) > MOST_PARTS:
         raise too_large(f"body: more than {MOST_PARTS} lists and objects")
     try:

@@ -32,7 +32,7 @@ def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Score
 
 
 class NewScores:
-    """Returns the tokens that have been generated since the last call, with their scores."""
+    """A function that returns the tokens generated since its last call, with their scores."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer, self.count = writer, 0

@@ -23,7 +23,8 @@ from npformer.tasks.writing import Writing
 
 Given = str | Path | Model | Seq2Seq | Task
 
-#: Task -> its options in a service, where they differ from the task's own defaults.
+#: Task -> its options in a service, where they differ from the task's own defaults. Of a model's tasks, the first in
+#: this order is served at the root path.
 SERVED: dict[str, dict[str, Any]] = {
     "text-ranking": {"function_to_apply": "sigmoid"},
     "text-classification": {"top_k": None},
@@ -64,7 +65,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Served:
-    """A named model with its tasks: task's name -> Task."""
+    """A named model with its tasks by name."""
 
     name: str
     model: BaseModel
@@ -86,7 +87,7 @@ class Served:
 
 
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
-    """Loads models under the names of a mapping, or else under each model's own name or the name of its folder.
+    """Loads models by name: as in a mapping, or else by folder name, bundled name, hub id or model type.
 
     `loading` has threads, revision and offline, as in `pipeline`. Raises NpformerError if there is no model or a name
     is duplicated.
@@ -116,7 +117,7 @@ def _name_of(given: Given, task: Task) -> str:
 
 
 def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
-    """Yields the tasks of a model that have a route. The first task is served at the root path."""
+    """Yields a model's tasks that have a route, by name. The first task is served at the root path."""
     if isinstance(task, Writing):
         yield task.name, task
         return
@@ -150,7 +151,7 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
     """Returns the name and Task of the model with this name, or of the first model that has the task.
 
-    Raises Refusal for an unknown name, or if no model has the task.
+    Raises Refusal for an unknown name, or if the model (without a name: every model) lacks the task.
     """
     some = candidates(models, name)
     for each in some:

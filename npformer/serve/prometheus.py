@@ -1,4 +1,4 @@
-"""Metrics for Prometheus at /metrics: requests by route and status, the queue, the batches.
+"""Metrics for Prometheus at /metrics: requests by route and status, the queue and the batches.
 
 With several processes, PROMETHEUS_MULTIPROC_DIR names a shared folder, and each process reports the sums over all
 processes.

@@ -1,4 +1,4 @@
-"""Answers and errors as bytes: JSON, with errors in TEI's form, or in OpenAI's below /v1."""
+"""Answers and errors as bytes: JSON, with errors in TEI's format, or in OpenAI's format for routes below /v1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses that close the connection. 413 does not: a client that is still sending its body would never see the error.
+#: Statuses that close the connection. 413 does not, or a client that is still sending its body would not see it.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
 

@@ -1,4 +1,4 @@
-"""The limits of requests and of the queue."""
+"""The limits on requests and on the queue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The routes: request and response formats of text-embeddings-inference (TEI) and of OpenAI's clients.
 
-A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and a function turns them into
-an answer. The tasks of `npformer.pipeline` compute the answers; this file formats them.
+A route is an entry of ROUTES. Its fields validate requests and define the OpenAPI page, and its function answers them.
+The tasks of `npformer.pipeline` compute the answers; this file formats them.
 
 References
 ----------
@@ -86,10 +86,10 @@ class Route:
     summary: str
     fields: Fields
     answer: Callable[[Service, dict[str, Any]], Awaitable[Reply]]
-    of_object: Route | None = None  # used if `inputs` is an object: Hugging Face's endpoints take both at the root
+    of_object: Route | None = None  # for an object in `inputs`: Hugging Face's endpoints accept it at the root too
 
     def of(self, given: Any) -> Route:
-        """Returns the route for a request's value."""
+        """Returns the route for a request's parsed body."""
         is_object = isinstance(given, dict) and isinstance(given.get("inputs"), dict)
         return self.of_object if is_object and self.of_object is not None else self
 
@@ -114,12 +114,12 @@ TRUNCATE = {
 TEI = {
     **TRUNCATE,
     "truncation_direction": Field(f.nothing_else("texts are truncated on the right", "right", "Right"), "right"),
-    "prompt_name": Field(f.TEXT, None, "Name of the model's prompt to put before each text."),
+    "prompt_name": Field(f.TEXT, None, "Name of one of the model's prompts, to put before each text."),
     **MODEL,
 }
 EMBED = {
     "inputs": Field(f.TEXTS),
-    "normalize": Field(f.BOOLEAN, True, "Scale vectors to length 1; false: leave them as pooled."),
+    "normalize": Field(f.BOOLEAN, True, "Scale vectors to length 1; with false, their lengths stay as computed."),
     "dimensions": Field(f.whole(1), None, "Truncate each vector to this many numbers."),
     **TEI,
 }
@@ -193,7 +193,7 @@ async def similarity(service: Service, given: dict[str, Any]) -> Reply:
     texts = [inputs["source_sentence"], *inputs["sentences"]]
     options = {**(given["parameters"] or {}), "model": given["model"]}
     vectors, prepared, _ = await _vectors(service, options, f.Texts(texts, several=True), "inputs")
-    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`: its sums depend on the number of rows
+    products = (vectors[1:] * vectors[0]).sum(axis=1)  # not `@`, whose sums depend on the number of rows
     return Reply(prepared, products.tolist())
 
 
@@ -234,7 +234,7 @@ async def _ranks(
 ) -> tuple[list[tuple[int, float]], Prepared, str]:
     """Returns indices and scores of the texts, best first."""
     name, task = choose(service.models, given["model"], "text-ranking")
-    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # same as TEI
+    options = replace(task.options, function_to_apply="none" if given.get("raw_scores") else "sigmoid")  # as in TEI
     pairs = f.Texts([Pair(given["query"], each) for each in texts], several=True)
     found, prepared = await service.ask(TaskWork(task, options), pairs, given["truncate"], where)
     scores = [(i, each["score"]) for i, each in enumerate(found)]
@@ -272,7 +272,7 @@ async def tokenize(service: Service, given: dict[str, Any]) -> Reply:
 
 SIMILARITY = Route(
     "/similarity",
-    "The cosine similarity of a text to others",
+    "The cosine similarity of a text to other texts",
     {
         "inputs": Field(f.an_object({"source_sentence": Field(f.TEXT), "sentences": Field(f.TEXT_LIST)})),
         "parameters": Field(f.an_object({each: TEI[each] for each in TEI if each != "model"}), None),
@@ -288,7 +288,7 @@ ROUTES = (
         {
             "inputs": Field(f.TEXTS),
             **TEI,
-            "prompt_name": Field(f.nothing_else("put the prompt before the texts"), None),
+            "prompt_name": Field(f.nothing_else("prepend the prompt to each text"), None),
         },
         embed_all,
     ),
@@ -301,11 +301,12 @@ ROUTES = (
     SIMILARITY,
     Route(
         "/predict",
-        "The labels of each text or pair with scores, best first",
+        "The labels of each text or pair with their scores, best first",
         {
             "inputs": Field(
                 f.PAIRS,
-                what="A text, a pair [text, second text], or a list of [text] and pairs. Two texts are one pair.",
+                what="A text, a pair [text, second text], or a list of [text] and pairs. "
+                "A list of two texts is one pair.",
             ),
             "raw_scores": Field(f.BOOLEAN, False, "Return logits, not probabilities."),
             "parameters": Field(f.an_object(CLASSIFY), None),
@@ -338,7 +339,9 @@ ROUTES = (
             "input": Field(f.OPENAI_TEXTS),
             **MODEL,
             "encoding_format": Field(f.one_of("float", "base64"), "float", "base64: little-endian float32."),
-            "dimensions": Field(f.whole(1), None, "Truncate each vector to this many numbers, scaled to length 1."),
+            "dimensions": Field(
+                f.whole(1), None, "Truncate each vector to this many numbers, and scale it to length 1."
+            ),
             "user": Field(f.TEXT, None, "Ignored."),
             **TRUNCATE,
         },

@@ -1,9 +1,9 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
-second signal ends it at once if it comes more than POLL seconds later: the command `timeout` sends two in a row.
-A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A model in another
-format is first converted to the mapped format, in a temporary folder.
+second signal ends it at once, but only if it comes more than POLL seconds later, because the command `timeout` sends
+two in a row. A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A
+model in a format that cannot be mapped is first converted, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 try:
     import resource
-except ImportError:  # Windows has no such limit
+except ImportError:  # Windows, which does not limit open files in this way
     resource = None  # type: ignore[assignment]
 
 from npformer.checkpoint.convert import convert
@@ -169,7 +169,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     async def _stop_when_idle(self) -> None:
         end = time.monotonic() + self.grace
         await asyncio.sleep(POLL)  # new requests get 503 until the exit
-        if not self.is_worker:  # a worker is killed by its parent
+        if not self.is_worker:  # at a second signal the parent kills its workers itself
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
@@ -280,7 +280,7 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """Returns the settings of workers: divides the cores, and converts models that cannot be mapped (into `home`)."""
+    """Returns the settings of workers. Divides the cores, and converts models that are not mapped, in `home`."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.loaded().items():

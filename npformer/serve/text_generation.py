@@ -46,7 +46,7 @@ SEARCH = {
     "no_repeat_ngram_size": Field(f.whole(0), None),
 }
 WITHOUT_EFFECT = {
-    "best_of": Field(f.nothing_else("one text is generated", 1), None),
+    "best_of": Field(f.nothing_else("only one text is generated", 1), None),
     "watermark": Field(f.nothing_else("there is no watermarking", False), None),
     "decoder_input_details": Field(f.nothing_else("the prompt's tokens are not returned", False), None),
 }
@@ -82,8 +82,8 @@ COMPLETIONS = {
 TGI_REASON = {"end": "eos_token", "stop": "stop_sequence", "length": "length"}
 OPENAI_REASON = {"end": "stop", "stop": "stop", "length": "length"}
 
-COST = 8  # batch cost of a source token, where an encoder's token costs 1: the decoder runs once per new token
-STEP = 4  # batch cost of a new token, where a prompt's token costs 1: prompt tokens are read together
+COST = 8  # batch cost of a source token relative to an encoder's token, because the decoder runs once per new token
+STEP = 4  # batch cost of a new token relative to a prompt's token, because prompt tokens are read together
 #: A parameter of /generate for translation only.
 NO_LANGUAGE = {"tgt_lang": Field(f.nothing_else("only translation models take a target language"), None)}
 
@@ -97,9 +97,9 @@ def settled(task: Writing, given: dict[str, Any], where: str, length: str = "max
 
 
 def effective(parameters: dict[str, Any] | None, others: Fields) -> dict[str, Any]:
-    """Returns the parameters of a request that have an effect.
+    """Returns those parameters of a request that have an effect.
 
-    Parameters without an effect, and `others` that only other models have, must have their default values.
+    Parameters without an effect, and `others`, which only other kinds of models have, must have their default values.
     """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     for name, each in {**WITHOUT_EFFECT, **others}.items():
@@ -252,7 +252,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
 async def _completed(
     service: Service, given: dict[str, Any], prompts: Prompts, options: Any, frame: dict[str, Any]
 ) -> Reply:
-    """Returns a stream with a chunk for each piece of a text, and a last chunk with its finish reason."""
+    """Returns a stream with a chunk for each piece of a text, and a last chunk with the finish reason."""
     [writer] = prompts.writers
     shown = await begun(service, withheld(iter(writer), options.stop_strings), "prompt")
 
@@ -279,7 +279,7 @@ async def _completed(
 
 
 def until(text: str, stops: tuple[str, ...]) -> str:
-    """Returns the text before the first of the stop strings."""
+    """Returns the text up to the first stop string in it."""
     return text[: min([place for each in stops if (place := text.find(each)) >= 0], default=len(text))]
 
 

@@ -32,8 +32,8 @@ BEAM_SEARCH = {
     "num_beams": Field(f.whole(1, BEAMS), None),
     "length_penalty": Field(f.number(-50, 50), None),
     "early_stopping": Field(f.BOOLEAN, None),
-    "min_length": Field(f.whole(0), None, "Minimum number of tokens, with the start token."),
-    "max_length": Field(f.whole(2), None, "Maximum number of tokens, with the start token."),
+    "min_length": Field(f.whole(0), None, "Minimum number of tokens, including the start token."),
+    "max_length": Field(f.whole(2), None, "Maximum number of tokens, including the start token."),
 }
 #: Parameters of /generate that only causal language models have.
 OF_PROMPTS = {
@@ -61,7 +61,7 @@ def _settled(task: TextToText, parameters: dict[str, Any]) -> Any:
 
 
 def _work(task: TextToText, options: Any) -> TaskWork:
-    """Returns the work of a request. A sample depends on its place in a batch, so samples do not share batches."""
+    """Returns the work of a request. A sampled text depends on its place in a batch, so it gets its own."""
     return TaskWork(task, options, together=not options.settings.get("do_sample"))
 
 
@@ -107,7 +107,7 @@ ROUTES = (
     ),
     Route(
         "/generate",
-        "The text generated after a prompt, or by an encoder-decoder from a text; optionally a stream",
+        "The text generated after a prompt, or by an encoder-decoder from a text; optionally as a stream",
         {
             **GENERATE_FIELDS,
             "stream": Field(f.BOOLEAN, False, "Send server-sent events, one for each piece as it is generated."),

@@ -17,7 +17,7 @@ from npformer.tasks.declaration import (
     whole,
 )
 
-PROMPT_NAME = option("--prompt-name NAME", "name of the model's prompt to put before each text", "prompt_name")
+PROMPT_NAME = option("--prompt-name NAME", "name of one of the model's prompts, to put before each text", "prompt_name")
 
 
 def _text_to_text(name: str, summary: str, description: str, epilog: str, *more: Option) -> Command:
@@ -57,7 +57,7 @@ TASKS = {
         command=Command(
             "classify",
             "the label of each text",
-            "Classify each text: its label and score.",
+            "Classify each text: print its label and score.",
             """examples:
   npformer classify "I love ice cream"
   npformer classify --file reviews.txt --json > labels.jsonl
@@ -108,7 +108,8 @@ whole datasets, with pip install "npformer[data]":
             (
                 option(
                     "--strategy",
-                    "how to group tokens: none keeps all apart; first, average and max label whole words (%(default)s)",
+                    "how to group tokens: none keeps each token separate; first, average and max label whole words "
+                    "(%(default)s)",
                     "aggregation_strategy",
                     choices=("none", "simple", "first", "average", "max"),
                     default="simple",
@@ -133,7 +134,7 @@ whole datasets, with pip install "npformer[data]":
       --context-file report.txt --file questions.txt""",
             (
                 option("-k --top-k K", "show the K best answers (%(default)s)", "top_k", type=whole, default=1),
-                option("--no-answer", "allow an empty answer where the context has none", "handle_impossible_answer"),
+                option("--no-answer", "allow an empty answer if the context has no answer", "handle_impossible_answer"),
                 option("--max-answer-len N", "maximum tokens in an answer (15)", "max_answer_len", type=whole),
             ),
             long=(STRIDE,),
@@ -167,7 +168,7 @@ whole datasets, with pip install "npformer[data]":
         command=Command(
             "embed",
             "a vector for each text",
-            "Embed each text: a vector for comparing texts by meaning.",
+            "Embed each text as a vector, to compare texts by meaning.",
             """examples:
   npformer embed -m sentence-transformers/all-MiniLM-L6-v2 \\
       --file sentences.txt -o sentences.npy
@@ -222,8 +223,7 @@ Row i of the array is the vector of text i; NaN if text i cannot be read.""",
         command=Command(
             "rerank",
             "texts ranked by relevance to a query",
-            """Rank texts, the lines of files, by how well they answer a query, with a
-cross-encoder.""",
+            """Rank the lines of files by how well they answer a query, with a cross-encoder.""",
             """examples:
   npformer rerank -m cross-encoder/ms-marco-MiniLM-L6-v2 \\
       "Who likes ice cream?" sentences.txt
@@ -292,8 +292,8 @@ With --input the rows keep their order: --column names the queries,
             "generate",
             "a continuation of each text",
             """Continue each text, the prompt, or answer it with --chat. On a terminal, the
-text of a single prompt appears as it is generated; --chat without a text is a
-conversation there.""",
+text of a single prompt appears as it is generated, and --chat without a text
+starts a conversation.""",
             """examples:
   npformer generate -m openai-community/gpt2 "Once upon a time"
   npformer generate -m openai-community/gpt2 --max-new-tokens 9 \\

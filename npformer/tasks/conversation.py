@@ -49,7 +49,7 @@ class Conversation:
         self._state: PromptState | None = None
 
     def say(self, text: str) -> Iterator[str]:
-        """Yields the answer to a message piece by piece. If the caller stops early, the pieces yielded so far are kept.
+        """Yields the answer to a message piece by piece. If the caller stops early, the pieces so far form the answer.
 
         Raises NpformerError, and leaves the conversation as it was, if the message does not fit.
         """

@@ -65,7 +65,7 @@ LONG_TEXTS = option(
 
 
 def long_or_error(what: str) -> Option:
-    """Makes the option --long of a task without windows."""
+    """Makes the option --long for a task that does not read texts in windows."""
     how: dict[str, Any] = {"choices": ("error", "truncate"), "default": "error"}
     return option("--long", f"how to handle {what}", "long", **how)
 
@@ -95,7 +95,7 @@ class Form(NamedTuple):
     to it, or without the text ("alone" and "whole"). Only "whole" keeps an answer's line breaks.
     """
 
-    fields: Mapping[str, Any] = MappingProxyType({})  # name of a value of an answer -> its type
+    fields: Mapping[str, Any] = MappingProxyType({})  # name of a value in an answer -> its type
     several: str = ""  # name of the list of answers, for tasks that return lists
     line: str = ""  # format of an answer's line, with the names of fields
     layout: Literal["below", "beside", "alone", "whole"] = "below"  # place of the answer's lines relative to the text
@@ -105,7 +105,7 @@ class Declaration(NamedTuple):
     """A task: its class, its models, its command and its route."""
 
     place: str  # module in this folder, and the class in it
-    head: str  # its models' head; "base": any encoder
+    head: str  # its models' head; "base": any model but an encoder-decoder
     models: str  # description of these models
     example: str = ""  # a model to try
     aliases: tuple[str, ...] = ()  # other names: Transformers' aliases, or the command's name

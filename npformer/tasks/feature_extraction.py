@@ -21,9 +21,9 @@ class FeatureOptions(Options):
 
 
 class FeatureExtraction(Task):
-    """Returns the last layer's vectors of each text: nested lists of shape (1, L, D), special tokens included.
+    """Returns the last layer's vectors for a text's tokens, special tokens included: nested lists of shape (1, L, D).
 
-    For a text read in windows, each token's vector comes from the window that has more context around the token.
+    For a text read in windows, each token's vector comes from the window with the most context around the token.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class FillOptions(Options):
 
 
 class FillMask(Task):
-    """Returns the most likely words of each text: dicts with "score", "token", "token_str" and "sequence", best first.
+    """Returns the most likely words for a text's mask: dicts of "score", "token", "token_str", "sequence", best first.
 
     A text with several masks gives one list per mask, in which the other masks stay masked. A list of one text gives a
     list of one answer, unlike in transformers.pipeline.

@@ -1,6 +1,6 @@
 """The table of keywords of transformers.pipeline and sentence-transformers that are accepted and ignored.
 
-A pipeline looks up every keyword here, when it is made and when it is called. A value that would change the answer is
+A pipeline looks up its keywords here, when it is made and when it is called. A value that would change the answer is
 refused with the reason.
 """
 
@@ -92,7 +92,7 @@ SENTENCE_TRANSFORMERS = {
 #: Keywords of both libraries.
 IGNORED = TRANSFORMERS | SENTENCE_TRANSFORMERS
 
-#: `Task.cut`, the text of a pair to truncate -> Transformers' name of this truncation.
+#: `Task.cut`, which names the text of a pair to truncate -> Transformers' name for this truncation.
 STRATEGIES = {"longest": "longest_first", "first": "only_first", "second": "only_second"}
 
 

@@ -1,4 +1,4 @@
-"""Rerankers that are causal language models: the score is the logit of one token, or the difference of two.
+"""Rerankers that are causal language models: the score is the logit of one token, or the difference between two logits.
 
 This is sentence-transformers' LogitScore, as in folders of Qwen3-Reranker. The model reads a query and a text in its
 chat template, and the logits of "yes" and "no" at the last token give the score. `ranker` makes a model with one label,
@@ -42,7 +42,7 @@ def is_logit_score(folder: Path) -> bool:
 
 
 def read_logit_score(folder: Path) -> LogitScore:
-    """Reads the settings of a folder with a LogitScore module. Raises NpformerError for invalid ones."""
+    """Reads the settings of a folder with a LogitScore module. Raises NpformerError for invalid settings."""
     kinds = [each.kind for each in read_modules(folder)]
     if kinds != ["Transformer", KIND]:
         raise NpformerError(f"{folder}: expected the modules Transformer, {KIND}, got {', '.join(kinds):.200}")
@@ -116,7 +116,7 @@ class RankingTemplate:
         ids[len(ids) - len(kept) :] = kept
 
     def _end_ids(self, prompt: str) -> list[int]:
-        """Returns the tokens that end every text: the common end of two texts that share no other token."""
+        """Returns the tokens that end every text: the common end of two texts whose contents end differently."""
         first, second = (self.tokenizer.encode(self.text(prompt, each, each)).ids for each in ("0", "1 2 3 4"))
         count = 0
         while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:

@@ -23,7 +23,7 @@ from npformer.text.encoding import Encoder
 class MultiVectorEmbedding(Encoding):
     """Returns the vectors (L - 1, E) of a text's tokens after the first, from a linear layer, normalized to length 1.
 
-    For a text read in windows, each token's vector comes from the window that has more context around the token.
+    For a text read in windows, each token's vector comes from the window with the most context around the token.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class MultiVectorEmbedding(Encoding):
         return "meanmaxsim"
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each text in a to each text in b: for each token of a the best match in b, averaged over a.
+        """The similarity of each text in a to each text in b: the mean, over a's tokens, of each best match in b.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class MultiVectorEmbedding(Encoding):
         Raises
         ------
         NpformerError
-            The vectors have different lengths, or a text has no vector.
+            A vector has the wrong length, or a text has no vectors.
         """
         a, b = _texts(a, self.width), _texts(b, self.width)
         found = np.empty((len(a), len(b)), self.model.dtype)

@@ -22,7 +22,7 @@ from npformer.tasks.task_settings import TRANSLATION, languages_of, pairs_of
 if TYPE_CHECKING:  # tasks are imported on first use, so that `import npformer` stays fast
     from npformer.tasks.task import Task
 
-TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders other than translation
+TEXT_TO_TEXT = ("summarization", "text2text-generation")  # tasks of encoder-decoders, except translation
 
 
 def pipeline(
@@ -55,7 +55,7 @@ def pipeline(
     revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
     **options : options of the task, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
-        accepted; local_files_only=True and torch_dtype mean offline=True and dtype.
+        accepted; local_files_only=True means offline=True, and torch_dtype means dtype.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def pipeline(
     Raises
     ------
     NpformerError
-        If the task or an option is unknown, the model does not fit the task, or a loaded model has another dtype.
+        If the task or an option is unknown, the model does not fit the task, or a loaded model has a different dtype.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def _described(folder: Path | None, limits: Limits) -> dict[str, Any]:
 
 
 def _inferred(folder: Path, limits: Limits) -> str:
-    """Infers the task from a model's folder, by its sentence-transformers class or else by its head."""
+    """Infers the task of the model in a folder, from its sentence-transformers class or else from its head."""
     from npformer.checkpoint.modules import MODULES, home
     from npformer.tasks.logit_score import is_logit_score
     from npformer.tasks.sentence_folder import is_cross_encoder, is_sparse, was_cross_encoder

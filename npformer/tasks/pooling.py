@@ -1,6 +1,6 @@
 """Poolings, which make one vector of a text from its tokens' outputs, under the names used by sentence-transformers.
 
-`tasks/sentence_embedding.py` pools the last layer's vectors, `tasks/sparse_embedding.py` the vocabulary's logits.
+`tasks/sentence_embedding.py` pools the last layer's vectors, `tasks/word_weights.py` the vocabulary's logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from npformer.functions import linear
 
 
 def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
-    """Returns the mean of rows from `start` on, weighted by the row numbers 1, 2, ..., L: (L, D) -> (D,).
+    """Returns the mean of rows from `start` on, weighted by row numbers, which begin at 1: (L, D) -> (D,).
 
     Muennighoff, 2022, "SGPT: GPT Sentence Embeddings for Semantic Search", section 4.1.1.
     """
@@ -22,7 +22,7 @@ def weighted_mean(x: np.ndarray, start: int) -> np.ndarray:
     return mean
 
 
-#: Poolings of the vectors of tokens, (L, D) -> (D,), from row `start` on, which skips a prompt.
+#: Poolings of the vectors of tokens, (L, D) -> (D,), from row `start` on, to skip a prompt.
 #: Reimers and Gurevych, 2019, section 3.
 POOLINGS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "cls": lambda x, start: x[start],
@@ -68,4 +68,5 @@ def splade(logits: np.ndarray, strategy: str = "max", twice: bool = False) -> np
         logits = logits.max(axis=0, keepdims=True)
     weights: np.ndarray = np.log1p(np.maximum(logits, 0))
     weights = np.log1p(weights) if twice else weights
-    return weights.sum(axis=0, dtype=np.float64).astype(logits.dtype)  # float64: many terms of one sign
+    # float32 would lose accuracy in a sum of many terms of one sign.
+    return weights.sum(axis=0, dtype=np.float64).astype(logits.dtype)

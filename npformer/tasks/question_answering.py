@@ -39,11 +39,11 @@ class AnswerOptions(Options):
 
 
 class QuestionAnswering(Task):
-    """Returns a dict with "score", "start", "end" and "answer" for each question; with top_k above 1 a list of them.
+    """Returns a dict with "score", "start", "end" and "answer" for each question; with top_k above 1 a list of dicts.
 
     Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
-    "start" and "end" are character positions in the context. Answers with the same words are merged, and their scores
-    are added. A context without tokens gives the answer "" with score 0.
+    "start" and "end" are character positions in the context. Answers with the same words, in any case, are merged,
+    and their scores are added. A context without tokens gives the answer "" with score 0.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class QuestionAnswering(Task):
         return super().__call__(inputs, **options)
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Checks the options. `truncation` is ignored, because Transformers too reads long contexts in windows."""
+        """Checks the options. `truncation` is ignored, because Transformers also reads long contexts in windows."""
         return super().settle(options, {name: value for name, value in given.items() if name != "truncation"})
 
     def gives_lists(self) -> bool:
@@ -165,9 +165,9 @@ def _over(logits: np.ndarray, inside: np.ndarray) -> np.ndarray:
 def _spans(
     start: np.ndarray, end: np.ndarray, inside: np.ndarray, options: AnswerOptions
 ) -> Iterator[tuple[int, int, float]]:
-    """Yields the most likely spans of a window, best first: p(first) p(last), first <= last < first + max_answer_len.
+    """Yields the most likely spans of a window by p(first) p(last), best first; first <= last < first + max_answer_len.
 
-    It yields more spans than requested, because several spans may extend to the same words.
+    With align_to_words it yields more spans than requested, because several spans may extend to the same words.
     """
     rows = np.flatnonzero(inside)
     longest = min(options.max_answer_len, len(rows))

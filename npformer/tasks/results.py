@@ -21,7 +21,7 @@ class Answer(dict[str, Any]):
     truncated: bool = False
 
     def __missing__(self, key: object) -> Any:
-        """Returns the answer itself for `answer[0]`: transformers.pipeline puts a single text's label in a list."""
+        """Returns the answer itself for `answer[0]`, because transformers.pipeline puts a text's label in a list."""
         if key == 0:
             return self
         raise KeyError(key)
@@ -52,11 +52,11 @@ class Array(Answering, np.ndarray):
 
 
 class Written(dict[str, Any]):
-    """A generated text, or a conversation's messages with the generated one.
+    """A generated text, or a conversation's messages with the generated message.
 
     `n_tokens` is the number of generated tokens. `ended` is the reason for the end: an "end" token, a "stop" string, or
     the maximum "length". With the setting logprobs, `likely` has tokens and their log probabilities, each (L, 1 +
-    logprobs). The first column is the text itself, and the others are the most likely tokens.
+    logprobs). The first column has the generated tokens, and the others have the most likely tokens.
     """
 
     def __init__(self, text: Any, n_tokens: int, ended: str, likely: Any = None) -> None:

@@ -35,7 +35,7 @@ class EmbeddingOptions(PromptOptions):
 
 
 class SentenceEmbedding(Encoding):
-    """Returns a vector (D,) for a text, an array (N, D) for a list of N texts; `encode` does the same.
+    """Returns a vector (D,) for a text, and an array (N, D) for N texts; `encode` does the same.
 
     For a text read in windows, the vector is the mean of the windows' pooled vectors, weighted by their lengths.
 
@@ -48,7 +48,7 @@ class SentenceEmbedding(Encoding):
     normalize_embeddings : bool
         Scale each vector to length 1.
     truncate_dim : int, optional
-        Keep only this many numbers of each vector, for a model trained for it (Matryoshka).
+        Keep only the first truncate_dim numbers of each vector, for a model trained for it (Matryoshka).
     **options : options common to all tasks; see `Options`
 
     References
@@ -75,7 +75,7 @@ class SentenceEmbedding(Encoding):
         super().__init__(without_head(model), **{"truncate_dim": self.recipe.truncate_dim, **options})
         self.encoder = Encoder(self.model, self.recipe.max_length)
         self.steps: list[Function] = []
-        self.module_sums: dict[str, str] = {}  # sha256 of their weights
+        self.module_sums: dict[str, str] = {}  # folder of a module -> sha256 of its weights
         if steps and model.folder is not None:
             folder, dtype = home(model.folder), self.model.dtype
             self.steps, self.module_sums = load_steps(folder, steps, pooled, dtype, model.limits)

@@ -20,7 +20,7 @@ from npformer.tasks.pooling import POOLINGS
 from npformer.tasks.sentence_modules import KINDS, Step, read_steps
 from npformer.tasks.vector_search import SIMILARITIES
 
-#: Older form of the setting: flag -> the pooling that it turns on.
+#: Older form of the setting `pooling_mode`: flag -> the pooling that it turns on.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -31,10 +31,10 @@ FLAGS = {
 }
 
 DESCRIPTION = "config_sentence_transformers.json"
-#: Fields of config.json for a `CrossEncoder`'s activation: up to version 3 of sentence-transformers, and from 4 on.
+#: Fields of config.json for a `CrossEncoder`'s activation: in sentence-transformers up to version 3, and from 4 on.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
 PROMPTS = {"query": "", "document": ""}  # prompt names that every folder has
-#: Files of the encoder's settings, with the names used before version 2.0.
+#: X in sentence_X_config.json, the encoder's settings: "bert" since version 2.0, any of these before.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
@@ -71,8 +71,8 @@ def recipe_of(model: Model) -> EmbeddingRecipe:
 def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     """Reads modules.json and the files it names. `width` is the width of the encoder's vectors.
 
-    Raises NpformerError, with the file and the field, for unsupported modules, orders of modules or settings, and for
-    a malformed file.
+    Raises NpformerError, with the file and the field, for unsupported modules, settings or module orders, and for a
+    malformed file.
     """
     if is_cross_encoder(folder):
         return EmbeddingRecipe()  # a `CrossEncoder` makes no vectors; sentence-transformers uses the defaults too
@@ -154,7 +154,7 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def was_cross_encoder(described: Mapping[str, Any]) -> bool:
-    """Returns whether a config.json has the field of a `CrossEncoder` saved by an earlier version."""
+    """Returns whether a config.json has a field that earlier versions saved for a `CrossEncoder`."""
     return OLDER in described or NEWER in described
 
 

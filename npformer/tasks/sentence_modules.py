@@ -75,7 +75,7 @@ def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Ste
 def load_steps(
     folder: Path, steps: Sequence[Step], width: int, dtype: Any, limits: Limits
 ) -> tuple[list[Function], dict[str, str]]:
-    """Returns the function of each step, (B, D) -> (B, E), and the sha256 of each module's weights, by folder."""
+    """Returns the functions of the steps, (B, D) -> (B, E), and the sha256 of each module's weights, by folder."""
     functions: list[Function] = []
     sums: dict[str, str] = {}
     for step in steps:

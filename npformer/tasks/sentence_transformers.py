@@ -1,7 +1,7 @@
-"""Adds the methods of sentence-transformers' classes to the corresponding tasks.
+"""Adds the main methods of sentence-transformers' classes to the corresponding tasks.
 
-`Encoding` has the methods of SentenceTransformer, `SparseEncoding` those of SparseEncoder, and `Ranking` those of
-CrossEncoder. Each method calls the task itself; `ignored_keywords.py` lists the ignored arguments.
+`Encoding` has methods of SentenceTransformer, `SparseEncoding` of SparseEncoder, and `Ranking` of CrossEncoder. Methods
+that read texts call the task itself; `ignored_keywords.py` lists the ignored arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Prompt = str | None
 
 
 class Encoding(PromptedTask):
-    """A task that makes vectors of texts, with the methods of SentenceTransformer."""
+    """A task that makes vectors of texts, with the main methods of SentenceTransformer."""
 
     width: int  # length of an untruncated vector
     default_similarity: ClassVar[str] = "cosine"
@@ -117,7 +117,7 @@ class Encoding(PromptedTask):
 
 
 class SparseEncoding(Encoding):
-    """A task that makes sparse vectors of texts, with the methods of SparseEncoder. V is the size of the vocabulary."""
+    """A task that makes sparse vectors of texts, with the main methods of SparseEncoder. V: size of the vocabulary."""
 
     default_similarity = "dot"
 
@@ -155,10 +155,10 @@ class SparseEncoding(Encoding):
 
 
 class Ranking(PromptedTask):
-    """A task that scores a query with a text, with the methods of CrossEncoder."""
+    """A task that scores a query with a text, with the main methods of CrossEncoder."""
 
     def predict(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
-        """Returns the score of a query with a text, or the scores (N,) of several.
+        """Returns the score of a query with a text, or the scores (N,) of several pairs.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """sparse-embedding: a weight for each word of the vocabulary. Most weights are 0, as an inverted index requires.
 
-`word_weights.py` computes the weights. A masked-language model also gives weights to words related to the text
-(SPLADE). A head on tokens gives weights only to the words of the text (BGE-M3).
+`word_weights.py` computes the weights. A masked-language model (SPLADE) also gives weights to words related to
+the text. The head of BGE-M3 gives weights only to the words of the text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SparseEmbedding(SparseEncoding):
     """Returns a dict for each text: "indices", "values" and "tokens" of the words with nonzero weights.
 
     indices (N,) are the ids of the words in ascending order, values (N,) are their weights, and tokens is a list of the
-    words. The similarity of two texts is the dot product of their vectors.
+    words. The similarity of two texts is by default the dot product of their vectors.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class SparseEmbedding(SparseEncoding):
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of one of the folder's prompts.
     max_active_dims : int, optional
-        The maximum number of words. Only those with the largest weights are kept. The default is the folder's setting.
+        The maximum number of words. Words with the largest weights are kept. The default is the folder's setting.
     **options : options common to all tasks; see `Options`
 
     References

@@ -147,7 +147,8 @@ class Task(Answering):
                         hint = "long='window' reads whole texts, " if self.has_windows else ""
                         warn(
                             f"{was_cut(f'input {index}', result.n_tokens, self.limit(options))}. Later texts of "
-                            f"this call give no warning; see .truncated of each result. {hint}long='error' refuses them"
+                            f"this call give no warning; see .truncated of each result. {hint}long='error' refuses "
+                            "long texts"
                         )
                     yield result
                     index += 1
@@ -185,7 +186,7 @@ class Task(Answering):
     # --- the form of answers in datasets and on the command line -------------------------------------------------
 
     def gives_lists(self) -> bool:
-        """Returns whether an answer is a list, under the task's options."""
+        """Returns whether an answer is a list, with the task's options."""
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:
@@ -296,7 +297,7 @@ def without_head(model: Model) -> Model:
 def logits_of_texts(requests: Sequence[Request]) -> np.ndarray:
     """Returns the logits of each text, (texts, C).
 
-    The logits of a text in windows are the mean over its windows, weighted by their numbers of tokens.
+    The logits of a text read in windows are the mean over its windows, weighted by their numbers of tokens.
     """
     logits = []
     for request in requests:

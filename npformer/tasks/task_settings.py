@@ -41,12 +41,12 @@ def task_settings(model: BaseModel, task: str, to: str | None = None) -> TaskSet
 
 
 def pairs_of(model: BaseModel) -> dict[str, str]:
-    """Returns each target language with settings in a model's config.json -> the name of these settings."""
+    """Returns target language -> name of its settings, for each language with settings in a model's config.json."""
     return languages_of(_described(model))
 
 
 def languages_of(data: Mapping[str, Any]) -> dict[str, str]:
-    """Returns each target language with settings in a config.json -> the name of these settings."""
+    """Returns target language -> name of its settings, for each language with settings in a config.json."""
     specific = data.get("task_specific_params")
     found = map(TRANSLATION.fullmatch, specific if isinstance(specific, dict) else {})
     return {each[2]: each[0] for each in found if each}

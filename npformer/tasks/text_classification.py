@@ -37,7 +37,7 @@ class TextClassification(Task):
     transformers.pipeline returns the dict of a single text in a list; here `answer[0]` is the dict itself.
 
     The logits of a text read in windows are the mean over the windows, weighted by their numbers of tokens. For a
-    pair, the longer text is read in windows, each with the whole other text.
+    pair, the longer text is read in windows, each together with the whole shorter text.
 
     Parameters
     ----------

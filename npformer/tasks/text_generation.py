@@ -24,7 +24,7 @@ from npformer.text.encoding import Encoded, was_cut
 from npformer.text.inputs import as_text, as_texts
 from npformer.text.stop_strings import StopStrings
 
-NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default number of new tokens, if the model has room for them
+NEW_TOKENS, CHAT_TOKENS = 256, 1024  # default numbers of new tokens, if the model has room for them
 
 #: Aliases of options: transformers.pipeline's and OpenAI's.
 ALIASES = {
@@ -60,15 +60,15 @@ class TextGenerationOptions(WritingOptions):
 
 
 class TextGeneration(Writing):
-    """Returns a list of dicts with "generated_text" for each prompt, one for each of num_return_sequences.
+    """Returns for each prompt a list of num_return_sequences dicts with "generated_text".
 
     A prompt may be a conversation, a list of messages {"role": ..., "content": ...}, which the folder's chat template
     turns into text; this needs the extra `chat`. Its "generated_text" is the list of messages with the assistant's
     answer added. If the conversation ends with a message of the assistant, that message is continued.
 
     The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
-    as fit. The model's generation_config.json overrides them. do_sample=False is greedy, and num_beams=4 is a beam
-    search. In a call, num_beams above 1 turns off the pipeline's sampling, and do_sample=True its beam search.
+    as fit. The model's generation_config.json overrides them. do_sample=False means greedy decoding, and num_beams=4
+    beam search. In a call, num_beams above 1 turns off the pipeline's sampling, and do_sample=True its beam search.
 
     A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. For a prompt
     without tokens, the model reads the start token.
@@ -86,7 +86,7 @@ class TextGeneration(Writing):
     chat_template_kwargs : dict, also under the name tokenizer_encode_kwargs
         Further variables of the chat template, such as {"enable_thinking": False} for Qwen3.
     stop_strings : str or list of str, also under the names stop_sequence and stop
-        Generation stops after one of these, which stays in the text. It may begin in the prompt, as in Transformers.
+        Generation stops after one of these, which stays in the text and may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
         How to handle a prompt without room for max_new_tokens more tokens: refuse it, or keep its last tokens
         (handle_long_generation="hole" in Transformers).
@@ -128,7 +128,7 @@ class TextGeneration(Writing):
         return self.resolved(self.options).num_return_sequences > 1
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, generation settings included. None means not given."""
+        """Returns the options with the given ones changed, generation settings included. None counts as not given."""
         given = {name: value for name, value in given.items() if value is not None}
         for alias, name in ALIASES.items():
             if alias in given:
@@ -144,7 +144,7 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int | None = None) -> Settings:
-        """Returns the generation settings for a prompt of `n_tokens` tokens; None if its length is unknown.
+        """Returns the generation settings for a prompt of `n_tokens` tokens, or of unknown length if it is None.
 
         Raises NpformerError for impossible settings.
         """

@@ -1,4 +1,4 @@
-"""text-ranking: the relevance of each text to a query. A cross-encoder reads query and text together.
+"""text-ranking: the relevance of each text to a query. A cross-encoder reads the query and the text together.
 
 A reranker that is a causal language model reads them in a chat template (`logit_score.py`).
 """
@@ -44,7 +44,7 @@ class RankingOptions(PromptOptions):
 class TextRanking(Ranking):
     """Returns a dict with "score" for each query with a text: higher scores mean better matches.
 
-    Both are given as a `Pair`, a tuple or list of two, or {"text": query, "text_pair": text}.
+    The query and the text are given as a `Pair`, a tuple or list of two, or {"text": query, "text_pair": text}.
 
     Parameters
     ----------

@@ -31,14 +31,14 @@ class TextToTextOptions(WritingOptions):
 
 
 class TextToText(Writing):
-    """The base of the tasks in this file, which differ in their names and defaults.
+    """The base class of the tasks in this file, which differ in their names and defaults.
 
     Parameters
     ----------
     model : Seq2Seq, such as Marian or BART
     to : str, optional
-        Target language, for a multilingual model or a T5 with its settings in config.json. A text may also begin with
-        the code of its target language, such as >>fra<<.
+        Target language, for a multilingual model, or for a T5 whose config.json has settings for the language. A text
+        may also begin with the code of its target language, such as >>fra<<.
     long : "error" or "truncate"
         How to handle a text that is too long.
     progress : bool
@@ -135,8 +135,8 @@ class Translation(TextToText):
 class Summarization(TextToText):
     """Returns a dict with "summary_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    Settings come from the caller, else from config.json for summarization, else from generation_config.json, else from
-    the defaults of Transformers 4: 4 beams and at most 256 tokens.
+    Settings come from the caller, else from those for summarization in config.json, else from generation_config.json,
+    else from the defaults of Transformers 4: 4 beams and at most 256 tokens.
 
     The parameters are those of `TextToText`.
 
@@ -155,8 +155,8 @@ class Summarization(TextToText):
 class Text2TextGeneration(TextToText):
     """Returns a dict with "generated_text" for each text; a list of dicts if num_return_sequences is above 1.
 
-    For encoder-decoders that paraphrase, correct or answer. Settings come from the same places as for `Summarization`,
-    with those for text2text-generation in config.json.
+    For encoder-decoders that paraphrase or correct texts, or answer questions. Settings come from the same files as for
+    `Summarization`, but in config.json from those for text2text-generation.
 
     The parameters are those of `TextToText`.
 

@@ -1,6 +1,6 @@
 """token-classification: the label of each token, or entities of neighbouring tokens.
 
-A label B-X begins an entity of kind X, I-X continues it (Ramshaw and Marcus, 1995).
+A label B-X begins an entity of kind X, and I-X continues it (Ramshaw and Marcus, 1995).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TokenOptions(Options):
 
 
 class Token(NamedTuple):
-    """A token, or a word under a word-level strategy, with its label scores."""
+    """A token, or with a word-level strategy a word, and its label scores."""
 
     text: str  # the token's string, or the characters of an unknown token
     scores: np.ndarray
@@ -55,7 +55,7 @@ class TokenClassification(Task):
 
     A token has "entity", "score", "index", "word", "start" and "end". An entity has "entity_group", "score", "word",
     "start" and "end". "start" and "end" are character positions. If entities of neighbouring windows overlap, only the
-    longest is kept; if they are equally long, the one with the best score.
+    longest is kept; if they are equally long, the one with the highest score.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def _words(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: list[Token], labels: Sequence[str]) -> list[list[Token]]:
-    """Groups neighbouring tokens of one kind. A label with B- begins a new group."""
+    """Groups neighbouring tokens of one kind. A label that begins with B- starts a new group."""
     groups: list[list[Token]] = []
     last = ""
     for token in tokens:

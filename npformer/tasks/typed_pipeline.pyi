@@ -462,7 +462,7 @@ def pipeline(
     revision, offline, limits, mapped, allow_nonfinite, keep : as in `load`, unless the model is already loaded
     **options : options of the task, as defaults for every call; see `Options` and the task's class
         Keywords of transformers.pipeline that change nothing here (batch_size, padding, device="cpu", ...) are
-        accepted; local_files_only=True and torch_dtype mean offline=True and dtype.
+        accepted; local_files_only=True means offline=True, and torch_dtype means dtype.
 
     Returns
     -------
@@ -471,7 +471,7 @@ def pipeline(
     Raises
     ------
     NpformerError
-        If the task or an option is unknown, the model does not fit the task, or a loaded model has another dtype.
+        If the task or an option is unknown, the model does not fit the task, or a loaded model has a different dtype.
 
     Examples
     --------

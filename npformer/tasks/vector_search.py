@@ -22,7 +22,7 @@ PENDING = 1024  # pairs of query and vector scored at a time
 
 
 def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Returns the similarity -|a_i - b_j|. `length` computes the lengths (M,) of differences (M, D)."""
+    """Returns the similarities -|a_i - b_j|. `length` computes the lengths (M,) of differences (M, D)."""
     return np.stack([-length(b - row) for row in a])
 
 
@@ -113,7 +113,7 @@ def search(query: Any, corpus: Any, k: int = 10, similarity: str = "cosine", thr
 
 
 def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: int, similarity: str) -> Hits:
-    """Returns the k nearest of rows start to stop for each query, (Q, k). For the cosine, queries have length 1.
+    """Returns the k nearest of rows start ... stop - 1 for each query, (Q, k). For the cosine, queries have length 1.
 
     The last bits of a matrix product depend on the row's position, so the product only selects candidates, within its
     error bound, and each candidate's score is computed separately.
@@ -150,7 +150,7 @@ def _nearest(queries: np.ndarray, corpus: np.ndarray, start: int, stop: int, k: 
 def _with_scored(
     best: Hits, queries: np.ndarray, corpus: np.ndarray, rows: np.ndarray, places: np.ndarray, similarity: str
 ) -> Hits:
-    """Returns the k best of `best` and of pairs (query row, corpus index), (P,) each. Equal scores keep this order."""
+    """Returns the k best hits, from `best` and the pairs (rows[i], places[i]). Hits of equal score keep this order."""
     (count, k), scores = best.indices.shape, [best.scores.ravel()]
     for at in range(0, len(rows), PENDING):
         some = corpus[places[at : at + PENDING]].astype(np.float64)
@@ -167,7 +167,7 @@ def _with_scored(
 
 
 def _merged(parts: list[Hits], k: int) -> Hits:
-    """Returns the k best of several parts of the corpus, given in corpus order."""
+    """Returns the k best hits from parts of the corpus, which are in corpus order."""
     indices, scores = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     first = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(indices, first, axis=1), np.take_along_axis(scores, first, axis=1))

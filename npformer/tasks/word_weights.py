@@ -1,4 +1,4 @@
-"""The weights of words in sparse vectors, from logits over the vocabulary (SPLADE) or a head on tokens (BGE-M3)."""
+"""The weights of words in sparse vectors, from logits over the vocabulary (SPLADE) or one number per token (BGE-M3)."""
 
 from __future__ import annotations
 

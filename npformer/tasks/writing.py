@@ -64,7 +64,7 @@ class Writing(Task):
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
         """Returns the options with the given ones changed, generation settings included."""
         given = one_search(translated(given, self.cut))
-        without = ("settings", "stride", "max_length")  # max_length is a generation setting, of the new text
+        without = ("settings", "stride", "max_length")  # here max_length is a generation setting
         own = [each.name for each in fields(options) if each.name not in without]
         of_search = {*NAMES, *UNSUPPORTED} - {*own}  # `resolve` refuses unsupported settings, with the reason
         for name in given.keys() - {*own, *of_search}:
@@ -102,11 +102,11 @@ class Writing(Task):
         return prepared
 
     def run(self, requests: list[Request]) -> None:
-        """Does nothing: `answer` generates a group's answers together."""
+        """Does nothing, because `answer` generates all answers of a group together."""
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Makes num_beams and do_sample consistent: a search with several beams does not sample."""
+    """Adds do_sample=False if num_beams is above 1, else num_beams=1 if do_sample is True. A given setting stays."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}

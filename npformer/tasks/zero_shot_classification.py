@@ -1,6 +1,6 @@
-"""zero-shot-classification: scores of the caller's labels, by a model for natural-language inference.
+"""zero-shot-classification: scores for the caller's labels, from a natural-language inference model.
 
-The text is the premise, and the template with each label is a hypothesis (Yin et al., 2019).
+The text is the premise, and the template filled with each label is a hypothesis (Yin et al., 2019).
 """
 
 from __future__ import annotations

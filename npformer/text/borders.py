@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-BLOCK = 16_384  # characters tokenized at once, if the tokenizer has borders
+BLOCK = 16_384  # characters tokenized at once, if the text can be split at borders (see `Borders`)
 
 #: Normalizers and pre-tokenizers that treat each character, or each word, independently, so that text after a space
 #: does not change the tokens before it. If a tokenizer has any other part, texts are not split.
@@ -19,10 +19,13 @@ MARKS = frozenset(string.punctuation)  # ASCII only
 
 
 class Borders:
-    """The borders of a tokenizer: spaces between words, and for BERT also between two punctuation marks or ideographs.
+    """The borders of a tokenizer, at which texts can be split.
 
-    At a space, no normal form combines characters, and every supported pre-tokenizer starts a new word. The model of
-    the tokenizer reads one word at a time. Only an added token could cross a border, so added tokens are checked too.
+    They are the spaces between words, and for BERT also the places between two punctuation marks or ideographs.
+
+    No normal form combines characters across a space, and every supported pre-tokenizer starts a new word there. The
+    model of the tokenizer reads one word at a time. Only an added token could cross a border, so added tokens are
+    checked too.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -1,8 +1,8 @@
 """`Chat`: converts conversations to tokens with the chat template in the folder of a model.
 
-A message that contains the text of a control token, such as "<|im_end|>", does not get that token: only the template
-adds control tokens. To distinguish them, each such text in a message is replaced by a mark before the template is
-rendered.
+A message that contains the text of a control token, such as "<|im_end|>", does not get that token, because only the
+template adds control tokens. To distinguish such texts from control tokens, a mark replaces each of them before the
+template is rendered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.text.chat_template import read_template, render, special_tokens
 from npformer.text.inputs import as_text
 
 BLANK = re.compile(r"[\s▁]*")  # added tokens that are runs of spaces are not control tokens
-TAG = re.compile(r"</?\w+>")  # tags such as <think>, for which a template may look in an answer
+TAG = re.compile(r"</?\w+>")  # tags such as <think>, which a template may look for in an answer
 
 Message = Mapping[str, Any]
 
@@ -106,7 +106,7 @@ class Chat:
     def _ids(self, text: str, own: set[tuple[int, int]]) -> np.ndarray:
         """The tokens of a rendered text. own: the spans of the control tokens that the template added."""
         self.limits.check("characters", len(text), "characters of a conversation")
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template added special tokens
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template has added special tokens
         ids: list[int] = []
         for i, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if i not in self.control or any(first <= a and b <= end for a, b in own):

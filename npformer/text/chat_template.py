@@ -1,8 +1,8 @@
 """Reads and renders the chat template in a folder. `PairTemplate` is a template for a query and a text, for rerankers.
 
 A template is an untrusted program. jinja2's sandbox renders it in a separate process with limits on time and memory.
-For pairs, the template is rendered once, with placeholders, and `PairTemplate` inserts each pair of texts. `chat.py`
-renders conversations.
+For pairs, the template is rendered in advance with placeholders, and `PairTemplate` inserts the texts of each pair.
+`chat.py` renders conversations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST = 2**20  # maximum characters of a template, and of the rendered texts
 #: Texts that a template must insert without changes. Their spaces reveal a template that strips texts.
 PLACEHOLDERS = {role: f" <<{role} 7d1>> \n" for role in ROLES}
 
-#: A program that renders a template for each conversation, with the settings of jinja2 in Transformers.
+#: A program that renders a template for each conversation, with the jinja2 settings of Transformers.
 PROGRAM = f"""
 import datetime, json, sys
 try:
@@ -81,8 +81,8 @@ def pair_template(
     """Renders the chat template in a folder for a query and a document. with_system: include a system message.
 
     variables: further variables for the template, such as add_generation_prompt. structured: the content of a message
-    is a list of parts. Raises NpformerError for a folder without a template, and for a template that fails, or changes
-    or drops a text.
+    is a list of parts. Raises NpformerError for a folder without a template, and for a template that fails, or that
+    changes, drops or repeats a text.
     """
     where, template = read_template(folder)
     roles = ROLES if with_system else ROLES[1:]
@@ -93,8 +93,8 @@ def pair_template(
     changed = [role for role, each in placed.items() if rendered.count(each) != 1]
     if changed:
         raise NpformerError(
-            f"{where}: expected a template that inserts the texts of {', '.join(roles)} unchanged and exactly once; "
-            f"got other text for {', '.join(changed)}"
+            f"{where}: expected a template that inserts each message ({', '.join(roles)}) unchanged and exactly once; "
+            f"it changes, drops or repeats {', '.join(changed)}"
         )
     parts, rest = [], rendered
     for role in sorted(roles, key=lambda role: rendered.index(placed[role])):
@@ -137,7 +137,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_template(folder: Path) -> tuple[str, str]:
-    """The path and text of a folder's chat template. `tokenizer_config.json` may have several, one named "default"."""
+    """The path and text of a folder's chat template. `tokenizer_config.json` may have several; "default" is used."""
     path = folder / FILE
     if path.exists():
         template: Any = read_text(path)

@@ -80,7 +80,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
         "mean subtracted in RMSNorm",
         put("norm", lambda port, x, name: PlainT5.norm(port, x - x.mean(-1, keepdims=True), name)),
     ),
-    "eps 1e-3": ("another RMSNorm eps", attr("eps", lambda port: 1e-3)),
+    "eps 1e-3": ("wrong RMSNorm eps", attr("eps", lambda port: 1e-3)),
     "no causal mask": ("causal mask left out", put("seen_by_decoder", lambda port, n: np.ones((n, n), bool))),
     "source's padding seen": ("mask ignored", put("seen_of_source", lambda port: np.ones((1, 1, 1, 1), bool))),
     "no last norm of the encoder": (

@@ -54,7 +54,7 @@ def test_null_means_the_default():
         ("/embed", {"inputs": "a", "normalise": True}, "normalise: unknown field; known fields: inputs, normalize"),
         ("/embed", {"inputs": "a", "a secret text": 1}, "field: unknown field"),
         ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction: unsupported: texts are truncated"),
-        ("/embed_all", {"inputs": "a", "prompt_name": "query"}, "prompt_name: unsupported: put the prompt before"),
+        ("/embed_all", {"inputs": "a", "prompt_name": "query"}, "prompt_name: unsupported: prepend the prompt"),
         ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions: expected a whole number from 1"),
         ("/embed", {"inputs": "a", "dimensions": True}, "dimensions: expected a whole number, got true or false"),
         ("/predict", {"inputs": ["a", "b", "c"]}, "inputs: expected [text] or [text, second text], got 3 elements"),

@@ -36,9 +36,9 @@ def test_texts_are_inserted_where_the_template_has_them(folder):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ messages[0].content }}", "unchanged and exactly once; got other text for document"),
-        ("{{ messages[0].content | trim }}{{ messages[1].content }}", "got other text for query"),
-        ("{{ messages[0].content * 2 }}{{ messages[1].content }}", "got other text for query"),
+        ("{{ messages[0].content }}", "unchanged and exactly once; it changes, drops or repeats document"),
+        ("{{ messages[0].content | trim }}{{ messages[1].content }}", "it changes, drops or repeats query"),
+        ("{{ messages[0].content * 2 }}{{ messages[1].content }}", "it changes, drops or repeats query"),
         (
             "{% for m in messages %}{% if m.content %}{{ m.role }}{% endif %}{{ m.content }}{% endfor %}",
             "depends on the",
