@@ -329,7 +329,7 @@ class Head(ABC):
         return [*found, *self._stages(found[-1].name if found else x)]
 
     def finish(self, logits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The logits, from the output of the head's linear layer. They may be written to out."""
+        """The logits, from the output of the head's linear layer. `out` may be used for the result."""
         return logits
 
     def gain(self, stages: Mapping[str, np.ndarray], place: tuple[int, ...]) -> float:
@@ -421,7 +421,7 @@ class HiddenStates:
     means: ClassVar[bool] = False
 
     def groups(self, d_model: int) -> dict[str, Group]:
-        """The groups of weights, by name. They may be missing from a file."""
+        """The groups of weights, by name. A file may lack the pooler's weights."""
         return {} if self.pooler is None else self.pooler.groups(d_model)
 
     def __call__(self, x: np.ndarray, read: np.ndarray, weights: Weights) -> Answers:

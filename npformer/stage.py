@@ -1,6 +1,6 @@
 """`Stage`: the name, shape, formula and parents of an intermediate array that a model computes.
 
-Each part of a model declares its stages by local names, and `within` adds the prefix of the part that contains it.
+Each part of a model declares its stages by local names, and `within` adds the prefix of the enclosing part.
 `transformer.stages` collects the stages of a whole model.
 """
 

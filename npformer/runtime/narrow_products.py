@@ -20,7 +20,7 @@ from npformer.runtime.threads import part_counts, run_tasks
 from npformer.runtime.trials import Trial
 
 #: Sizes of a tile in bytes of float32, among which a trial chooses. A small tile stays in the core's own cache. A tile
-#: with all columns of a weight is read and written in long contiguous runs: faster if cores share a large cache.
+#: with all columns of a weight is read and written in long runs, which is faster if cores share a large cache.
 TILES = (7 << 16, 7 << 18, 7 << 20)
 LEAST = 64  # minimum number of columns of a tile, for a BLAS that never splits the inner axis
 

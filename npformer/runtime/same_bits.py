@@ -29,7 +29,7 @@ FAR = 16  # distance along the inner axis between terms that a kernel adds to th
 INNER = 40  # enough terms to distinguish two orders of addition
 WIDE = 120 * VECTOR  # columns that span several blocks
 LARGE = 2**23  # multiply-adds of a product that is large for every BLAS
-LONG = 2048  # an inner axis longer than two blocks
+LONG = 2048  # length of an inner axis of more than two blocks
 GOLDEN = (1 + 5**0.5) / 2
 PERIOD = 8191  # a prime, so that all rows differ
 

@@ -1,8 +1,8 @@
 """Worker threads for shards of a batch or parts of a product, with BLAS limited to one thread.
 
-Threads suffice, because NumPy releases the GIL inside its loops. While they work, BLAS uses one thread in each; its
-original setting is restored afterwards. `runner.py` distributes shards; `weight_products.py` and `tiles.py` distribute
-parts of products and of activations.
+Threads suffice, because NumPy releases the GIL inside its loops. While they work, BLAS uses one thread in each;
+afterwards its original setting is restored. `runner.py` distributes shards; `weight_products.py` and `tiles.py`
+distribute parts of products and of activations.
 """
 
 from __future__ import annotations
@@ -278,8 +278,8 @@ def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
 class _Blas:
     """The BLAS libraries of this process, limited to one thread while any caller requests it.
 
-    Forks wait until no other thread is computing. Otherwise a lock that a thread held inside BLAS or threadpoolctl at
-    the time of the fork would stay locked in the child forever.
+    Forks wait, for at most FORK_PATIENCE, until no other thread is computing. Otherwise a lock that a thread held
+    inside BLAS or threadpoolctl at the time of the fork would stay locked in the child forever.
     """
 
     def __init__(self) -> None:

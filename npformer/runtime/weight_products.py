@@ -116,7 +116,7 @@ def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain
 def _trial(
     shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial that chooses (number of parts, whether to use panels) for about `rows` rows; None for only one way."""
+    """The trial that chooses (number of parts, with panels or not) for about `rows` rows, or None for only one way."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(rows)
@@ -270,7 +270,7 @@ class Panels:
 
 @functools.lru_cache(maxsize=1000)
 def _few_at_a_time(rows: int, few: int) -> list[tuple[slice, int]]:
-    """Slices of `rows` rows, and the number of rows of each product in it: at most `few`, and 1 only if `rows` is 1."""
+    """Slices of `rows` rows, each with the number of rows of its products: at most `few`, and 1 only if `rows` is 1."""
     if rows <= few:
         return [(slice(0, rows), rows)]
     count = (few - 1) // 4 * 4  # kernels process rows in groups of four

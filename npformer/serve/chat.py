@@ -1,7 +1,7 @@
 """Answers to conversations: OpenAI's /v1/chat/completions, whole or as a stream.
 
 Each token of an answer waits for its turn in the queue of all requests, so generation stops when the client
-disconnects. Settings that a request leaves out come from the model's generation_config.json.
+disconnects. Settings that a request leaves out come from the model's generation_config.json, else from the task.
 
 References
 ----------
@@ -126,7 +126,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
 
 
 def _nth(options: Any, i: int) -> Any:
-    """Returns the options of answer i. If the request gives a seed, each answer gets a different one."""
+    """Returns the options of answer i. If the request gives a seed, each answer gets a different seed."""
     seed = options.settings.get("seed")
     return options if seed is None else replace(options, settings={**options.settings, "seed": seed + i})
 

@@ -16,7 +16,7 @@ KEEP_ALIVE = 75  # seconds that a connection may be idle; most load balancers cl
 
 
 class Connection(H11Protocol):  # type: ignore[misc, unused-ignore]
-    """A connection with deadlines for heads and for reading answers. `bodies.py` has the deadline for bodies."""
+    """A connection with deadlines for request heads and reading answers. `bodies.py` has the deadline for bodies."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -233,7 +233,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns the kind of a field that other servers have, and of which this server supports only these values."""
+    """Returns the kind of a field that other servers have, and for which this server supports only these values."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):

@@ -1,4 +1,4 @@
-"""Log probabilities of generated tokens, in the forms of OpenAI's two routes."""
+"""Log probabilities of generated tokens, in the formats of OpenAI's two routes."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[s
 
 
 def choose_writer(models: Mapping[str, Served], name: str | None) -> Any:
-    """Returns the task of the first generative model, or of the one with this name. Raises Refusal if there is none."""
+    """Returns the task of the first generative model, or of the one with this name, or raises Refusal."""
     tasks = [task for each in candidates(models, name) for task in each.tasks.values()]
     found = next((task for task in tasks if isinstance(task, Writing)), None)
     return found or choose(models, name, "text-generation")[1]

@@ -12,7 +12,8 @@ from npformer.serve.fields import Refusal
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-#: Statuses that close the connection. 413 does not, or a client that is still sending its body would not see it.
+#: Statuses that close the connection. 413 does not, because a client that is still sending its body would then not
+#: see the error.
 ENDS = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT)
 
 

@@ -59,7 +59,7 @@ class Service:
     async def answers(
         self, work: TaskWork, prepared: Prepared, where: str, several: bool = True, cost: int = 1
     ) -> list[Any]:
-        """Returns the answers to prepared texts. `cost` is the cost of a token, relative to an encoder's."""
+        """Returns the answers to prepared texts. `cost`: cost of a token, relative to an encoder's token."""
         found = await self.batcher.answers(work, prepared.requests, [size * cost for size in prepared.sizes])
         first_error(found, where, several)
         return found
@@ -105,7 +105,9 @@ class Route:
 
 MODEL = {
     "model": Field(
-        f.TEXT, None, "A model from /v1/models (default: the first with the task). Ignored if only one is served."
+        f.TEXT,
+        None,
+        "A model from /v1/models (default: the first model with the task). Ignored if only one model is served.",
     )
 }
 TRUNCATE = {

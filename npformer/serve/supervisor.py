@@ -1,8 +1,8 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
-second signal ends it at once, but only if it comes more than POLL seconds later, because the command `timeout` sends
-two in a row. A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A
+second signal ends the server at once, but only if it comes more than POLL seconds later, because the command `timeout`
+sends two in a row. A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A
 model in a format that cannot be mapped is first converted, in a temporary folder.
 """
 
@@ -280,7 +280,7 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """Returns the settings of workers. Divides the cores, and converts models that are not mapped, in `home`."""
+    """Returns the settings of workers. Divides the cores. A converted copy in `home` replaces an unmapped model."""
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.loaded().items():

@@ -177,7 +177,7 @@ class FillMask(Task):
 
 
 def word_logits(model: Model, states: np.ndarray, of: str) -> np.ndarray:
-    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of` names a row in errors."""
+    """Returns the masked-lm head's logits (T, V) for rows of the last layer (T, D). `of`: a row's name in errors."""
     with model.cores():
         logits = parts_of(model.config).head(states, states, model.weights)["logits"]
     expect_finite([{"logits": each} for each in logits], of)

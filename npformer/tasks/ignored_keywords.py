@@ -83,8 +83,8 @@ SENTENCE_TRANSFORMERS = {
     "pool": Habit(_among(None), "threads= sets the number of cores"),
     "precision": Habit(
         _among(None, "float32"),
-        "vectors are float32; np.packbits(vectors > 0, axis=-1) gives 'ubinary', and the scale of 'int8' depends on "
-        "all vectors",
+        "vectors have the model's dtype; np.packbits(vectors > 0, axis=-1) gives 'ubinary', and the scale of 'int8' "
+        "depends on all vectors",
     ),
     "processor_kwargs": Habit(_is_empty, ENTRIES),
     "save_to_cpu": Habit(_among(None, True, False), "leave it out"),

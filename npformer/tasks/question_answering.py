@@ -1,4 +1,4 @@
-"""question-answering: the words of a context that answer a question, by the probabilities of their start and end.
+"""question-answering: words of a context that answer a question, ranked by the probabilities of their start and end.
 
 Devlin et al., 2019, section 4.2, and section 4.3 for questions without an answer. A long context is read in windows.
 """
@@ -35,15 +35,15 @@ class AnswerOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_length is not None:
-            raise NpformerError("max_length: use max_seq_len=, the tokens in a window")
+            raise NpformerError("max_length: use max_seq_len=, the number of tokens in a window")
 
 
 class QuestionAnswering(Task):
     """Returns a dict with "score", "start", "end" and "answer" for each question; with top_k above 1 a list of dicts.
 
     Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
-    "start" and "end" are character positions in the context. Answers with the same words, in any case, are merged,
-    and their scores are added. A context without tokens gives the answer "" with score 0.
+    "start" and "end" are character positions in the context. Answers with the same words (ignoring case) are
+    merged, and their scores are added. A context without tokens gives the answer "" with score 0.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ class SparseEmbedding(SparseEncoding):
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of one of the folder's prompts.
     max_active_dims : int, optional
-        The maximum number of words. Words with the largest weights are kept. The default is the folder's setting.
+        Maximum number of words: those with the largest weights are kept. The default is the folder's setting.
     **options : options common to all tasks; see `Options`
 
     References

@@ -115,7 +115,7 @@ class Task(Answering):
         return not several or (isinstance(inputs, np.ndarray) and not inputs.ndim)
 
     def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
-        """Yields each answer as it is made, with a progress bar if `options.progress`."""
+        """Yields each answer once it is computed, with a progress bar if `options.progress`."""
         answers = self.stream(iter(inputs), options)
         return with_bar(answers, length_hint(inputs) or None, delay=0, shown=True) if options.progress else answers
 
@@ -276,7 +276,7 @@ def _groups(requests: list[Request | InputError]) -> Iterator[list[Request | Inp
 
 
 def without_head(model: Model) -> Model:
-    """Returns the encoder without pooler and head, with the model's weights. Its output is last_hidden_state."""
+    """Returns the encoder without the pooler and the head, with the same weights. Its output is last_hidden_state."""
     if model.config.head == "base" and "pooler" not in model.weights:
         return model
     config = replace(model.config, head="base", labels=(), problem_type=None)

@@ -54,9 +54,7 @@ class TextGenerationOptions(WritingOptions):
             got = shown(self.chat_template_kwargs)
             raise NpformerError(f"chat_template_kwargs: expected a dict of the template's variables, got {got}")
         if self.system is not None and not boolean("chat", self.chat):
-            raise NpformerError(
-                "system: needs chat=True (--chat); in a list of messages, give one with the role system"
-            )
+            raise NpformerError("system: needs chat=True (--chat); to a list of messages, add one with the role system")
 
 
 class TextGeneration(Writing):

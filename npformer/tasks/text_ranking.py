@@ -54,8 +54,8 @@ class TextRanking(Ranking):
         Turns the logit into the score; by default the activation that sentence-transformers stored, else "sigmoid".
         sentence-transformers' `activation_fn`, torch's Sigmoid or Identity, is accepted too.
     prompt, prompt_name : str, optional
-        The text to put before each query, or the name of one of the folder's prompts. For a chat template it is the
-        instruction, the system message.
+        The text to put before each query, or the name of one of the folder's prompts. In a chat template it
+        becomes the system message, which holds the instruction.
     **options : options common to all tasks; see `Options`
 
     References
@@ -120,7 +120,7 @@ class TextRanking(Ranking):
 
     def prepare(self, window: Sequence[Any], first: int, options: Any) -> list[Request | InputError]:
         if self.template is not None and options.long == "window":
-            raise NpformerError("long: a chat template is not read in windows; use 'truncate' or 'error'")
+            raise NpformerError("long: texts in a chat template are not read in windows; use 'truncate' or 'error'")
         requests = super().prepare(window, first, options)
         if self.template is not None:
             for each in requests:

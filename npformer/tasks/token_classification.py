@@ -1,4 +1,4 @@
-"""token-classification: the label of each token, or entities of neighbouring tokens.
+"""token-classification: the label of each token, or entities that consist of neighbouring tokens.
 
 A label B-X begins an entity of kind X, and I-X continues it (Ramshaw and Marcus, 1995).
 """
@@ -61,7 +61,7 @@ class TokenClassification(Task):
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbouring tokens of one kind. The last three first give all tokens of a word one
+        "simple" joins neighbouring tokens of one kind. The other three first give all tokens of a word one
         label: that of its first token, the best one by its tokens' mean scores, or that of its best-scored token.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.

@@ -125,7 +125,7 @@ class Chat:
 
 
 class _Marked:
-    """A conversation in which marks replace the texts of control tokens. An answer to continue ends with a mark."""
+    """A conversation in which marks replace the texts of control tokens. An answer to be continued ends with a mark."""
 
     def __init__(self, messages: list[dict[str, Any]], control: re.Pattern[str], in_answers: re.Pattern[str]) -> None:
         self.name = f"@{secrets.token_hex(8)}"  # random, so that no message can contain it

@@ -60,7 +60,7 @@ def test_a_truncated_text_keeps_the_end_of_the_template(tmp_path):
     end = len(rank.tokenizer.encode("<|im_end|><|im_start|>assistant\n<think>\n\n</think>\n\n").ids)
     logit = float(rank.model([ids[: 400 - end] + ids[-end:]]).logits[0, 0])
     assert cut[0]["score"] == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-6)
-    with pytest.raises(NpformerError, match="long: a chat template is not read in windows"):
+    with pytest.raises(NpformerError, match="long: texts in a chat template are not read in windows"):
         rank(PAIRS, long="window")
 
 

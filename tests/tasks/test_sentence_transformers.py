@@ -88,7 +88,7 @@ def test_keywords_of_encode_that_change_nothing(model, capsys):
         (
             "precision",
             "ubinary",
-            r"'ubinary' is not supported; vectors are float32; np\.packbits\(vectors > 0, axis=-1",
+            r"'ubinary' is not supported; vectors have the model's dtype; np\.packbits\(vectors > 0, axis=-1",
         ),
         ("precision", "int8", "'int8' is not supported; .*the scale of 'int8' depends on all vectors"),
         (
