@@ -35,7 +35,7 @@ class OutputScale:
     mistakes: ClassVar[tuple[Mistake, ...]] = (
         Mistake(
             "rows below the projection not scaled",
-            "the decoder's rows are divided by sqrt(d_model) before they are projected by the token table",
+            "the decoder's rows are divided by sqrt(d_model) before they are projected with the token table",
             {
                 "": {"head.scaled": lambda y, at: at.source},
                 "multiplied by sqrt(d_model)": {"head.scaled": lambda y, at: at.source * at.config.d_model**0.5},

@@ -1,6 +1,6 @@
 """Worker threads for shards of a batch or parts of a product, with BLAS limited to one thread.
 
-Threads suffice, because NumPy releases the GIL inside its loops. While they work, BLAS uses one thread in each;
+Threads suffice, because NumPy releases the GIL inside its loops. While these work, BLAS uses one thread in each;
 afterwards its original setting is restored. `runner.py` distributes shards; `weight_products.py` and `tiles.py`
 distribute parts of products and of activations.
 """

@@ -1,9 +1,8 @@
 """An HTTP service: `app` makes an ASGI app, and the command `npformer serve` runs one. Both need the extra `serve`.
 
 Requests from different clients share batches (`batching.py`), and each answer has the same bits as if it were computed
-alone. `routes.py`, `text_to_text.py` and `text_generation.py` define the routes, `fields.py` validates requests,
-`asgi.py` has the code shared by all routes, `bodies.py` reads request bodies, `watch.py` counts and logs requests, and
-`supervisor.py` runs servers and workers.
+alone. `declared.py` collects the routes, `fields.py` validates requests, `asgi.py` has the code shared by all routes,
+`bodies.py` reads request bodies, `watch.py` counts and logs requests, and `supervisor.py` runs servers and workers.
 """
 
 from __future__ import annotations

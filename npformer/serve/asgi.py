@@ -1,4 +1,4 @@
-"""The ASGI app, shared by all routes, which are in `routes.py`, `text_to_text.py`, `text_generation.py` and `chat.py`.
+"""The ASGI app, shared by all routes, which `declared.py` collects.
 
 A request passes these checks in order: the API key, shutdown and the number of open requests (checked again after the
 body), its body, its fields, the limits on its texts, and the queue. If the client disconnects, the request's texts

@@ -49,7 +49,7 @@ def similarity(a: Any, b: Any, function: str = "cosine") -> np.ndarray:
 
 
 class Hits(NamedTuple):
-    """The result of a search: for each query the indices in the corpus, nearest first, and their scores.
+    """The result of a search: for each query, the corpus indices of the nearest vectors, and the scores, best first.
 
     Parameters
     ----------

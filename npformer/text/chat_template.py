@@ -109,7 +109,7 @@ def pair_template(
 def render(
     where: str, template: str, conversations: Sequence[Sequence[Mapping[str, Any]]], variables: Mapping[str, Any]
 ) -> list[str]:
-    """Renders a template for each conversation, in a process with limits. where: the template, for error messages."""
+    """Renders a template for each conversation, in a process with limits. where: the template's path, for errors."""
     if find_spec("jinja2") is None:
         raise NpformerError(f'{where}: a chat template needs jinja2: pip install "npformer[chat]"')
     try:
