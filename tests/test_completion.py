@@ -1,4 +1,5 @@
-"""Names that an editor and a shell complete: by Jedi, which reads source (Spyder, Vim, Emacs, IPython), and by dir()."""
+"""Names that editors and shells complete: Jedi (in Spyder, Vim, Emacs and IPython) reads the source, others call
+dir()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder: masks, shift_right, every stage of nn.Transformer against torch, and the bits of a pass taken step by step."""
+"""The decoder: masks, shift_right, every stage of nn.Transformer against torch, and the same bits step by step."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ def test_every_stage_of_nn_transformer_in_float32(case: str) -> None:
 
 
 def changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Weights], Weights]:
-    """Weights, changed where the name contains `part`."""
+    """Returns a function that changes the weights whose names contain `part`."""
     return lambda weights: {name: change(array) if part in name else array for name, array in weights.items()}
 
 
 def exchanged(one: str, other: str) -> Callable[[Weights], Weights]:
-    """Weights with two names exchanged in the decoder's layers."""
+    """Returns a function that exchanges two names of weights in the decoder's layers."""
     names = {one: other, other: one}
     pattern = re.compile(rf"(?<=decoder\.layers\.\d\.)({one}|{other})\b")
     return lambda weights: {pattern.sub(lambda found: names[found[1]], name): a for name, a in weights.items()}
@@ -199,7 +199,7 @@ def test_only_the_stages_that_split_heads_are_ours_alone() -> None:
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]))
 @settings(max_examples=40)
 def test_a_masked_key_changes_no_bit(data: st.DataObject, dtype: str) -> None:
-    """A row's context has the same bits with masked keys at any place and with any number of other rows."""
+    """A row's context has the same bits wherever keys are masked, and with any number of other rows."""
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     length, n_beams = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 6))
     width = data.draw(st.sampled_from([4, 16, 64]))

@@ -1,8 +1,8 @@
 """Every code block of the pages, and every example of the help texts, runs unchanged, from another folder.
 
 A page's blocks run in order: `python` blocks in one process and one namespace, `console` blocks in bash. Blocks marked
-`text` are what a program prints, or commands that need the network, an hour or a file that does not come with npformer:
-these do not run. A `text` block below a command is that command's output, except for numbers and `...`. If an example
+`text` do not run: they are the output of a program, or commands that need the network, an hour or a file that npformer
+does not include. A `text` block below a command is that command's output, except for numbers and `...`. If an example
 names a model by its id on the hub, it gets a tiny model of the same family and head from a hub on loopback.
 """
 
@@ -170,7 +170,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def program(found: list[Block]) -> str:
-    """A page's blocks as one Python program, in which a line with a form feed ends what each block prints."""
+    """A page's blocks as one Python program, in which a line with a form feed ends the output of each block."""
     lines = ["import subprocess, sys"]
     for block in found:
         if block.language == "console":

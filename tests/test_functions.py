@@ -73,7 +73,7 @@ def test_odd_numbers_of_softmax(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_softmax_of_differences_that_overflow(dtype: str) -> None:
-    """The difference overflows to -inf, and its exponential 0 is correct, so there is no warning."""
+    """The difference overflows to -inf, and its exponential, 0, is correct, so there is no warning."""
     largest = np.finfo(dtype).max
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -123,7 +123,7 @@ def test_odd_numbers_of_cross_entropy(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtype_in_is_dtype_out(dtype: str) -> None:
-    """Settings that are NumPy numbers do not widen a float32."""
+    """A setting that is a NumPy float64 does not widen float32 arrays."""
     x, wide = normal(3, 4, dtype=dtype), np.float64(1e-5)
     answers = [function(x) for function in SAME_SHAPE] + [gelu(x, "tanh"), layer_norm(x, x[0], x[1], wide)]
     answers += [linear(x, normal(4, 5, dtype=dtype), normal(5, dtype=dtype)), embedding(np.array([1]), x)]

@@ -219,7 +219,7 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(name: str, dtype: Any) ->
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_text_shared_by_two_threads_has_the_same_bits(name: str) -> None:
-    """One of two threads computes no row of the last layer, because the head reads a row of the other thread."""
+    """One of two threads computes no row of the last layer, because the head reads only a row of the other thread."""
     model = combined(name, np.float32, "sequence-classification", threads=2, max_length=250)
     text = Text(np.random.default_rng(0).integers(5, 60, 230))
     [shared] = model.run([text])

@@ -46,7 +46,7 @@ def test_gradients_are_finite_differences(kind: type[Norm]) -> None:
                 moved = {"x": x, **weights, name: array.copy()}
                 moved[name][index] += step
                 ends.append(np.sum(grad * norm(moved.pop("x"), **moved)))
-            # Central differences of this step have an error near 1e-10; a wrong term is larger than 1e-3.
+            # Central differences with this step have an error near 1e-10; a wrong term is larger than 1e-3.
             assert given[index] == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6, abs=1e-7), (name, index)
 
 

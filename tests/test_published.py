@@ -152,7 +152,7 @@ def test_the_figures_keep_the_digits_that_were_printed():
 
 
 def test_the_teardown_notebook_shows_every_published_table():
-    """The committed numbers are shown even without the checkpoint, marked as the numbers of another model."""
+    """The committed numbers are shown even without the checkpoint, marked as the numbers of a different model."""
     published = published_numbers.read()
     path = Path(__file__).parents[1] / "docs" / "learn" / "teardown.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

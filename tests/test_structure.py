@@ -198,7 +198,7 @@ def test_files_are_opened_in_one_place() -> None:
 
 
 def test_torch_is_only_for_comparing() -> None:
-    """torch is also used in `golden`, to read its models. Checkpoints are read, trained and run without it."""
+    """Only `golden` imports torch, to run torch's models. Checkpoints are read, trained and run without torch."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 

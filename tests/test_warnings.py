@@ -12,7 +12,7 @@ from tests.test_structure import nodes
 
 
 def test_one_function_warns() -> None:
-    """Only that function calls `warnings.warn`, so every warning has the category `NpformerWarning`."""
+    """Only npformer.common.errors calls `warnings.warn`, so every warning has the category `NpformerWarning`."""
     callers = {
         name
         for name, node in nodes("warn")

@@ -28,7 +28,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def pipeline_of(tmp_path_factory):
-    """Returns the pipeline of a case, which many cases share."""
+    """Returns a function that finds a case's pipeline; cases with the same settings share one."""
     pipelines = {}
 
     def find(task, case):

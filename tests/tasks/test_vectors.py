@@ -312,8 +312,8 @@ HEADS = ("sequence-classification", "masked-lm", "causal-lm")
     [(name, head) for name, each in encoders().items() for head in HEADS if head in each.architectures.values()],
 )
 def test_a_model_without_its_head_has_the_last_layer_of_the_whole(family: str, head: str) -> None:
-    """The last layer includes everything below the head, such as relative biases and a last norm. The head computes its
-    logits from it."""
+    """The last layer's output includes everything below the head, such as relative biases and a last norm. The head
+    computes its logits from it."""
     model = tiny.model(family, head)
     text = Text(np.array([2, 30, 41, 52, 3]))
     whole = dict(trace(model, text))

@@ -62,7 +62,7 @@ def test_the_text_of_a_control_token_in_a_message_does_not_become_that_token(cha
 
 
 def test_the_template_sees_tags_of_answers_but_not_of_questions(tmp_path: Path) -> None:
-    """Templates of Qwen3 and DeepSeek use the tags to omit the assistant's thoughts."""
+    """Templates of Qwen3 and DeepSeek look for `</think>`, to omit the assistant's thoughts."""
     template = "{% for m in messages %}[{{ m.content.split('</think>')[-1] }}]{% endfor %}"
     folder = chatters.folder(tmp_path / "m", template=template, vocab_size=300)
     described = (folder / "tokenizer.json").read_text()

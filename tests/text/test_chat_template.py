@@ -1,4 +1,4 @@
-"""Chat templates for pairs: the places of the texts in them, and refused templates."""
+"""Chat templates for pairs: the positions of the two texts in a template, and refused templates."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_moments_that_no_training_gives_are_refused(name: str, value: np.ndarray
 
 
 def written(folder: Path) -> Path:
-    """The checkpoint of a training run that was interrupted in this folder."""
+    """Writes and returns the checkpoint that an interrupted training run leaves in this folder."""
     for name, data in records.state().items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)

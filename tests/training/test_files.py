@@ -321,7 +321,7 @@ def test_pairs_that_cannot_be_learnt(
 
 @pytest.mark.slow
 def test_the_same_texts_give_the_same_vocabulary(translator_folder: Path) -> None:
-    """Learning is deterministic, so a resumed run does not need a copy of the vocabulary."""
+    """A vocabulary is learnt deterministically, so a resumed run does not need a copy of it."""
     texts = (translator_folder / "a.en").read_text(encoding="utf-8").splitlines()
     assert learn_tokenizer(texts, 290).to_str() == learn_tokenizer(texts, 290).to_str()
 

@@ -34,7 +34,8 @@ def train(folder: Path | None) -> Trainable:
 
 
 def kill_again_and_again(folder: Path) -> int:
-    """Kills runs in `folder` at random moments after their first save, then lets one end. Returns the number of kills.
+    """Kills runs in `folder` at random moments after their first save, then lets one run end. Returns the number of
+    kills.
 
     The runs are forks of a process without threads, so that each begins at once.
     """

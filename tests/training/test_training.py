@@ -61,7 +61,7 @@ def weights(**overrides: Any) -> Trainable:
 
 
 def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example]]) -> np.ndarray:
-    """Trains with AdamW, warm-up and clipping, as `make_gradients.py` ran it in torch. Returns the loss of each step."""
+    """Trains with AdamW, warm-up and clipping, as `make_gradients.py` did in torch. Returns the loss of each step."""
     settings = given.SETTINGS
     optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
