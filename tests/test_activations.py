@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.numbers, pytest.mark.usefixtures("one_blas_thread")]
 
 
 def every_exponent() -> np.ndarray:
-    """float32 numbers of every exponent, subnormal ones too, and both signs: 66 of each."""
+    """66 float32 numbers for every exponent and sign, including subnormal numbers."""
     random = np.random.default_rng(0)
     numbers = [np.ldexp(np.append(1 + random.random(64), (1, 2 - 2**-23)), e) for e in range(-149, 128)]
     x = np.concatenate(numbers).astype(np.float32)
@@ -29,7 +29,7 @@ def test_gelu_in_float32() -> None:
 
 
 def test_gelu_in_float64() -> None:
-    """The truth is mpmath's, rounded once."""
+    """The expected values were computed with mpmath and rounded once."""
     x, truth = (torch_values.arrays("gelu.safetensors")[name] for name in ("x", "gelu"))
     assert (np.abs(gelu(x) - truth) <= 4 * 2.0**-52 * np.abs(x) + 2.0**-1074).all()
 

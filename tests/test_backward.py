@@ -332,7 +332,7 @@ def test_every_stage_has_a_gradient() -> None:
 
 
 def test_a_batch_has_its_texts_gradients() -> None:
-    """Packed rows of several texts give the sum of the texts' gradients."""
+    """Packed rows of several texts give the mean of the texts' gradients."""
     model = tiny.model(dtype=np.float64)
     weights, loss = Trainable(model.weights, model.config), HeadLoss(model.config)
     examples = [Example(text, i % 2) for i, text in enumerate(given.texts(model.config))]

@@ -38,7 +38,7 @@ def model(scaling: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize(("scaling", "length"), FREQUENCIES)
 def test_frequencies_are_those_of_transformers(scaling: Scaling, length: int) -> None:
-    """Frequencies differ by at most one float32 rounding, because torch's power is not always the nearest number."""
+    """Frequencies differ by at most a few float32 roundings, because torch's power is not always the nearest number."""
     found = scaling.scaled(np.zeros(4, np.float32), THETA, length)
     np.testing.assert_allclose(found, FREQUENCIES[scaling, length], rtol=2**-22)
     assert scaling.magnitude == pytest.approx(1.0 if scaling == DYNAMIC else MAGNITUDE, rel=1e-15)

@@ -197,7 +197,7 @@ needs_sacrebleu = pytest.mark.skipif(not find_spec("sacrebleu"), reason="needs t
 
 
 def sentences(folder: Path) -> list[str]:
-    """Returns the paths of files with sentences of a small language, and their word-by-word translations."""
+    """Writes sentences of a small language and their word-by-word translations to two files, and returns the paths."""
     found = [f"{a} {b} {c}." for a in ("the", "a") for b in ("dog", "man") for c in ("runs", "sits")]
     found += [f"{a} and {b}" for a in found for b in found]
     translated = [" ".join(WORDS.get(each, "und") for each in text.replace(".", " .").split()) for text in found]

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.numbers
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_batches(window: int) -> None:
-    """Every example occurs once, in a batch of similar lengths. The order differs by epoch and is reproducible."""
+    """Every example occurs once; the larger the window, the more similar the lengths in a batch. The order differs by
+    epoch and is reproducible."""
     lengths = [(int(n), int(n) % 7) for n in np.random.default_rng(0).integers(1, 40, 205)]
     recipe = Recipe(batch_size=10, window=window, seed=3)
     batches = recipe.batches(lengths, 0)

@@ -110,7 +110,7 @@ def test_fewer_numbers_make_a_smaller_file() -> None:
 
 @pytest.mark.slow
 def test_the_gallery_is_one_file_under_two_megabytes(tmp_path: Path) -> None:
-    """Loads a program from examples/, which the source distribution includes."""
+    """Runs a program from examples/, which the source distribution includes."""
     program = Path(__file__).parents[2] / "examples" / "gallery.py"
     run = [sys.executable, str(program), str(tmp_path / "gallery.html")]
     said = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout
