@@ -150,7 +150,7 @@ def test_imports_point_one_way(name: str) -> None:
 
 
 def test_only_commands_import_names_from_the_top_level() -> None:
-    """The top level stands above all other packages."""
+    """The top level is above all other packages."""
     above = {name for name in MODULES if "npformer" in imports(name)}
     assert {name.split(".")[1] for name in above} <= {"cli", "__main__"}
 
@@ -198,7 +198,8 @@ def test_files_are_opened_in_one_place() -> None:
 
 
 def test_torch_is_only_for_comparing() -> None:
-    """Only `golden` imports torch, to run torch's models. Checkpoints are read, trained and run without torch."""
+    """Only `golden` imports torch or transformers, to run their models. Checkpoints are read, trained and run without
+    them."""
     users = {name for name in MODULES if imports(name) & {"torch", "transformers", "onnxruntime"}}
     assert {name for name in users if not name.startswith("npformer.golden")} == set()
 

@@ -187,7 +187,7 @@ def test_fairseq_ids_are_one_higher_than_the_file_s(tmp_path):
 @pytest.mark.parametrize("times", [20, 1000])  # the longer text is tokenized in blocks, where that is possible
 @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta"])
 def test_long_texts_are_read_in_windows(model_type, times, tmp_path):
-    """In every window, the tokens and their places are the same as in the whole text."""
+    """In every window, the tokens and their offsets are the same as in the whole text."""
     path = folder(tmp_path, MERGES if model_type == "roberta" else PIECES)
     config = tiny.config(model_type, "token-classification", vocab_size=300)
     model = Model(config, tiny.weights(config), path)
