@@ -128,19 +128,19 @@ def test_answers_when_nothing_listens(case: str, dtype: str) -> None:
 
 #: Mistakes that no case shows, because torch's stages end with the logits, and because a query that is already scaled
 #: shows only in the query itself.
-UNSEEN = {"other probabilities", "query scaled already"}
+UNSEEN = {"wrong probabilities", "query scaled already"}
 #: Mistakes found from the port's own arrays, which this test does not record: tests/golden/test_mistakes*.py.
 UNSEEN |= {
-    "texts in another order",
-    "positions from another rule",
+    "texts in the wrong order",
+    "positions from the wrong rule",
     "head without the last norm",
     "the wrong layers are local",
 }
 #: Mistakes of decoders and of the convolution: tests/golden/test_decoder_mistakes.py and
 #: tests/oracle/test_relative_mistakes.py.
 UNSEEN |= {each.name for part in (CrossAttention, Convolution) for each in part.mistakes}
-UNSEEN |= {"decoder input not shifted", "another start token"}
-UNSEEN |= {"sines and cosines in another order", "positions from another formula"}
+UNSEEN |= {"decoder input not shifted", "wrong start token"}
+UNSEEN |= {"sines and cosines in the wrong order", "positions from the wrong formula"}
 #: Mistakes of T5 alone: tests/golden/test_t5_mistakes.py.
 UNSEEN |= {
     "relative bias in attention to the source",
@@ -154,7 +154,7 @@ OF_GPT2 = {
     "causal mask off by one",
     "causal mask misused",
 }
-OF_ONE_CASE = {**dict.fromkeys(OF_GPT2, ("gpt2-base",)), "head in another order": ("bert-masked-lm",)}
+OF_ONE_CASE = {**dict.fromkeys(OF_GPT2, ("gpt2-base",)), "head in the wrong order": ("bert-masked-lm",)}
 GROUPED = "grouped heads paired wrongly"
 OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]
 OF_FEW = [each for part in (RelativeBias, Rotary, Window, Disentangled, Gated, RMSNorm) for each in part.mistakes]

@@ -1,4 +1,4 @@
-"""The state of a model that generates several texts at once, which `decoding.py` advances token by token.
+"""The state of a model while it generates several texts at once; `decoding.py` advances it token by token.
 
 `Seq2SeqState` generates targets for sources, and `PromptState` continues prompts. Rows are the num_beams texts of the
 first source or prompt, then those of the second, and so on.
@@ -179,9 +179,9 @@ class PromptState:
             return self._logits(encode(self.model.weights, self.model.config, batch, caches=caches))
 
     def continued(self, ids: np.ndarray, count: int) -> Text:
-        """A prompt that begins with the first `count` rows of a single text, with the keys and values of these rows.
+        """A prompt whose first `count` tokens are those of the state's only text, with their keys and values.
 
-        Keys and values are omitted if a text of the prompt's length has different keys, or if its new rows read keys
+        Keys and values are omitted if a text of the prompt's length has different keys, or if its new tokens read keys
         that a window has dropped.
         """
         if not all(each.has_rows(count) for each in self.layers):
@@ -192,12 +192,12 @@ class PromptState:
         return Continued(ids, kept=self.rows(count))
 
     def rows(self, count: int) -> KeptRows:
-        """The keys and values of each layer for the first `count` rows of a single text."""
+        """The keys and values of each layer for the first `count` rows of the state's only text."""
         return [each.rows(count) for each in self.layers]
 
     @property
     def length(self) -> int:
-        """The number of rows of a single text that have keys and values."""
+        """The number of rows of the state's only text that have keys and values."""
         return self.ancestry.length
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
@@ -242,7 +242,7 @@ def read_sources(model: BaseModel, sources: Sequence[Text]) -> list[np.ndarray]:
 
 
 def _read(model: BaseModel, prompts: Sequence[Text]) -> list[Read]:
-    """Reads prompts, with the same bits as in `Model.run`."""
+    """Reads prompts; the results have the same bits as in `Model.run`."""
 
     size = _block_size(model)
 
@@ -285,6 +285,6 @@ def _in_blocks(model: BaseModel, prompt: Text, size: int, kept: KeptRows = ()) -
 
 
 def _block_size(model: BaseModel) -> int:
-    """The number of rows of a prompt to read in one pass: all if keys depend on the length or there is a listener."""
+    """The number of rows of a prompt to read in one pass: all if keys depend on its length or there is a listener."""
     by_length = any(each.same_until(1) is not None for each in parts_of(model.config).stack.mechanisms)
     return model.config.max_length if by_length or listening() else BLOCK

@@ -59,14 +59,14 @@ class At:
         self._run, self._row, self.name = run, row, name
         self.text = row // run.copies
         stack, self.layer, self._rest = parted(name)
-        self.stack = stack or list(stacks(run.port.config))[-1]  # heads belong to the last stack
+        self.stack = stack or list(stacks(run.port.config))[-1]  # output heads belong to the last stack
         self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
 
     def __call__(self, name: str) -> np.ndarray:
-        """Returns an earlier stage, from the same layer if the layer has one of this name, else from the same stack.
+        """Returns the earlier stage of this name in the same layer, else in the same stack, else in the model.
 
-        In a decoder's layer, cross-attention and the FFN read "attention..." as the stages of cross-attention, and
-        cross-attention reads "input" as the rows after self-attention.
+        In a decoder's layer, "attention..." means cross-attention if cross-attention or the FFN reads it, and "input"
+        means the rows after self-attention if cross-attention reads it.
         """
         names = (self._here + self._led_to(name), self.stack + name, name)
         for read in (self._run.kept_array, self._run.given_array):
@@ -112,7 +112,7 @@ class At:
 
     @property
     def row(self) -> int:
-        """The index of the row that a text's head reads."""
+        """The index of the row that the head reads for this text."""
         return row_read(self.config, self._run.port.texts[self.text])
 
     @property
@@ -166,7 +166,7 @@ class At:
 
     @property
     def scale(self) -> float:
-        """The factor of q k^T."""
+        """The factor that scales q k^T."""
         return float(self.config.score_scale or self.d_head**-0.5)
 
     def bias(self, scores: np.ndarray) -> np.ndarray | float:
@@ -185,7 +185,7 @@ class At:
 
     @property
     def cap(self) -> float | None:
-        """The layer's soft cap of scores, or None if it has none."""
+        """The layer's soft cap on scores; None without a soft cap."""
         own = () if self.crosses else self.mechanisms
         return next((each.cap for each in own if isinstance(each, SoftCap)), None)
 

@@ -24,10 +24,11 @@ from npformer.taps import listen
 DRAWS = 8
 FACTOR = 5
 
-#: Precision of a port -> its budgets divided by those of float32: small errors grow alike in every precision. float16
-#: and tf32 keep 13 bits fewer than float32, and bfloat16 keeps 16 fewer. But such a port rounds each number once, by at
-#: most half a unit in the last place, while `jitter` moves it by a whole unit. On tiny models, correct ports stay
-#: within half of these budgets, as do torch's half(), bfloat16() and autocast.
+#: Precision of a port -> its budgets divided by the float32 budgets. One ratio serves all stages, because small errors
+#: grow in the same proportion in every precision. float16 and tf32 keep 13 fewer bits than float32, and bfloat16 keeps
+#: 16 fewer. But such a port rounds each number once, by at most half a unit in the last place, while `jitter` moves it
+#: by a whole unit. On tiny models, correct ports stay within half of these budgets, as do torch's half(), bfloat16()
+#: and autocast.
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
 
 
@@ -45,7 +46,7 @@ def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] =
 def budgets(
     model: Model | Seq2Seq, inputs: list[Any], recorded: Trace, truth: Trace, stages: str | Iterable[str]
 ) -> dict[str, float]:
-    """Returns stage -> FACTOR times the largest error of the float32 run and of DRAWS runs with other rounding."""
+    """Returns stage -> FACTOR times the largest error of the float32 run and of DRAWS runs with random rounding."""
     runs = [recorded, *(run(model, inputs, stages, seed) for seed in range(DRAWS))]
     return {name: FACTOR * max(largest_error(each.texts(name), truth.texts(name)) for each in runs) for name in truth}
 
@@ -61,7 +62,7 @@ def in_float64(model: Model | Seq2Seq) -> Model | Seq2Seq:
 
 
 def jitter(seed: int) -> Any:
-    """Returns a change that moves every value by -1, 0 or 1 unit in the last place; zeros stay zero."""
+    """Returns a function that moves every value of an array by -1, 0 or 1 unit in the last place; zeros stay zero."""
     random = np.random.default_rng(seed)
 
     def moved(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Compares another program's arrays with a golden file: one line for each stage, and the first stage that diverges.
 
 The error of a stage is the largest distance of its values from the float64 truth. It is also given as a multiple of the
-stage's budget, the largest error of a correct port in its precision. `diagnose.py` explains why a stage diverges.
+stage's budget, the largest error that a correct port of its precision may have. `diagnose.py` explains why a stage
+diverges.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StageError:
     """The error of one stage, in absolute terms and in budgets, and where it is largest (text, then index)."""
 
     stage: str
-    max_abs: float  # NaN if the port's array is not finite
+    max_abs: float  # NaN if the port's array is not finite or could not be compared
     budgets: float
     cosine: float  # cosine of the angle between the port's values and the truth
     worst: tuple[int, ...]
@@ -98,14 +99,14 @@ def compare(
     ----------
     golden : Golden
     arrays : mapping from name to array, or a torch model
-        Names are npformer's, Hugging Face's or TransformerLens's names of stages. A list has one array for each text,
-        like a trace of several texts. A torch model runs on the file's token ids, in its current mode (training or
-        evaluation).
+        The names are those that npformer, Hugging Face or TransformerLens uses for stages. A list has one array for
+        each text, like a trace of several texts. A torch model runs on the file's token ids, in its current mode
+        (training or evaluation).
     names : mapping, optional
         From the other program's names to npformer's, for any other naming.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional
-        The intended precision of the port. By default, float16 or bfloat16 if most of the stages have that precision,
-        else float32.
+        The intended precision of the port. By default, float16 or bfloat16 if at least half of the stages have that
+        precision, else float32.
 
     Returns
     -------
@@ -161,7 +162,7 @@ def _compare(
 
 
 def _dtype(golden: Golden, theirs: Theirs) -> str:
-    """Returns float16 or bfloat16 if it represents most of the port's stages exactly, but not the golden file's."""
+    """Returns float16 or bfloat16 if at least half of the stages have its precision in the port only, else float32."""
     for kind in HALVES:
         known = [name for name, arrays in golden.stages.items() if not all(held(kind, array) for array in arrays)]
         compared = [theirs.stages[name] for name in known if name in theirs.stages]

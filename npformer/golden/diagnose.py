@@ -1,8 +1,9 @@
 """Finds out why stages diverge, by computing each again from the other program's earlier stages.
 
 If the correct computation gives the other program's values, the fault is in an earlier stage. If a known mistake gives
-them, that mistake is the diagnosis: it is put into the model to explain the next stage that diverges. Every computation
-is the model's forward pass in float64 on the other program's arrays; `mistakes/` defines the mistakes.
+them, that mistake is the diagnosis, and it is put into the model to explain the next stage that diverges. Every
+computation is a forward pass of the model on the other program's arrays, in float64 except where it measures rounding
+errors. `mistakes/` defines the mistakes.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from npformer.runtime.threads import single_blas_thread
 CANDIDATES = 8  # number of closest mistakes for which the rounding error is measured
 DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
-HALVED = 0.5  # a cause may leave at most this fraction of the error unexplained: many mistakes fit a small error
+HALVED = 0.5  # a cause must leave less than this fraction of the error unexplained
 FAULTS = 5  # maximum number of faults to report, one after another
-LATER = 4  # diverging stages after a fault that are used to choose between two causes
+LATER = 4  # diverging stages after a fault that decide between its possible causes
 
-RELATIONS = general.MISTAKES  # the least specific mistakes, tried last at each stage
+RELATIONS = general.MISTAKES  # the least specific mistakes, the last of `GENERAL`
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}
 Progress = Callable[[str], object]
 
@@ -72,7 +73,8 @@ def diagnose(
     Returns
     -------
     Diagnosis
-        `stage`, `mistake` (its name, "" if no mistake is certain), `fits` and `then`; printing it shows the reasons.
+        `stage`, `mistake` (the name of the best one, "" if no mistake is certain), `fits` and `then`; printing it shows
+        the reasons.
 
     Raises
     ------
@@ -103,7 +105,7 @@ def diagnose(
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
-    """Raises NpformerError if the golden file was recorded from other weights."""
+    """Raises NpformerError if the golden file was recorded from different weights."""
     if weights_sha256(model) != golden.weights_sha256:
         raise NpformerError(
             f"the golden file was recorded from {golden.model}, whose weights differ from this model's; use that model"
@@ -196,7 +198,7 @@ class _Case:
             return None
         of = parents(self.right.config, self.right.weights)
         if all(set(of.get(stage, ())) & set(names) for stage, names in found.items()):
-            return None  # each stage has the values of one of its parents, so a step is left out and no name confused
+            return None  # every stage has the values of one of its parents: a step was left out, the names are correct
         first = diverging[0]
         each, certain = self.explain(first, self.right)
         others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]
@@ -262,8 +264,8 @@ class _Case:
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Returns whether a cause would change a correct stage, or only undoes an earlier cause.
 
-        A mistake in precision is never refuted. A rule for this stage is refuted only by the stages computed from it,
-        because a port may make the mistake in this stage alone.
+        A mistake in precision is not refuted by other stages. A rule for this stage is refuted only by the stages
+        computed from it, because a port may make the mistake in this stage alone.
         """
         if self.takes_back(wrong, base):
             return True
@@ -277,9 +279,10 @@ class _Case:
             self.texts = before
 
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
-        """Returns the other stages that a cause must explain: the rest of the block, or all layers below a head.
+        """Returns the other stages that a cause must explain: the rest of the block, or all layers for a head.
 
-        For a cause with a rule for the stage, these are only its children and single stages that other rules change.
+        If the cause has a rule for the stage itself, these are only its children, and single stages, that the cause's
+        other rules change.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -294,7 +297,7 @@ class _Case:
         return [name for name in near if name in self.given and name in self.everywhere(wrong)]
 
     def takes_back(self, wrong: Port, base: Port) -> bool:
-        """Returns whether rules only undo the rules of an earlier cause, and change nothing on their own."""
+        """Returns whether the rules of a cause only undo those of an earlier cause, and change nothing on their own."""
         added, count = wrong.rules[len(base.rules) :], len(self.right.rules)
         if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
             return False
@@ -317,7 +320,7 @@ class _Case:
         return None
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:
-        """Yields the mistakes to try, in order, each with the port to change and the texts to compare."""
+        """Yields groups of mistakes to try, in order, each with the port to change and the texts to compare."""
         if self.again:
             yield self.again, port, self.texts
         yield self.mistakes, port, self.texts
@@ -394,7 +397,7 @@ class _Case:
 
 
 def _explained(port: Port, made: list[np.ndarray], texts: list[int], budget: float) -> float:
-    """Returns the share of the error on these texts that `made` explains; 0 if there is no error or no change."""
+    """Returns the share of the error on these texts that `made` explains; 0 without an error or a change."""
     theirs, rightly, own = ([arrays[i] for i in texts] for arrays in (port.theirs, port.rightly, made))
     if not texts or not all(np.isfinite(array).all() for array in own):
         return 0.0

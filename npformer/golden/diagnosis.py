@@ -13,8 +13,8 @@ from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
-FARTHER = 4.0  # a cause does not fit if it leaves more than ROUNDED and this many times as much as another cause
-SAME = 1e-4  # two ways give the same values if their distances differ by at most this fraction
+FARTHER = 4.0  # a cause is dropped if it leaves more than ROUNDED and more than FARTHER times what the best leaves
+SAME = 1e-4  # two variants give the same values if their distances differ by at most this fraction
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class Fit:
 
     mistake: Mistake
     way: str
-    budgets: float  # largest distance from the other program's values
+    budgets: float  # largest distance from the other program's values, in budgets
     explained: float  # the share of the error that the mistake explains
-    certain: bool  # whether the rest is within the error budget
+    certain: bool  # whether the rest of the error is within the error budget
 
     def __str__(self) -> str:
         return f"{self.mistake.name}{f' ({self.way})' if self.way else ''}"
 
 
 def together(fits: list[Fit]) -> list[Fit]:
-    """Returns the best fit of each mistake, naming all ways that give the same values.
+    """Returns the best fit of each mistake, naming all its variants ("ways") that give the same values.
 
-    If a way fits both alone and with an addition, such as "a token sees only earlier tokens, padding is seen too", only
-    the shorter way is named, because the addition changes no value.
+    If a variant fits both alone and with an addition, such as "a token sees only earlier tokens, padding is seen too",
+    only the shorter one is named, because the addition changes no value.
     """
     best: dict[str, Fit] = {}
     for fit in fits:

@@ -37,7 +37,7 @@ class Golden:
     stages: Mapping[str, list[np.ndarray]]  # float32
     truth: Mapping[str, list[np.ndarray]]  # float64
     budgets: Mapping[str, float]  # stage -> the largest error of a correct float32 port
-    sources: list[Text] = field(default_factory=list)  # of a translation model; `texts` then has the decoder's input
+    sources: list[Text] = field(default_factory=list)  # for a translation model, whose `texts` are the decoder's input
     source_tokens: list[list[str]] = field(default_factory=list)
 
     @property
@@ -69,7 +69,7 @@ class Golden:
         save_arrays(path, arrays, {"format": FORMAT, "version": VERSION, "manifest": written})
 
     def input_arrays(self) -> dict[str, np.ndarray]:
-        """Returns each text's ids, and its other inputs, by their names in the file."""
+        """Returns the ids and other inputs of each text, by their names in the file."""
         arrays: dict[str, np.ndarray] = {}
         for i, text in enumerate(self.texts):
             for name, array in (("ids", text.ids), ("segments", text.token_type_ids), ("positions", text.positions)):

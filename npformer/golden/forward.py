@@ -51,7 +51,7 @@ class Forward:
         return run.made
 
     def together(self, ports: Sequence[Port], until: str) -> list[list[np.ndarray] | None]:
-        """Returns the stage `until` of ports that differ only in rules, from one run; None for impossible ports."""
+        """Returns the stage `until` from one run of ports that differ only in rules; None for impossible ports."""
         run = Run(self, ports, until, np.float64, None)
         run.run()
         return [None if i in run.failed else run.made[until][i :: len(ports)] for i in range(len(ports))]
@@ -81,7 +81,7 @@ class Run(Arrays):
         port = ports[0]
         super().__init__(port, len(ports), forward.given, lambda name: forward.cast(port.weights[name], dtype))
         self.ports, self.until, self.noise = ports, until, noise
-        self.failed: dict[int, NpformerError] = {}  # ports with impossible rules
+        self.failed: dict[int, NpformerError] = {}  # index of a port with an impossible rule -> the error
         self._patterns = {pattern for port in ports for pattern, _ in (*port.rules, *port.reads)}
         self._matched: dict[str, bool] = {}  # stage -> whether any of the patterns matches it
         self.made: dict[str, list[np.ndarray]] = {}
@@ -90,7 +90,7 @@ class Run(Arrays):
         self._ranges = {stack: self._layers(stack, count) for stack, count in stacks(port.config).items()}
 
     def _running(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the weights, rounded only if the stage depends on them."""
+        """Yields the weights of the layers to run, rounded only if the requested stage depends on them."""
         port, all_matter = self.port, self._whole
         for name in port.weights:
             stack, layer, rest = parted(name)
@@ -112,7 +112,7 @@ class Run(Arrays):
         return not self.until or any(len(text) != length for text, length in zip(texts, lengths, strict=True))
 
     def _layers(self, stack: str, count: int) -> tuple[int, int]:
-        """Returns the range of a stack's layers that must run. The others' results are given or not needed."""
+        """Returns the range of a stack's layers that must run. Results of other layers are given or not needed."""
         config, inside = self.port.config, [parted(name) for name in self.port.span if name.startswith(stack)]
         numbers = [layer for _, layer, _ in inside if layer >= 0]
         from_ids = not self.port.span or any(rest.startswith("embeddings.") for _, _, rest in inside)

@@ -20,8 +20,9 @@ ENDS = (".weight", ".bias", "_weight", "_bias")  # torch's attention has in_proj
 def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Splits fused arrays into query, key and value; returns all arrays, and `names` without the fused entries.
 
-    A fused array is recognised by its name, or by an entry like {"my.0.proj": "layers.0.attention.qkv"}. An output is
-    split along its last axis, a weight (3D, D) or (D, 3D) along its longer axis, in the order of the family's files.
+    A fused array is recognised by its name, or by an entry of `names` like {"my.0.proj": "layers.0.attention.qkv"}. An
+    output is split along its last axis, a weight (3D, D) or (D, 3D) along its longer axis, in the order that the
+    family's files use.
     """
     known, found = fused_layers(config), dict[str, Any]()
     parts = [family_of(config).part(config, QKV, each) for each in QKV]
@@ -39,7 +40,7 @@ def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> 
 
 
 def fused_layers(config: Config) -> dict[str, str]:
-    """Every known name of a fused layer -> npformer's name of its attention."""
+    """Every known name for a fused layer -> npformer's name for its attention."""
     prefix, known, places = family_of(config).prefix, dict[str, str](), sources(config)
     for i in range(config.n_layers):
         ours = f"layers.{i}.attention"

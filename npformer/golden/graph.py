@@ -1,7 +1,7 @@
 """The graph of a model's stages: for each stage, the stages from which it is computed.
 
 A model with a decoder has two stacks. The names of their stages begin with the name of the stack, "encoder." or
-"decoder.". Each layer of the decoder has two attentions: self-attention, and attention to the encoder's output.
+"decoder.". Each layer of the decoder has two attention blocks: self-attention, and attention to the encoder's output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads another program's arrays: matches each to a stage or weight and splits stages by text.
 
-A stage may be named by npformer's name, by the Hugging Face module that outputs it, by TransformerLens's hook, or by a
-name from the user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses this
-module.
+A stage may have npformer's name, the path of the Hugging Face module that outputs it, the name of a TransformerLens
+hook, or a name from the user's map. The array may be packed or padded, with or without a batch axis. `compare.py` uses
+this module.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _expected(shapes: list[tuple[int, ...]]) -> str:
 
 
 def _ids(golden: Golden) -> dict[str, list[Text]]:
-    """Returns each name of token ids -> its texts. In a translation model, input_ids are the sources."""
+    """Maps each name for token ids to the texts that have them. In a translation model, input_ids are the sources."""
     if golden.sources:
         theirs, ours = ("input_ids", "source_ids"), ("decoder_input_ids", "ids")
         return dict.fromkeys(theirs, golden.sources) | dict.fromkeys(ours, golden.texts)

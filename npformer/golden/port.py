@@ -38,7 +38,7 @@ class Port:
     texts: list[Text]  # for a translation model, the decoder's input
     stage: str  # the stage to explain
     theirs: list[np.ndarray]  # the other program's values of the stage
-    span: frozenset[str]  # the stages that the port computes to reach it from the other program's
+    span: frozenset[str]  # the stages to compute, from the other program's stages up to this one
     width: int  # tokens per text in the other program's batch, with padding
     lengths: tuple[int, ...]  # lengths of the golden file's texts
     rightly: list[np.ndarray] = field(default_factory=list)  # the correct stage, from the other program's inputs
@@ -88,7 +88,7 @@ class Port:
         return replace(self, texts=texts, sources=sources, touched=self.touched | {"embeddings.*"})
 
     def with_config(self, *touched: str, **fields: Any) -> Port:
-        """Returns the port with other fields of the config, marked impossible if the config rejects them."""
+        """Returns the port with changed fields of the config, marked impossible if the config rejects them."""
         try:
             config = replace(self.config, **fields)
         except NpformerError:
@@ -96,7 +96,7 @@ class Port:
         return replace(self, config=config, touched=self.touched | set(touched))
 
     def with_mechanism(self, kind: type[Any], *touched: str, local: bool = False, **fields: Any) -> Port:
-        """Returns the port with other fields of a mechanism, in all layers or only in local ones."""
+        """Returns the port with changed fields of a mechanism, in all layers or only in local ones."""
         most, *near = (
             tuple(replace(each, **fields) if isinstance(each, kind) else each for each in of_layers)
             for of_layers in self.config.layer_kinds
@@ -189,7 +189,7 @@ class Port:
         return {"": padded, "padding counted in positions": replace(padded.reading(counted), touched=padded.touched)}
 
     def in_a_batch(self) -> Port | None:
-        """Returns the port with padded texts and a correct mask; None without padding or if a text is too long."""
+        """Returns the port with padded texts and a correct mask; None without padding or if the batch is too long."""
         padded = self.padded() if self.has_padding else None
         if padded is None:
             return None
@@ -208,7 +208,7 @@ class Port:
         return self.possible and any(matches(stage, pattern) for pattern in self.touched for stage in self.span)
 
     def sizes(self, text: int) -> dict[str, int]:
-        """Returns the sizes that may explain a constant in a text's stage: T, K, D, H, F, n_layers."""
+        """Returns the sizes that may explain a constant in a text's stage, such as T, K and D."""
         own, across = parted(self.stage), "cross_attention" in self.stage
         of_source = bool(self.sources) and (own[0] == "encoder." or across)
         length, width = (self.source_lengths, self.source_width) if of_source else (self.lengths, self.width)
@@ -218,7 +218,7 @@ class Port:
 
     @property
     def factors(self) -> dict[str, Callable[[int], float]]:
-        """Factors by name, such as "sqrt(K)", made of sizes that are not all 1. Each is a function of a text."""
+        """Factors by name, such as "sqrt(K)", made from sizes that are not always 1. Each is a function of a text."""
 
         def of(size: str, form: str) -> Callable[[int], float]:
             return lambda text: FORMS[form](self.sizes(text)[size])

@@ -90,7 +90,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def totals(verdicts: Sequence[Verdict]) -> str:
-    """Returns a line that counts the cases of each verdict."""
+    """Returns a line with the number of cases for each verdict."""
     kinds = [verdict.kind for verdict in verdicts if not verdict.ok]
     rest = ", ".join(f"{kind} {kinds.count(kind)}" for kind in dict.fromkeys(kinds))
     passed = sum(verdict.ok for verdict in verdicts)
@@ -114,7 +114,7 @@ def verdicts_github(verdicts: Sequence[Verdict]) -> str:
 
 
 def junit(verdicts: Sequence[Verdict]) -> bytes:
-    """Returns the verdicts as JUnit XML: divergences are failures; cases without a comparison are errors."""
+    """Returns the verdicts as JUnit XML: divergences and missing answers are failures, all other faults errors."""
     from xml.etree import ElementTree as xml
 
     failures = [verdict for verdict in verdicts if verdict.kind in ("diverges", "incomplete")]

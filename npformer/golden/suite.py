@@ -4,8 +4,8 @@
 
 A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
 each case tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine,
-but golden files have the same bytes only on the same machine with the same version of NumPy: other BLAS kernels round
-differently, which changes the last digits of stages, far within the budgets.
+but golden files only on the same machine with the same version of NumPy, because BLAS kernels round differently. This
+changes the last digits of stages, far within the budgets.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def cases() -> Iterator[Case]:
         if name in distinct_encoders():
             yield from _encoder_cases(name, family)
         else:
-            about = "another family's model with other names for its weights"
+            about = "another family's model with different names for its weights"
             yield Case(f"{name}-{LABELLED[0]}", about, encoder_config(family, LABELLED[0]))
     yield from _other_cases()
 
@@ -218,7 +218,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if family.padding:
         positions = replace(plain.positions, first=4)
         other = encoder_config(family, plain.head, n_layers=1, pad_id=3, padding_idx=3, positions=positions)
-        yield Case(f"{name}-padding", "positions counted from another padding token", other, (10, 6))
+        yield Case(f"{name}-padding", "positions counted from a different padding token", other, (10, 6))
     if plain.pooling == "last":
         about = "texts that end in padding, with a classifier that reads the token before it"
         padded = replace(plain, pad_id=3)

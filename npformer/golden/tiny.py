@@ -1,8 +1,8 @@
-"""A tiny random model and its golden file, for the CI of a port: the same seed gives the same bytes.
+"""A tiny random model and its golden file, for the CI of a port. The same seed gives the same model.
 
 The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are scaled raw bits of the
 generator and so do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that leaving one out
-shows. `suite.py` writes many such models.
+changes the stages. `suite.py` writes many such models.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _uniform(bits: np.random.PCG64, shape: tuple[int, ...]) -> np.ndarray:
 def _texts(config: Config, bits: np.random.PCG64, lengths: Sequence[int]) -> list[Any]:
     """Draws token ids. If the model has token_type_ids, the last third of each text is its second segment.
 
-    A translation model has sources of these lengths, and targets of other lengths, which begin with the start token.
+    A translation model has sources of these lengths, and targets of different lengths, which begin with the start
+    token.
     """
     texts: list[Any] = []
     for length in lengths:

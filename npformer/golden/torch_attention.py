@@ -134,7 +134,7 @@ class _Attention:
                 self._weighed = False
                 self.hear("value_heads", args[1])
                 self.hear("context", result)
-            elif self._products == 1 and result.dim() == 4:  # DeBERTa's key is scaled here; `METHODS` has it
+            elif self._products == 1 and result.dim() == 4:  # DeBERTa's key is scaled here; `METHODS` records it
                 self.hear("query_heads", args[0])
                 self.hear("key_heads", args[1].mT)
 

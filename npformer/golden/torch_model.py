@@ -104,7 +104,8 @@ def _reads_last(golden: Golden) -> bool:
 def _takes_no_batch(golden: Golden) -> bool:
     """Returns whether texts must run one by one.
 
-    They must if the head cannot find padding, or in BART, where all texts in a batch need equally many end tokens.
+    They must if the head cannot find padding, or in encoder-decoders, where all texts in a batch need the same number
+    of end tokens.
     """
     config = golden.config
     return (_reads_last(golden) and config.pad_id is None) or (bool(config.decoder) and config.head in POOLED_HEADS)
@@ -175,7 +176,7 @@ def listening(model: Any, golden: Golden, heard: dict[str, np.ndarray]) -> Itera
             hear(module.register_forward_hook, stages, lambda args, output: _first(output))
         for path in inputs.keys() & modules.keys():
             hear(modules[path].register_forward_pre_hook, _asked(inputs[path], golden), lambda args, output: args[0])
-        of_model = _reads_last(golden) or config.head == "translation"  # translation models add a bias outside it
+        of_model = _reads_last(golden) or config.head == "translation"  # translation adds a bias outside the head
         if of_model and "logits" in golden.stages:
             hear(model.register_forward_hook, ["logits"], lambda args, output: _first(output, "logits"))
         if convolution in modules:  # its output has a column for each token
@@ -224,7 +225,7 @@ def _first(output: Any, name: str = "") -> Any:
 def _hook(
     heard: dict[str, np.ndarray], stages: Iterator[str], tensor: Callable[[Any, Any], Any]
 ) -> Callable[..., None]:
-    """Returns a hook that records tensor(inputs, output) of a module; each call is the next of `stages`."""
+    """Returns a hook that records tensor(inputs, output) of a module; each call records the next of `stages`."""
 
     def hook(module: Any, args: Any, output: Any = None) -> None:
         if (stage := next(stages, "")) and stage not in heard:  # an inner module fires first

@@ -1,4 +1,5 @@
-"""Computes a stage with every way to make every mistake. `diagnose.py` compares the values with another program's."""
+"""Computes a stage with each variant ("way") of each mistake; `diagnose.py` compares the values with another
+program's."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from npformer.golden.port import Port
 from npformer.runtime.threads import run_tasks, thread_count
 
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
-LARGE = 1 << 12  # runs of this size spend most of their time in NumPy, so several threads are faster
+LARGE = 1 << 12  # larger runs spend most of their time in NumPy, so several threads are faster
 
 Way = tuple[Mistake, str, Port]
 Computed = tuple[Mistake, str, Port, list[np.ndarray]]
@@ -25,7 +26,7 @@ Computed = tuple[Mistake, str, Port, list[np.ndarray]]
 def computed(
     forward: Forward, mistakes: Iterable[Mistake], port: Port, progress: Callable[[str], object]
 ) -> Iterator[Computed]:
-    """Yields each possible way to make a mistake, with its port and the values that the port computes."""
+    """Yields each possible variant of each mistake, with its port and the values that the port computes."""
     size = sum(map(len, (*port.texts, *port.sources))) * port.config.d_model
     runs, threads = _runs(mistakes, port, TOGETHER // size, progress), thread_count() if size > LARGE else 1
     while some := list(islice(runs, threads)):
@@ -34,7 +35,7 @@ def computed(
 
 
 def _runs(mistakes: Iterable[Mistake], port: Port, most: int, progress: Callable[[str], object]) -> Iterator[list[Way]]:
-    """Yields the ways to make mistakes, in lists of at most `most` that share a run.
+    """Yields the variants of mistakes, in lists of at most `most` that share a run.
 
     Ports that differ from `port` only in their rules share one, because in a small model most time is spent in Python
     itself.

@@ -21,18 +21,18 @@ from npformer.common.halves import HALVES, half
 from npformer.golden.graph import head_width, parted
 from npformer.golden.mistakes import of_model
 from npformer.golden.mistakes.embeddings import FORMULA, SINUSOIDS, other_formulas, other_orders
-from npformer.golden.mistakes.maps import map_of_numbers, numbers_said, said_of_map
+from npformer.golden.mistakes.maps import lines_said, map_of_numbers, said_of_map, zeros_said
 from npformer.golden.mistakes.precision import MISSCALED, SCALES, SCHEMES, rounded
 from npformer.golden.port import Port
 from npformer.model import Model, Seq2Seq
 
 LAYOUTS = {True: "(out, in)", False: "(in, out)"}
 TRANSPOSED, LAYER = "transposed weight", "weights of another layer"
-OTHER, CHECKPOINT = "other weights", "another checkpoint"
+OTHER, CHECKPOINT = "wrong weights", "different checkpoint"
 APART = "differs by up to "
 IN_LAYER = re.compile(r"((?:encoder\.|decoder\.)?layers\.\d+)\.(.+)")
 MOVED = 4  # maximum number of rows by which a table of positions may be shifted
-MANY = 0.5  # the smallest share of unexplained weights that suggests another checkpoint
+MANY = 0.5  # the smallest share of unexplained weights that suggests a different checkpoint
 
 
 class Finding(NamedTuple):
@@ -112,7 +112,7 @@ def _is_meant(finding: Finding, dtype: str) -> bool:
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts another program's weights to (in, out). Square weights are assumed to have the usual layout."""
+    """Converts another program's weights to (in, out). Square weights are taken to have the layout of the others."""
     ours, known = layout.flat_arrays(model.weights), parameters(model.config)
     wide = [array.shape == ours[name].T.shape for name, array in theirs.items() if len(set(ours[name].shape)) == 2]
     equal = [
@@ -138,7 +138,7 @@ def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _of_table(name: str, theirs: np.ndarray, own: np.ndarray, model: Model | Seq2Seq) -> Finding | None:
-    """Returns the finding for positions with another sinusoidal formula, or shifted by some rows; None if neither."""
+    """Returns the finding for positions with a wrong sinusoidal formula, or shifted by some rows; else None."""
     for cause, tables in {SINUSOIDS: other_orders(model.config), FORMULA: other_formulas(model.config)}.items():
         for way, table in tables.items():
             if theirs.shape == table.shape and np.abs(theirs - table).max() < 1e-4:
@@ -191,7 +191,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     if theirs.ndim == 2 and (found := _moved(name, theirs, own, linear, width)):
         return found
     if any(_is_permuted(theirs, each) for each in either):
-        return Finding(name, "correct values in another order", "in another order")
+        return Finding(name, "correct values in the wrong order", "in the wrong order")
     apart = min(float(np.abs(theirs - each).max()) for each in either)
     return Finding(name, f"{APART}{apart:.3g}", OTHER)
 
@@ -201,7 +201,7 @@ def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: 
     for given in (theirs.T, theirs) if linear else (theirs,):
         if given.shape != own.shape:
             continue
-        for axis, kind in enumerate(("rows", "columns")):
+        for axis, kind in enumerate(("row", "column")):
             a, b = (np.moveaxis(each, axis, 0) for each in (given, own))
             places = {line.tobytes(): i for i, line in enumerate(b)}
             order = np.array([places.get(line.tobytes(), -1) for line in a])
@@ -209,18 +209,18 @@ def _moved(name: str, theirs: np.ndarray, own: np.ndarray, linear: bool, width: 
             other = np.flatnonzero(order < 0)
             of_heads = width if (axis == 0) == name.endswith("output.weight") else 0
             if not len(other):
-                return Finding(name, f"{kind} {said_of_map(order, of_heads)}", _moved_or_copied(order))
+                return Finding(name, f"{kind}s {said_of_map(order, of_heads)}", _moved_or_copied(order))
             if 2 * len(other) <= len(a):
                 if not a[other].any():
-                    return Finding(name, f"{kind} {numbers_said(other)} are 0", "heads or columns missing")
+                    return Finding(name, zeros_said(kind, other), "heads or columns missing")
                 apart = float(np.abs(a - b)[other].max())
-                return Finding(name, f"{APART}{apart:.3g} in {kind} {numbers_said(other)}", OTHER)
+                return Finding(name, f"{APART}{apart:.3g} in {lines_said(kind, other)}", OTHER)
     return None
 
 
 def _moved_or_copied(order: np.ndarray) -> str:
     """Returns the cause of this order of rows, columns or numbers: some are copies of others, or all are moved."""
-    return "heads or columns missing" if len(set(order.tolist())) < len(order) else "in another order"
+    return "heads or columns missing" if len(set(order.tolist())) < len(order) else "in the wrong order"
 
 
 def _found_elsewhere(theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> str:
@@ -258,15 +258,15 @@ def _is_permuted(theirs: np.ndarray, own: np.ndarray) -> bool:
 
 
 def _together(findings: list[Finding], count: int) -> list[Finding]:
-    """Joins findings with the same cause: another checkpoint, a wrong layer, or one mistake in many weights."""
+    """Joins findings with the same cause: a different checkpoint, a wrong layer, or one mistake in many weights."""
     unlike = [each for each in findings if each.cause == OTHER]
     together = []
     if len(unlike) > 3:
         findings = [each for each in findings if each.cause != OTHER]
         most = max(float(each.what.removeprefix(APART).split()[0]) for each in unlike)
         if len(unlike) >= MANY * count:
-            said = f"{len(unlike)} of {count} weights have other values; they differ by up to {most:.3g}"
-            together.append(Finding("another checkpoint", said, CHECKPOINT))
+            said = f"{len(unlike)} of {count} weights have different values; they differ by up to {most:.3g}"
+            together.append(Finding("different checkpoint", said, CHECKPOINT))
         else:
             together.append(Finding(f"{unlike[0].where} and {len(unlike) - 1} others", f"{APART}{most:.3g}", OTHER))
     for (said, cause), alike in groupby(sorted(findings, key=_alike), key=_alike):

@@ -22,7 +22,7 @@ CONTEXT = ".context"  # ending of the stages that have the heads' outputs
 
 
 class Effect(NamedTuple):
-    """The change of a metric when a head's output is zero, estimated to first order."""
+    """The change in a metric when a head's output is zero, estimated to first order."""
 
     attention: str  # the attention block, such as layers.3.attention
     head: int
@@ -42,7 +42,7 @@ class Answer:
     about : str, such as "next token"
     outcomes : pairs of an outcome and its probability, the most probable first
     metric : str, the number that `effects` explain, such as "the logit of POSITIVE"
-    effects : list of `Effect`, the largest first; for a translation, of the heads of cross-attention
+    effects : tuple of `Effect`, the largest in magnitude first; for a translation, only of cross-attention's heads
     """
 
     about: str
@@ -52,7 +52,7 @@ class Answer:
 
 
 def answer_of(model: Any, given: Any) -> Answer | None:
-    """Returns a model's answer and the effects of its heads, or None if it has neither labels nor words.
+    """Returns a model's answer and the effects of its heads, or None if the text has no single answer.
 
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
     Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.
@@ -80,7 +80,7 @@ def outcomes_of(model: Any, text: Any, shares: np.ndarray) -> list[tuple[str, fl
 
 
 def probabilities_of(model: Any, text: Any, answers: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Returns the probability of each label or word (C,), or the mean over a translation's words (1,).
+    """Returns the probability of each label or word (C,), or the geometric mean over a translation's words (1,).
 
     Returns None if the text has no single answer.
     """

@@ -2,7 +2,7 @@
 
 Leaving a word out runs the model again without it. Attention roll-out follows attention back through the layers. It
 shows where information could flow, but not its effect on a label. `integrated_gradients.py` has the gradient measures,
-`view/attribution_view.py` draws all of them.
+and `view/attribution_view.py` draws all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npformer.text.words import Span, text_words, word_spans, word_text
 
 TOKENS = 4096  # tokens between two steps of a progress bar, enough to use all cores
 BATCH = 1024  # tokens in an edited forward pass
-MOST = 8_192  # tokens to read before words are grouped, for a model like BERT-base: 15 s on two cores
+MOST = 8_192  # maximum number of tokens to read without grouping words, for a model like BERT-base: 15 s on two cores
 ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text with the number of their word; None between words
 
@@ -194,7 +194,7 @@ def words_together(model: Any, count: int, tokens: int, asked: int | None) -> in
 
 
 def together(spans: Sequence[Span], size: int) -> list[Span]:
-    """Joins the token ranges of `size` adjacent words."""
+    """Joins the spans of `size` adjacent words."""
     return [(spans[i][0], spans[min(i + size, len(spans)) - 1][1]) for i in range(0, len(spans), size)]
 
 
@@ -268,7 +268,7 @@ def on_logit(found: Any) -> Method:
 
 
 def given_scores(name: str, tokens: Sequence[str], scores: Any) -> Method:
-    """Makes a measure of scores that the caller has computed, one per token."""
+    """Makes a measure from scores that the caller has computed, one per token."""
     array = np.asarray(scores, np.float64)
     if array.shape != (len(tokens),) or not np.isfinite(array).all():
         raise NpformerError(f"attribution: scores {name!r}: expected {len(tokens)} finite numbers, one per token")

@@ -81,7 +81,7 @@ def _run(
 
 
 class _OfAllTexts(Exception):
-    """Raised for a stage that all texts share, such as a table of distances: copies in a batch cannot differ in it."""
+    """Raised for a stage that all texts share, such as a table of distances, because copies cannot differ in it."""
 
 
 class _Changes:

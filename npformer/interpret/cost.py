@@ -8,7 +8,8 @@ BERT_BASE = 85_000_000  # weights in the layers of BERT-base
 
 
 def affordable(model: BaseModel, tokens: float) -> int:
-    """Returns how many tokens a model reads while BERT-base reads `tokens`, between 0.5 and 2 times `tokens`.
+    """Returns how many tokens a model reads in the time in which BERT-base reads `tokens`, between 0.5 and 2 times
+    `tokens`.
 
     A token costs two operations per weight. The limit is 2 because small models spend much of their time elsewhere.
     """

@@ -1,4 +1,4 @@
-"""Direct logit attribution: a logit as a sum over embeddings, heads, feed-forward networks, words and biases.
+"""Direct logit attribution: a logit as the sum of parts from embeddings, heads, feed-forward networks and biases.
 
 The head of a model reads one row of the last layer, that of token p. This row is the sum of everything that the
 embeddings and each layer's attention and FFN have written to it. Everything after such an addition is linear in it once
@@ -12,7 +12,7 @@ where it was written:
     y = (x - E[x]) s * gamma + beta, s = 1 / sqrt(Var[x] + eps) held
                                    u <- s (gamma u - E[gamma u]),  the bias adds u . beta
     x = r + A + b_O, A = sum over heads h of sum over tokens j of W_h[p, j] V_h[j] W_O_h
-                                   head h adds u . A_h, of it token j adds W_h[p, j] V_h[j] W_O_h u; the bias u . b_O
+                                   head h adds u . A_h, of which token j adds W_h[p, j] V_h[j] W_O_h u; the bias u . b_O
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
 and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
@@ -61,7 +61,7 @@ class LogitAttribution:
     and `biases` the part of each bias by the name of its stage. `lens` (n_layers + 1, C) has the logits that the head
     computes from the row after the embeddings and after each layer. If the model has a decoder, the layers are the
     decoder's. The heads of its self-attention precede those of cross-attention, and the first token is the decoder's
-    start token. `position` is an index of `tokens`; its row predicts the token after it.
+    start token. `position` is the index in `tokens` of the row that the head reads.
     """
 
     what: str
@@ -82,7 +82,7 @@ class LogitAttribution:
     def words(self) -> np.ndarray:
         """The contribution of each token, without biases, (n_layers + 1, T): to the embeddings, then to each layer.
 
-        The contribution of a layer's heads is split among the tokens that they read; its FFN's counts for token
+        The contribution of a layer's heads is split among the tokens that they read; that of its FFN counts for token
         `position`. The tokens of a convolution count towards the first layer.
         """
         rows = np.concatenate([np.zeros((1, len(self.tokens))), self.heads.sum(axis=1)])
@@ -163,8 +163,8 @@ def logit_attribution(
 ) -> LogitAttribution:
     """Decomposes a logit into the contributions of the embeddings, each head, each FFN and each word.
 
-    The parts add up to the logit. They are exact if two things are held at their values on this text: the mean and
-    deviation of layer norms, and the factor act(h) / h in the head. A later norm scales the output of earlier layers.
+    The parts add up to the logit. They are exact if the mean and deviation of layer norms, and the factor act(h) / h in
+    the head, are held at their values on this text. A later norm scales the output of earlier layers.
     `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited
     forward. An edit of a sum, a norm or a context shows as a difference between `total` and `logit`, because it belongs
     to no part.
@@ -176,11 +176,12 @@ def logit_attribution(
     label : str or int, optional
         The label or word to explain; by default the model's answer. For spans, "start" (the default) or "end".
     position : int, optional
-        For a head on tokens, the token of the logit: by default the masked word, if there is one, and for causal-lm the
-        last token, which precedes the predicted word. For a translation, the token of the decoder's input before the
-        word: by default the one before the least probable word, which is then also the label.
+        For a head that computes a row for each token, the token whose logit is explained: by default the masked word,
+        if there is one, and for causal-lm the last token, which precedes the predicted word. For a translation, the
+        token of the decoder's input before the word: by default the one before the least probable word, which is then
+        also the label.
     against : str or int, optional
-        Another label, whose logit is subtracted: with two labels the difference is the log-odds.
+        A second label, whose logit is subtracted. If the model has two labels, the difference is the log-odds.
 
     Returns
     -------

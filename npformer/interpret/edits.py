@@ -45,8 +45,8 @@ def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
     Raises
     ------
     NpformerError
-        If a change returns another shape, a stage has not fired by the end of the block, or a gradient passes through a
-        function without a known derivative (use `Differentiable`).
+        If a change returns an array of the wrong shape, a stage has not fired by the end of the block, or a gradient
+        passes through a function without a known derivative (use `Differentiable`).
 
     Examples
     --------
@@ -233,11 +233,11 @@ def from_trace(
     positions: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
 ) -> dict[str, Change]:
-    """Replaces the stages that match `name` with those of the trace `source`: activation patching.
+    """Replaces the stages that match `name` with those of the trace `source` (activation patching).
 
     `positions` limits the change to the rows of these tokens. In scores and weights (H, T, T), rows are queries.
-    `heads` limits the change to these heads. Text i of the trace replaces text i of the forward. A trace of one text
-    replaces every text.
+    `heads` limits the change to these heads. Text i of the trace replaces text i of the forward pass. A trace of one
+    text is used for every text of the forward pass.
     """
     changes: dict[str, Change] = {}
     for stage in table.matching(name, list(source)):
@@ -262,8 +262,8 @@ def _at(stage: str, arrays: list[np.ndarray], positions: Numbers, heads: Numbers
 
     def patched(array: np.ndarray) -> np.ndarray:
         if array.shape != source.shape:
-            rows = positions if heads is None else f"heads {heads}"
-            raise NpformerError(f"edit of {stage}: cannot copy positions {rows} from {source.shape} to {array.shape}")
+            rows = f"positions {positions}" if heads is None else f"heads {heads}"
+            raise NpformerError(f"edit of {stage}: cannot copy {rows} from {source.shape} to {array.shape}")
         here = place(stage, array.shape, positions, heads)
         array[here] = source[here]
         return array

@@ -19,7 +19,7 @@ from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.transformer import unread
 
-Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, one for each run of texts of equal length
+Gradients = Mapping[str, list[np.ndarray]]  # stage -> its gradient, in one array for each run of texts of equal length
 
 
 def differentiate(

@@ -22,7 +22,7 @@ class HeadEffects:
     `before` is the answer's probability. `changes` (attentions, heads) has its change without each head, or NaN if the
     head does not exist or was not ablated. `outcomes` has the answers without each head and their probabilities, the
     most probable first, or () where `changes` is NaN. `whole` has the answers with all heads. A translation keeps its
-    words, and its probability is the mean over them.
+    words, and its probability is their geometric mean.
     """
 
     answer: str
@@ -39,7 +39,7 @@ def head_effects(
     progress: bool | None = None,
     heads: Sequence[tuple[str, int]] | None = None,
 ) -> HeadEffects | None:
-    """Ablates one head at a time, and compares the probability of the model's answer.
+    """Ablates one head at a time, and measures the change in the probability of the model's answer.
 
     Parameters
     ----------

@@ -2,9 +2,10 @@
 
 Both differentiate the log-odds of the label (`attribution.Target`) with respect to the embeddings' output, the input of
 the first layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. The forward
-and backward run with an edit of that stage, `Inputs`. Inside `npformer.edit`, gradients are those of the edited
-forward. An encoder-decoder reads each token in the encoder and, one position later, in the decoder. Its arrays of
-embeddings are (2, T, D), and a token's score is the sum of both. Only the decoder reads the start token.
+and backward passes run with an edit of that stage, `Inputs`. Inside `npformer.edit`, gradients are those of the edited
+forward. An encoder-decoder with a head for labels reads each token in the encoder and, one position later, in the
+decoder. Its arrays of embeddings are (2, T, D), and a token's score is the sum over both stacks. Only the decoder reads
+the start token.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from npformer.transformer import backward, forward, packed, transformer, transfo
 
 METHODS = ("gradient", "integrated")
 STEPS = 50  # points of the integral
-MOST = 4_096  # default limit of tokens at all points, for a model like BERT-base: 20 s on two cores
+MOST = 4_096  # default limit on the tokens of all points together, for a model like BERT-base: 20 s on two cores
 LEAST = 8
-TOKENS = 1024  # tokens per forward and backward; larger batches take memory and are not faster
+TOKENS = 1024  # tokens per forward and backward pass; larger batches take more memory and are not faster
 FRAME = ("[CLS]", "[SEP]", "<s>", "</s>")  # special tokens around a text, which a baseline keeps
 STAND_INS = ("[MASK]", "<mask>", "[PAD]", "<pad>", "<|endoftext|>")
 
@@ -110,7 +111,7 @@ def explained_by_gradients(
 ) -> list[Method]:
     """Same as `by_gradients`, for a target. For a translation model, text is a pair, and only the source gets scores.
 
-    The integral is a sum over `steps` points, by default STEPS or fewer for a long text. `columns` are the tokens that
+    The integral is a sum over `steps` points, by default STEPS, or fewer for a long text. `columns` are the tokens that
     the model reads, with a decoder's start token.
     """
     fewer = max(LEAST, min(STEPS, affordable(model, MOST) // _length(text)))
@@ -159,7 +160,7 @@ def _batches(model: Any, texts: Sequence[Any]) -> list[Batch]:
 
 
 def _recorded(model: Any, batches: Sequence[Batch], inputs: Inputs) -> tuple[np.ndarray, Stages]:
-    """Runs a forward, and returns its logits and stages. Other listeners, such as an edit, get every stage whole."""
+    """Runs a forward pass, with all rows if there are other listeners, such as edits. Returns its logits and stages."""
     recording, whole = Recording(unread(model.weights, model.config)), listening()
     with listen(inputs), listen(recording):
         if len(batches) > 1:
@@ -194,7 +195,7 @@ def _by_token(rows: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 
 def gradient_times_input(here: Slope, explained: Target, tokens: Sequence[str]) -> Method:
-    """score_i = x_i . dF/dx_i, x_i the embedding of token i: to first order, the decrease of F when x_i becomes 0.
+    """score_i = x_i . dF/dx_i, x_i the embedding of token i: to first order, the decrease in F when x_i becomes 0.
 
     The scores do not add up to F, which is not linear. Simonyan, Vedaldi and Zisserman, 2014, "Deep Inside
     Convolutional Networks", has the gradient; Shrikumar, Greenside and Kundaje, 2017, "Learning Important Features
@@ -220,9 +221,9 @@ def integrated(
     """score_i = (x_i - x'_i) . integral over a in 0..1 of dF/dx_i at x' + a (x - x'), from a baseline x' to x.
 
     The scores sum to F(x) - F(x') (completeness), up to the error of the sum over `steps` points, stated in `about`.
-    The points are the midpoints of equal intervals: higher-order rules gain nothing at the jumps of a ReLU's gradient.
-    `columns` are the tokens that the model reads. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution for Deep
-    Networks", section 3.
+    The points are the midpoints of equal intervals, because higher-order rules gain nothing at the jumps of a ReLU's
+    gradient. `columns` are the tokens that the model reads. Sundararajan, Taly and Yan, 2017, "Axiomatic Attribution
+    for Deep Networks", section 3.
     """
     baseline, named = _baseline(model, text, here, tokens)
     way = here.rows - baseline
@@ -244,7 +245,7 @@ def integrated(
 
 
 def _of_each(found: Slope, way: np.ndarray) -> np.ndarray:
-    """The gradients of several copies of a text, each like `way`, in float64 because they are added up."""
+    """The gradients of several copies of a text, each with the shape of `way`, in float64 because they are added up."""
     apart = found.gradient.reshape(*way.shape[:-2], -1, *way.shape[-2:])  # (copies, L, D), or (2, copies, L, D)
     return np.moveaxis(apart, -3, 0).astype(np.float64)
 
@@ -267,7 +268,7 @@ def _baseline(model: Any, text: Any, here: Slope, tokens: Sequence[str]) -> tupl
     name = next((name for name, number in numbers.items() if number is not None), None)
     if name is None:
         return np.zeros_like(here.rows), "zeros"
-    # End tokens are kept too: a decoder's classification head reads the row of one.
+    # End tokens are kept too, because a decoder's classification head reads the row of an end token.
     kept = np.isin(tokens, FRAME) | np.isin(read.ids, model.config.decoder.end_ids)
     blank = Text(np.where(kept, read.ids, numbers[name]), read.token_type_ids, read.positions)
     inputs = Inputs(_stages(model))

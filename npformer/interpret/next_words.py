@@ -22,7 +22,8 @@ class NextWords:
     """The result of `next_words`: the words with the largest logits, and the share of all other words.
 
     `logits` (most,) are the largest, in float64. `others` (temperatures,) is log sum exp(logit / temperature) over all
-    other words, which makes probabilities at each of `temperatures` exact: exp(logit / t - log(sum over all words)).
+    other words, which makes the probabilities at each of `temperatures` exact: exp(logit / t - log sum exp(logit / t)),
+    with the sum over all words.
     """
 
     words: tuple[str, ...]
@@ -43,7 +44,7 @@ class NextWords:
 def next_words(
     model: BaseModel, text: Any, most: int = MOST, temperatures: Sequence[float] = TEMPERATURES
 ) -> NextWords:
-    """Computes the logits of the words after a text, for sampling at several temperatures.
+    """Computes the logits of the words that may follow a text, for sampling at several temperatures.
 
     p_i = exp(l_i / t) / sum_j exp(l_j / t), l the logits after the last token, t the temperature.
 

@@ -1,7 +1,7 @@
-"""Measures the effect of parts of a forward on a metric, by ablating heads or patching stages from another run.
+"""Measures the effect of parts of a forward pass on a metric, by ablating heads or patching in stages of another run.
 
 `metric.py` defines metrics. `ablate_heads` and `patch` run a copy of the text for each part (`copies.py`);
-`attribution_patching` estimates the results of `patch` by the gradients of one run.
+`attribution_patching` estimates the results of `patch` from the gradients of one run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ablate_heads(
     Returns
     -------
     Effects
-        `values` (layers, heads): the change of the metric, averaged over the texts. A translation model has a row for
+        `values` (layers, heads): the change in the metric, averaged over the texts. A translation model has a row for
         each layer's attention: the encoder's, the decoder's, and cross-attention.
 
     Raises
@@ -86,7 +86,7 @@ def ablate_heads(
         values[cell] = np.mean([of_text[cell] for of_text in effects])
     rows = tuple(title for title, _ in names.values())
     return Effects(
-        values, rows, tuple(f"head {head}" for head in range(values.shape[1])), f"change of {metrics[0].what}"
+        values, rows, tuple(f"head {head}" for head in range(values.shape[1])), f"change in {metrics[0].what}"
     )
 
 
@@ -102,7 +102,7 @@ def without_each_head(
 
 
 def contexts(model: BaseModel) -> dict[str, tuple[str, int]]:
-    """Maps each layer's stage of heads' outputs to a title and the number of heads."""
+    """Maps the stage with the heads' outputs of each attention block to a title and the number of heads."""
     config = model.config
     if not config.decoder:
         return {f"layers.{i}.attention.context": (f"layer {i}", config.n_heads) for i in range(config.n_layers)}
@@ -153,7 +153,7 @@ def patch(
     Returns
     -------
     Effects
-        The change of the metric; `values` (stages, tokens), (stages, heads), or (layers, stages of a layer).
+        The change in the metric; `values` (stages, tokens), (stages, heads), or (layers, stages of a layer).
 
     Raises
     ------
@@ -193,8 +193,8 @@ def attribution_patching(
 ) -> Effects:
     """Estimates the effects of `patch` to first order, from one forward and backward on the corrupted text.
 
-    effect of a part = sum over its numbers of (clean - corrupted) * d metric / d corrupted. Arguments, result and
-    errors are those of `patch`. Nanda, 2023, "Attribution Patching: Activation Patching At Industrial Scale".
+    effect = sum((clean - corrupted) * d metric / d corrupted) over the elements of a part. Arguments, result and errors
+    are those of `patch`. Nanda, 2023, "Attribution Patching: Activation Patching At Industrial Scale".
 
     >>> model = npformer.load("distilbert-sst2")
     >>> attribution_patching(model, "I love ice cream", "I hate ice cream", by="head").values.shape
@@ -241,7 +241,7 @@ class _Study:
         values = np.full((len(rows), len(columns)), np.nan)
         for part, effect in zip(self.parts, effects, strict=True):
             values[rows.index(part.row), columns.index((part.place, part.column))] = effect
-        return Effects(values, tuple(rows), tuple(name for _, name in columns), f"change of {self.metric.what}")
+        return Effects(values, tuple(rows), tuple(name for _, name in columns), f"change in {self.metric.what}")
 
 
 def _study(
@@ -269,7 +269,7 @@ def _study(
     if len(source.ids) != len(inputs[0]):
         raise NpformerError(
             f"patch: expected two texts with the same number of tokens, got {len(source.ids)} and {len(inputs[0])}; "
-            "replace a word with another of the same number of tokens"
+            "replace a word with one that has the same number of tokens"
         )
     (text,) = texts_of(model, clean)[0]
     measured = metric_of(model, metric, position, model.run([text])[0], text, "patch")

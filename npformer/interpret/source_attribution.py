@@ -86,7 +86,8 @@ def each_word_by_source(
     group: int | None = None,
     progress: bool | None = None,
 ) -> list[list[Method]]:
-    """Scores the words of a source for each token of its translation, with one set of runs for all tokens.
+    """Scores the words of a source for each token of its translation; leave-one-out needs one set of runs for all
+    tokens.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Converts the inputs of a view to one form: a model and a text, a trace, or plain arrays.
+"""Converts every input that a view accepts (a model and a text, a trace, or plain arrays) to one form.
 
 `Side` has the tokens on one side, `Stack` the attention of several layers between two sides. `view/head_view.py` draws
 a stack.
@@ -157,7 +157,7 @@ def stacks(
     key_tokens: Sequence[str] | None = None,
     token_type_ids: Sequence[int] | None = None,
 ) -> list[Stack]:
-    """Returns the attention stacks of `source`: one for an encoder, three for an encoder-decoder."""
+    """Returns the attention stacks of `source`: three for an encoder-decoder, else one."""
     both = sides(source, tokens, key_tokens, token_type_ids)
     if not is_stages(source):
         title = "Self-attention" if key_tokens is None else "Cross-attention"

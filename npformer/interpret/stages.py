@@ -90,7 +90,7 @@ _NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
 def find(name: str) -> Stage | None:
-    """Returns a stage's row of the table, with the layer's number filled in; None for an unknown name.
+    """Returns a stage's entry in `STAGES`, with the layer's number filled in; None for an unknown name.
 
     The prefixes `encoder.` and `decoder.` are ignored, and cross-attention counts as attention.
 
@@ -207,7 +207,7 @@ def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
-    """Returns the error message for an unknown stage, with the nearest of `names`, in the style of that name."""
+    """Returns the error message for an unknown stage, with the nearest of `names`, in the naming style of `name`."""
     if not names:
         return f"{name!r}: no stage has fired; run a model first"
     for end, hint in HINTS.items():
@@ -255,7 +255,7 @@ _BEFORE_A_LAYER = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 
 @lru_cache(maxsize=1024)  # called for each stage of a model's trace
 def resolve(name: str) -> tuple[str, ...]:
-    """Returns npformer's stages (or patterns) for a TransformerLens hook or a Hugging Face path, and () for others.
+    """Returns npformer's stages (or patterns) for a TransformerLens hook or a Hugging Face path; () for other names.
 
     A layer's number may be a pattern. A path may omit the encoder's prefix, as in a base model. A path in BART's
     decoder means two stages: decoder.layers..., and layers... if the decoder is the whole model.
@@ -283,7 +283,7 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def ours_in(known: Container[str], name: str) -> str:
-    """Returns the known stage with another library's name, or the name itself if there is no such stage."""
+    """Returns the stage that another library's name means, if possible a known one; else the name itself."""
     meant = resolve(name)
     return next((each for each in meant if each in known), next(iter(meant), name))
 

@@ -49,7 +49,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def texts_of(model: BaseModel, given: Any) -> tuple[list[Text], list[list[str]], list[np.ndarray]]:
-    """Reads one text or a list of texts (str, Pair or token ids): their token ids, tokens and token_type_ids.
+    """Returns the token ids, tokens and token_type_ids of one text or a list of texts (str, Pair or token ids).
 
     Long texts are truncated with a warning; token ids are not truncated.
     """

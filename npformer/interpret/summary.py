@@ -37,7 +37,7 @@ class StageSummary:
     name: str
     shape: str  # the shape for one text; the number of texts if shapes differ
     formula: str
-    function: str  # module and name, below npformer
+    function: str  # its module and name, without `npformer.`
     huggingface: str  # the module that outputs it; "" if there is none
     transformerlens: str
     mean: float
@@ -109,7 +109,7 @@ class Table:
 
 
 def _format(numbers: Sequence[float]) -> str:
-    """Returns one format, 8 characters wide, for a table's numbers: four decimals, or fewer for large numbers."""
+    """Returns one format, 8 characters wide, for a table's numbers: four decimals, fewer if they are large."""
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     digits = len(f"{largest:.0f}")
     return f"8.{min(4, 6 - digits)}f" if digits <= 6 else "8.1e"

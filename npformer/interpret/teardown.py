@@ -24,8 +24,8 @@ ROWS = 8  # maximum number of rows shown without gaps
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
     """Selects the stages to show: those outside the layers, those of `layer` (default: 0), and the last layer's output.
 
-    With `patterns`, selects the stages that match, in `layer` if given, otherwise in all layers.
-    Raises NpformerError for an unknown layer, or a pattern without matches.
+    With `patterns`, selects the stages that match; if `layer` is given, those of other layers are omitted. Raises
+    NpformerError for an unknown layer, or a pattern without matches.
     """
     of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
     last = max(of_layer.values(), default=-1)
@@ -38,7 +38,7 @@ def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str]
 
 
 def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> str:
-    """Prints the `shown_stages` of the trace of one text, with a line for omitted layers."""
+    """Formats the `shown_stages` of the trace of one text, with a line for omitted layers."""
     if trace.ids is None or isinstance(trace.ids, list):
         raise NpformerError("teardown: expected the trace of one text")
     tokens = trace.tokens or [str(each) for each in trace.ids.tolist()]
@@ -74,7 +74,7 @@ def _left_out(before: int, number: int) -> list[str]:
 
 
 def _tokens(tokens: Sequence[str], ids: np.ndarray) -> str:
-    """Prints numbered tokens above their ids, as many on a line as fit."""
+    """Formats numbered tokens above their ids, as many on a line as fit."""
     lines, start = [], 0
     cells = [(str(i), token, str(number)) for i, (token, number) in enumerate(zip(tokens, ids.tolist(), strict=True))]
     widths = [max(map(len, cell)) + 2 for cell in cells]
@@ -114,7 +114,7 @@ def _matrix(array: np.ndarray) -> np.ndarray:
 
 
 def _rows(matrix: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Prints a line for each shown row: its label, then its first and last columns."""
+    """Formats a line for each shown row: its label, then its first and last columns."""
     rows, columns = (_edges(size, most) for size, most in zip(matrix.shape, (ROWS, COLUMNS), strict=True))
     form, width = _format(matrix[np.ix_(rows, columns)])
     gap = len(columns) if len(columns) < matrix.shape[1] else 0  # omitted columns are shown as "..."

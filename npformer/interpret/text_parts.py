@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-INPUTS = ("ids", "lengths", "read")  # inputs of a forward, tapped but not stages
+INPUTS = ("ids", "lengths", "read")  # inputs of a forward pass, tapped but not stages
 # these fire once per run of texts of equal length
 RUNS = ("query_heads", "key_heads", "value_heads", "distance_scores", "uncapped_scores", "scores", "weights", "context")
 OF_SOURCE = ("cross_attention.key", "cross_attention.value")  # rows of the source, in a decoder

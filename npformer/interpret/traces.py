@@ -41,15 +41,15 @@ class Trace(Mapping[str, Any]):
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the whole
     text. `tokens`, `token_type_ids` and `ids` describe the text. They are lists for several texts, and None if unknown.
     `key_tokens` and `key_ids` describe the source of a translation. `grads` has the requested gradients.
-    TransformerLens's hooks and Hugging Face's module paths are accepted as names. A name that has not fired raises
-    NpformerError, with the nearest names.
+    TransformerLens's hooks and Hugging Face's module paths are accepted as names. The name of a stage that has not
+    fired raises NpformerError, with the nearest names.
 
     Parameters
     ----------
     stages : name of a stage, pattern with `*`, or several
         Only matching stages are recorded.
     config : Config, optional
-        The model's config, for the label and for other libraries' names of stages.
+        The model's config, for the label and for other libraries' names for stages.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Trace(Mapping[str, Any]):
         return _one(self._arrays[ours])
 
     def _ours(self, name: str) -> str:
-        """Returns npformer's name of a stage, given that name, a TransformerLens hook, or a module's path."""
+        """Returns npformer's name for a stage, given the name itself, a TransformerLens hook or a module path."""
         if name in self._arrays:
             return name
         return table.ours_in({*self._arrays, *self._fired}, str(name))
@@ -334,7 +334,7 @@ def _one(values: list[Any]) -> Any:
 
 
 def _numbered(arrays: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarray]:
-    """Yields the arrays of each text i as `i/name`."""
+    """Yields the array `i/name` of each text i."""
     number = 0
     while f"{number}/{name}" in arrays:
         yield arrays[f"{number}/{name}"]

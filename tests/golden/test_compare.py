@@ -325,7 +325,7 @@ def in_wrong_scales(w: np.ndarray) -> np.ndarray:
         (lambda w: w[:, [0, *range(31)]], "rows 1 to 31 are 0 to 30"),
         (lambda w: w * (np.arange(32) < 20), "rows 20 to 31 are 0"),
         (in_wrong_scales, "int8 with the scales of columns applied to rows"),
-        (lambda w: w + 0.5 * (np.arange(32) == 3), "differs by up to 0.5 in rows 3"),
+        (lambda w: w + 0.5 * (np.arange(32) == 3), "differs by up to 0.5 in row 3"),
     ],
 )
 def test_errors_in_weights_are_described(change: Callable, finding: str) -> None:

@@ -98,19 +98,19 @@ IN: dict[str, dict[str, tuple[str, Plant]]] = {
     CLASSIFIER: {
         **IN_BOTH,
         "not shifted": ("decoder input not shifted", put("read", lambda port: port.ids)),
-        "start token 0": ("another start token", attr("start", lambda port: 0)),
+        "start token 0": ("wrong start token", attr("start", lambda port: 0)),
         "own rows": (
             "cross-attention attends to the decoder",
             put("across", lambda port, x, source, at: PlainBart.across(port, x, x, at)),
         ),
-        "first end token": ("another pooling", put("row", first_end)),
+        "first end token": ("wrong pooling", put("row", first_end)),
     },
     WRITER: {
         **{key: IN_BOTH[key] for key in ("no offset", "no causal mask", "source's padding seen", "scaled embeddings")},
         "shifted twice": (
             "decoder input not shifted", put("read", lambda port: np.insert(port.targets[:, :-1], 0, 2, axis=1))
         ),
-        "start token 0": ("another start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 0, axis=1))),
+        "start token 0": ("wrong start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 0, axis=1))),
         "no logits bias": ("missing bias", weights(lambda port: {"head.output.bias": 0 * port.w["head.output.bias"]})),
     },
 }  # fmt: skip
@@ -215,7 +215,7 @@ def test_the_order_of_sines_and_cosines_is_named() -> None:
     diagnosis = golden.diagnose(recorded, given, right)
     assert (diagnosis.stage, diagnosis.causes) == (
         "encoder.embeddings.position",
-        ["sines and cosines in another order"],
+        ["sines and cosines in the wrong order"],
     )
     assert not diagnosis.then  # the cause explains the decoder's stages too
 

@@ -254,7 +254,7 @@ MADE = {
     "from 2": (texts_made(lambda t: replace(t, positions=np.arange(2, len(t) + 2))), POSITIONS, POSITION),
     "types": (texts_made(lambda t: replace(t, token_type_ids=None)), "token types ignored", "embeddings.segment"),
     "no types": (weights_made(f"{SEGMENT}.weight", np.zeros_like), "token types ignored", SEGMENT),
-    "ids": (texts_made(lambda t: replace(t, ids=t.ids[::-1])), "other token ids", "embeddings.token"),
+    "ids": (texts_made(lambda t: replace(t, ids=t.ids[::-1])), "wrong token ids", "embeddings.token"),
     "half": (in_half, "half precision", "embeddings.token"),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ OF_ONE_NAME = (
     "positions again from 4", "scores in float16", "a residual in bfloat16", "rows in (K, H)", "a head copied",
 )  # fmt: skip
 #: Mistake -> the name that it gets with few stages, which show only part of it.
-FROM_FEW = {"bias moved": "weight in another order"}
+FROM_FEW = {"bias moved": "weight in the wrong order"}
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
@@ -107,7 +107,7 @@ def test_rows_of_the_next_token_are_named() -> None:
     arrays = {f"{i}/{name}": array for name in t for i, array in enumerate(t.texts(name))}
     arrays |= {name: np.roll(array, -1, axis=0) for name, array in arrays.items() if name.endswith("1.ffn.output")}
     [fit, *_] = golden.diagnose(recorded, arrays, model).fits
-    assert (fit.mistake.name, fit.way) == ("in another order", "each row is the next row")
+    assert (fit.mistake.name, fit.way) == ("in the wrong order", "each row is the next row")
 
 
 class Exchanged(Llama3):
@@ -125,7 +125,7 @@ class Exchanged(Llama3):
     [
         ("rotation scaled differently", {"scaling": None}),
         ("rotation scaled differently", {"scaling": Exchanged(3.0, 1.0, 1.5, 8)}),
-        ("rotation with other frequencies", {"theta": 77.0, "scaling": None}),
+        ("rotation with wrong frequencies", {"theta": 77.0, "scaling": None}),
     ],
 )
 def test_a_rotation_of_other_frequencies_is_named(name: str, changes: dict[str, Any]) -> None:
@@ -200,11 +200,11 @@ def norm_in_the_sum(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("family", "plant", "name"),
     [
-        ("gpt2", put("layer", parallel), "the FFN reads another stage"),
+        ("gpt2", put("layer", parallel), "the FFN reads the wrong stage"),
         ("gpt2", put("layer", ffn_first), "FFN before attention"),
         ("bert", put("layer", ffn_first_in_bert), "FFN before attention"),
         ("bert", put("layer", norm_in_the_sum), "norm before the residual sum"),
-        pytest.param("gpt2", put("layer", read_by_both), "the FFN reads another stage", marks=pytest.mark.slow),
+        pytest.param("gpt2", put("layer", read_by_both), "the FFN reads the wrong stage", marks=pytest.mark.slow),
         pytest.param(
             "bert", put("layer", added_after_the_norm), "norm before the residual sum", marks=pytest.mark.slow
         ),
@@ -263,7 +263,7 @@ FIRST: dict[str, tuple[str, tuple[str, ...], str, Plant]] = {
         "bert", ("0.attention_norm", "0.ffn_norm"), "clipped", put("gelu", lambda p, x: np.minimum(PlainPort.gelu(p, x), 1))
     ),
     "rows in (K, H)": (
-        "bert", ("0.attention.context", "0.attention_norm", "embeddings.norm"), "weight in another order", KINDS["rows in (K, H)"][2]
+        "bert", ("0.attention.context", "0.attention_norm", "embeddings.norm"), "weight in the wrong order", KINDS["rows in (K, H)"][2]
     ),
     "a residual in bfloat16": (
         "bert", ("0.ffn_norm", "1.attention.output", "1.attention_norm"), "one stage rounded",
@@ -295,11 +295,11 @@ def test_other_ids_are_found_from_the_embeddings_norm() -> None:
     texts = [replace(text, ids=np.where(text.ids > 20, 3, text.ids)) for text in recorded.texts]
     t = trace(model, texts, ["embeddings.norm"])
     arrays = {f"{i}/embeddings.norm": array for i, array in enumerate(t.texts("embeddings.norm"))}
-    assert golden.diagnose(recorded, arrays, model).mistake == "other token ids"
+    assert golden.diagnose(recorded, arrays, model).mistake == "wrong token ids"
 
 
 def test_a_cap_that_is_left_out_is_not_a_wrong_name() -> None:
-    """Without the cap, logits have the numbers of `head.output`, but the cause is not "stages under other names"."""
+    """Without the cap, logits have the numbers of `head.output`, but the cause is not "stages under wrong names"."""
     model = load(Path(__file__).parent / "data" / "gemma2-causal-lm")
     recorded = golden.record(model, [[3, 5, 7, 2]])
     t = trace(model, recorded.texts)

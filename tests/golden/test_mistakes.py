@@ -320,7 +320,7 @@ def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> Non
     diagnosis = diagnosed(family, stages(family, three))
     told = [(each.stage, each.mistake) for each in (diagnosis, *diagnosis.then)]
     expected = [("embeddings.norm", "eps outside the root"), ("layers.0.ffn.activation", "quick GELU")]
-    assert told == [*expected, ("pooler", "another pooling")]
+    assert told == [*expected, ("pooler", "wrong pooling")]
     assert "with this mistake in the model, the next stage that diverges is pooler" in str(diagnosis)
 
 
@@ -334,7 +334,7 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
     [
         (lambda w: {n: w[n.replace("layers.1", "layers.0")] for n in w}, "weights of another layer", "layers.1 has layers.0's"),
         (lambda w: {n: half("bfloat16", a) for n, a in w.items()}, "half precision", "rounded to bfloat16"),
-        (lambda w: {n: a + np.float32(0.1) for n, a in w.items()}, "another checkpoint", "other values; they differ by up to 0.1"),
+        (lambda w: {n: a + np.float32(0.1) for n, a in w.items()}, "different checkpoint", "different values; they differ by up to 0.1"),
         (lambda w: w | {"layers.0.ffn.hidden.bias": 0 * w["layers.0.ffn.hidden.bias"]}, "missing bias", "all zeros"),
         (lambda w: w | {"layers.0.attention.query.weight": w["layers.0.attention.key.weight"]}, "query and key swapped", "has layers.0.attention.key"),
         (lambda w: w | {"layers.0.ffn.output.weight": quantised(w["layers.0.ffn.output.weight"])}, "quantised weights", "quantised to int8"),

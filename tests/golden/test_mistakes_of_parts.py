@@ -237,7 +237,7 @@ def test_hidden_states_without_the_last_layer_are_named() -> None:
         for i, array in enumerate(stages.texts(name))
     }
     found = str(golden.diagnose(golden.record(model, texts), arrays, model))
-    assert "another number of layers (the last layer is missing, and the layer before it ends" in found, found
+    assert "wrong number of layers (the last layer is missing, and the layer before it ends" in found, found
 
 
 def test_logits_of_rows_that_are_not_normalized_are_named_without_these_rows() -> None:
@@ -296,7 +296,7 @@ def test_a_key_that_later_queries_of_a_longer_text_do_not_see_is_shown(monkeypat
     weights[:, 10:, 0] = 0
     arrays["1/layers.0.attention.weights"] = weights / weights.sum(-1, keepdims=True)
     found = str(golden.diagnose(recorded, arrays, model))
-    assert "another mask (query 12 sees the keys [1, " in found, found
+    assert "wrong mask (query 12 sees the keys [1, " in found, found
 
 
 def in_order(order: Sequence[int]) -> Callable[[Weights], Weights]:

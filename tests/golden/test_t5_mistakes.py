@@ -71,7 +71,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
         "relative bias with the wrong sign",
         put("bias", lambda port, *sizes: PlainT5.bias(port, *sizes).swapaxes(-1, -2)),
     ),
-    "start token 1": ("another start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 1, axis=1))),
+    "start token 1": ("wrong start token", put("read", lambda port: np.insert(port.targets[:, 1:], 0, 1, axis=1))),
     "1 + w": (
         "weight of RMSNorm misused",
         weights(lambda port: {name: 1 + w for name, w in port.w.items() if name.endswith("norm.weight")}),

@@ -114,7 +114,7 @@ def test_a_metric_of_ones_own_is_measured_on_each_text() -> None:
     assert effects.values[1, 2] == pytest.approx(np.mean(changes), abs=1e-12)
     tags = tiny.model("bert", "token-classification", dtype=np.float64)
     one = ablate_heads(tags, CLEAN, "B-PER", position=2)
-    assert one.title == "change of the logit of B-PER at token 2"
+    assert one.title == "change in the logit of B-PER at token 2"
     with edit(without_head("layers.0.attention.context", 1)):
         after = trace(tags, CLEAN)["logits"][2, 1]
     assert one.values[0, 1] == pytest.approx(after - trace(tags, CLEAN)["logits"][2, 1], abs=1e-12)
@@ -133,7 +133,7 @@ def test_the_heads_of_a_translation_model() -> None:
         with edit(without_head(stage, 1)):
             (after,) = model.run(texts)
         assert effects.values[row, 1] == after["logits"][-1, 0] - before["logits"][-1, 0] != 0
-    assert ablate_heads(model, pair).title == "change of the mean log-probability of the translation"
+    assert ablate_heads(model, pair).title == "change in the mean log-probability of the translation"
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_another_object_than_a_model_is_refused(function: Any) -> None:
 def test_a_table_is_a_heat_map_in_a_notebook(model: Model) -> None:
     effects = patch(model, CLEAN, CORRUPTED, by="head")
     page = effects._repr_html_()
-    assert page.startswith("<table>\n<caption style='text-align:left'>change of the logit of ")
+    assert page.startswith("<table>\n<caption style='text-align:left'>change in the logit of ")
     assert page.count("<td") == effects.values.size
     largest = effects.values.flat[np.abs(effects.values).argmax()]
     colour = "210,113,27" if largest > 0 else "44,123,189"

@@ -381,10 +381,10 @@ PLANTED = {
     layer_weights: ("weights of another layer", "layers.1.attention.query"),
     value_and_key_weights: ("key and value swapped", "layers.0.attention.key"),
     int8: ("quantised weights", "layers.0.attention.query"),
-    last_token: ("another pooling", "pooler"),
+    last_token: ("wrong pooling", "pooler"),
     positions_left_out: ("positions left out", "embeddings.position"),
     attention_dropout: ("dropout left on", "layers.0.attention.weights"),
-    another_checkpoint: ("another checkpoint", "embeddings.token"),
+    another_checkpoint: ("different checkpoint", "embeddings.token"),
     half_product: ("half precision", "layers.1.ffn.hidden"),
-    other_ids: ("other token ids", "embeddings.token"),
+    other_ids: ("wrong token ids", "embeddings.token"),
 }

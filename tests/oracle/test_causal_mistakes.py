@@ -144,8 +144,8 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "conv as linear": (conv_as_linear, "transposed weight"),
     "exact gelu": (exact_gelu, "erf GELU for tanh"),
     "no final norm": (no_final_norm, "norm left out"),
-    "last column": (last_column, "another pooling"),
-    "first token": (first_token, "another pooling"),
+    "last column": (last_column, "wrong pooling"),
+    "first token": (first_token, "wrong pooling"),
     "positions off": (positions_off, "positions off by one"),
 }  # fmt: skip
 

@@ -249,8 +249,8 @@ def test_the_command_runs_a_model_of_transformers(family: str, tmp_path: Path, c
     code, printed = compare_by_command([folder / "golden.safetensors", "--torch", other], capsys)
     assert code == 3
     assert "the first stage that diverges: embeddings.token" in printed
-    assert "weights of another checkpoint" not in printed
-    assert "weights: another checkpoint: 40 of 40" in printed or "(another checkpoint)" in printed
+    assert "weights of a different checkpoint" not in printed
+    assert "weights: different checkpoint: 40 of 40" in printed or "(different checkpoint)" in printed
     assert "no other stage diverges" in printed
 
 

@@ -198,7 +198,7 @@ KNOWN: dict[str, tuple[str, Plant]] = {
         "wrong positions",
         attr("positions", lambda port: np.where(port.types == 1, port.positions - 2, port.positions)),
     ),
-    "reversed": ("positions from another rule", attr("positions", lambda port: (port.mask.cumsum(1)[:, ::-1] - 1).clip(0))),
+    "reversed": ("positions from the wrong rule", attr("positions", lambda port: (port.mask.cumsum(1)[:, ::-1] - 1).clip(0))),
     "sqrt(D)": ("embeddings scaled differently", put("token", lambda port: PlainPort.token(port) * np.float32(32**0.5))),
     "q and k": ("query and key swapped", weights(lambda port: swapped(port, "query", "key"))),
     "q and v": ("query and value swapped", weights(lambda port: swapped(port, "query", "value"))),
@@ -245,16 +245,16 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "ffn first": ("FFN before attention", put("layer", ffn_first)),
     "layer 0 in 1": ("weights of another layer", weights(lambda port: of_layer(port, 1, 0))),
     "layer 1 in 0": ("weights of another layer", weights(lambda port: of_layer(port, 0, 1))),
-    "last missing": ("another number of layers", attr("layers", lambda port: port.layers[:-1])),
-    "last twice": ("another number of layers", attr("layers", lambda port: [*port.layers, port.layers[-1]])),
-    "last token": ("another pooling", put("first", lambda port, x: x[np.arange(len(x)), port.mask.sum(1) - 1])),
+    "last missing": ("wrong number of layers", attr("layers", lambda port: port.layers[:-1])),
+    "last twice": ("wrong number of layers", attr("layers", lambda port: [*port.layers, port.layers[-1]])),
+    "last token": ("wrong pooling", put("first", lambda port, x: x[np.arange(len(x)), port.mask.sum(1) - 1])),
     "mean": (
-        "another pooling",
+        "wrong pooling",
         put("first", lambda port, x: (x * port.mask[..., None]).sum(1) / port.mask.sum(1)[:, None].astype(np.float32)),
     ),
-    "pooler linear": ("another activation of the pooler", instead("pool", lambda x: x)),
-    "labels": ("labels in another order", put("classify", lambda port, x: PlainPort.classify(port, x)[..., ::-1])),
-    "sigmoid": ("other probabilities", instead("probabilities", sigmoid)),
+    "pooler linear": ("wrong pooler activation", instead("pool", lambda x: x)),
+    "labels": ("labels in the wrong order", put("classify", lambda port, x: PlainPort.classify(port, x)[..., ::-1])),
+    "sigmoid": ("wrong probabilities", instead("probabilities", sigmoid)),
     "left padding": ("left padding", left_padded),
     "transposed": (
         "transposed weight",
@@ -295,8 +295,8 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "exact gelu": ("erf GELU for tanh", put("gelu", PlainPort.gelu)),
     "no final norm": ("norm left out", put("norm", lambda port, x, name: x if name == "norm" else PlainPort.norm(port, x, name))),
     "post-norm": ("post-norm instead of pre-norm", put("layer", post_norm)),
-    "first token": ("another pooling", instead("last", lambda x: x[:, 0])),
-    "last of the batch": ("another pooling", instead("last", lambda x: x[:, -1])),
+    "first token": ("wrong pooling", instead("last", lambda x: x[:, 0])),
+    "last of the batch": ("wrong pooling", instead("last", lambda x: x[:, -1])),
     "from 1": ("positions off by one", attr("positions", lambda port: port.positions + 1)),
     "left padding": ("left padding", left_padded),
 }  # fmt: skip
@@ -307,7 +307,7 @@ IN_MODERNBERT: dict[str, tuple[str, Plant]] = {
     "mask after": ("mask misused", KNOWN["mask after"][1]),
     "queries": ("softmax over the wrong axis", KNOWN["queries"][1]),
     "no window": ("wrong local window", attr("reach", lambda port: 99)),
-    "half the window": ("another mask", attr("reach", lambda port: 1)),
+    "half the window": ("wrong mask", attr("reach", lambda port: 1)),
     "bases exchanged": ("rotation with the wrong base", attr("bases", lambda port: port.bases[::-1])),
     "other local layers": ("the wrong layers are local", attr("local", lambda port: (0, 2))),
 }  # fmt: skip
@@ -341,8 +341,8 @@ def cosine(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return 10 * q @ k.swapaxes(-1, -2)
 
 
-SCALE, ORDER = "scaled by a constant", "in another order"
-WEIGHT_ORDER = "weight in another order"
+SCALE, ORDER = "scaled by a constant", "in the wrong order"
+WEIGHT_ORDER = "weight in the wrong order"
 
 #: Mistakes that are not in the diagnosis's list, each with the names that describe it correctly.
 HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
@@ -358,11 +358,11 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "half of the row": ((), instead("normalize", lambda x: centred(x) / x[..., :16].std(-1, keepdims=True))),
     "norm clipped": (("clipped",), put("norm", lambda port, x, name: PlainPort.norm(port, x, name).clip(-1.5, 1.5))),
     "weights of norms squared": ((), weights(lambda p: {n: w * w for n, w in p.w.items() if n.endswith("norm.weight")})),
-    "positions from 3": (("positions from another rule",), attr("positions", lambda port: port.positions + 3)),
-    "positions doubled": (("positions from another rule",), attr("positions", lambda port: (2 * port.positions).clip(0, 23))),
+    "positions from 3": (("positions from the wrong rule",), attr("positions", lambda port: port.positions + 3)),
+    "positions doubled": (("positions from the wrong rule",), attr("positions", lambda port: (2 * port.positions).clip(0, 23))),
     "half the positions": ((SCALE, "embeddings added twice"), weights(lambda port: times(port, "position", 0.5))),
     "a tenth more tokens": ((SCALE,), weights(lambda port: times(port, "embeddings.token", 1.1))),
-    "last token unknown": (("other token ids",), lambda port: port.ids.__setitem__((slice(None), 2), 1)),
+    "last token unknown": (("wrong token ids",), lambda port: port.ids.__setitem__((slice(None), 2), 1)),
     "temperature 0.7": ((SCALE,), attr("scale", lambda port: port.scale / 0.7)),
     "clipped scores": ((), put("masked", lambda port, s: PlainPort.masked(port, s.clip(-0.5, 0.5)))),
     "alibi": ((), put("masked", alibi)),
@@ -377,12 +377,12 @@ HELD_BACK: dict[str, tuple[tuple[str, ...], Plant]] = {
     "tanh after W_O": (("an extra function",), put("project", lambda p, x, at: np.tanh(p.linear(x, f"{at}.output")))),
     "residual of 0.9": (("residual scaled",), layer_with(attention=lambda p, x, a, at: np.float32(0.9) * x + a)),
     "highway": ((), layer_with(ffn=lambda p, x, y, f, at: sigmoid(y) * y + f)),
-    "ffn output times 1.2": (("sum with other factors",), layer_with(ffn=lambda p, x, y, f, at: y + np.float32(1.2) * f)),
+    "ffn output times 1.2": (("sum with wrong factors",), layer_with(ffn=lambda p, x, y, f, at: y + np.float32(1.2) * f)),
     "residual of both": ((), layer_with(ffn=lambda p, x, y, f, at: x + y + f)),
     "noise in layer 1": ((), weights(noisy)),
     "rows of W_1 reversed": ((WEIGHT_ORDER,), weights(lambda p: {n: w[::-1] for n, w in p.w.items() if "hidden.weight" in n})),
     "columns of W_V reversed": ((ORDER, WEIGHT_ORDER), weights(lambda p: {n: w[:, ::-1] for n, w in p.w.items() if "value.weight" in n})),
-    "biases halved": (("another bias",), weights(lambda port: times(port, ".ffn.hidden.bias", 0.5))),
+    "biases halved": (("bias with wrong values",), weights(lambda port: times(port, ".ffn.hidden.bias", 0.5))),
     "int6": ((), weights(lambda p: {n: (np.rint(w * 40) / 40) for n, w in p.w.items() if "ffn" in n and w.ndim == 2})),
     "mean and first": ((), put("first", lambda port, x: (x[:, 0] + x.mean(1)) / 2)),
     "pooler cubed": ((), instead("pool", lambda x: x**3)),

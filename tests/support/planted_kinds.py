@@ -181,16 +181,16 @@ def output_of_another_layer(port: PlainPort) -> dict[str, np.ndarray]:
     return {f"{own}.{part}": port.w[f"{own.replace('0', '1')}.{part}"] for part in ("weight", "bias")}
 
 
-MISSING, PLACE, NAMES = "heads or columns missing", "weights from elsewhere in the model", "stages under other names"
+MISSING, PLACE, NAMES = "heads or columns missing", "weights from elsewhere in the model", "stages under wrong names"
 #: Mistakes that the diagnosis derives from a model's stages, weights and sizes: the name that it must give, words from
 #: its description, and a function that plants the mistake.
 KINDS: dict[str, tuple[str, str, Plant]] = {
-    "positions not added": ("sum with other factors", "without embeddings.position", put("embed", unsummed)),
+    "positions not added": ("sum with wrong factors", "without embeddings.position", put("embed", unsummed)),
     "residual of 0.85": (
-        "sum with other factors", "0.85 times", layer_with(attention=lambda p, x, a, at: np.float32(0.85) * x + a)
+        "sum with wrong factors", "0.85 times", layer_with(attention=lambda p, x, a, at: np.float32(0.85) * x + a)
     ),
     "1 / sqrt(T)": ("scores scaled differently", "1 / sqrt(T with padding)", attr("scale", lambda p: p.ids.shape[1] ** -0.5)),
-    "a head missing": (MISSING, "heads: 1 are 0", put("merge", only_head)),
+    "a head missing": (MISSING, "head 1 is 0", put("merge", only_head)),
     "units missing": (MISSING, "columns 50 to 63 of layers.0.ffn.activation", put("ffn", cut_units)),
     "gelu cut below": (
         "clipped",
@@ -204,16 +204,16 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "mask a place late": ("mask misused", "one place late", put("masked", late_mask)),
     "norm of the block": ("norm before the residual sum", "X is added", put("layer", norm_of_block)),
     "weight first": ("weight and bias of the norm mixed up", "multiplied before", put("norm", first_weight)),
-    "texts exchanged": ("texts in another order", "1, 0, 2", exchanged_texts),
-    "a key hidden": ("another mask", "no query sees the keys [1]", put("masked", without_second)),
-    "queries as keys": ("products of other heads", "of query and query", put("scores", lambda p, q, k: PlainPort.scores(p, q, q))),
+    "texts exchanged": ("texts in the wrong order", "1, 0, 2", exchanged_texts),
+    "a key hidden": ("wrong mask", "no query sees the keys [1]", put("masked", without_second)),
+    "queries as keys": ("products of the wrong heads", "of query and query", put("scores", lambda p, q, k: PlainPort.scores(p, q, q))),
     "log probabilities": ("an extra function", "log softmax", put("classify", lambda p, x: np.log(softmax(PlainPort.classify(p, x))))),
     "a weight in float16": ("one weight rounded", "layers.0.ffn.output.weight in float16", weights(half_weight)),
     "scales of columns in rows": (
         "scales of the wrong axis", "columns applied to rows, in attention.output.weight", weights(wrong_scales)
     ),
     "columns of a weight": (MISSING, "columns 50 to 63 of the weight", weights(unread_units)),
-    "heads of a weight moved": ("weight in another order", "rows of layers.0.attention.output.weight", weights(moved_heads)),
+    "heads of a weight moved": ("weight in the wrong order", "rows of layers.0.attention.output.weight", weights(moved_heads)),
     "norms without weight": ("norm without weight or bias", "no weight", weights(plain_norms)),
     "outputs of pre-norm": ("pre-norm instead of post-norm", "", put("layer", pre_norm)),
     "sum and output": (NAMES, "layers.1.ffn.output is layers.1.ffn_residual", exported(sum_and_output)),
@@ -224,10 +224,10 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
         "some rows computed differently", "the first row", put("norm", first_row_skipped)
     ),
     "positions cut off": (
-        "positions from another rule", "min(p, 4)", attr("positions", lambda p: np.minimum(p.positions, 4))
+        "positions from the wrong rule", "min(p, 4)", attr("positions", lambda p: np.minimum(p.positions, 4))
     ),
     "positions again from 4": (
-        "positions from another rule", "p - 4 from 4 on",
+        "positions from the wrong rule", "p - 4 from 4 on",
         attr("positions", lambda p: p.positions - 4 * (p.positions >= 4)),
     ),
     "a linear layer of another layer": (PLACE, "ffn.output is layers.1.ffn.output", weights(output_of_another_layer)),
@@ -237,10 +237,10 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     ),
     "first text's mask": ("mask misused", "text 2's for all texts", put("masked", with_first_mask)),
     "a head copied": (MISSING, "columns of head 2 are those of head 1", weights(copied_head)),
-    "rows in (K, H)": ("weight in another order", "in the order (K, H)", weights(rows_by_column)),
+    "rows in (K, H)": ("weight in the wrong order", "in the order (K, H)", weights(rows_by_column)),
     "query scaled before its bias": ("wrong bias", "sqrt(K) times, query.bias", weights(larger_query_bias)),
     "bias moved": (
-        "another bias", "moved by 1",
+        "bias with wrong values", "moved by 1",
         weights(lambda p: {n: np.roll(w, 1) for n, w in p.w.items() if n.endswith("ffn.hidden.bias")}),
     ),
     "norm of each head": ("norm over groups of columns", "one per head", put("normalize", norm_of_each_head)),

@@ -1,8 +1,8 @@
-"""The known mistakes of ports: `of_model` collects those that the parts of a model declare, and general ones.
+"""The known mistakes of ports: `of_model` collects the mistakes that a model's parts declare, and `ANYWHERE`.
 
 Each part, such as a mechanism, declares its own mistakes in `mistakes`. The modules here have mistakes in inputs,
-embeddings, heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, the
-correct model.
+embeddings, heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, which is
+the correct model without them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANYWHERE = (
     *heads.MISTAKES,
     *precision.MISTAKES,
 )
-#: Tried when no other mistake fits.
+#: Tried if no mistake of `of_model` fits.
 GENERAL = (
     *packed.MISTAKES,
     *sought.MISTAKES,
@@ -52,7 +52,7 @@ GENERAL = (
 
 
 def of_model(config: Config) -> tuple[Mistake, ...]:
-    """Returns the mistakes that ports of a model can make, those of its own parts first."""
+    """Returns the mistakes that ports of a model can make, beginning with those that its family and parts declare."""
     kinds = dict.fromkeys(_parts(parts_of(config)))
     return (*family_of(config).mistakes, *(each for kind in kinds for each in kind.mistakes), *ANYWHERE)
 

@@ -17,7 +17,7 @@ from npformer.golden.port import Port
 
 
 def elsewhere(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """Returns the mistakes with other ways to make them: in one place only, or where a stage is read."""
+    """Returns the same mistakes, made in unusual places: in one kind of stage only, or where a stage is read."""
     return tuple(each._replace(changes=lambda port, each=each: _ways(each, port)) for each in mistakes)
 
 
@@ -58,7 +58,7 @@ def _said(way: str, place: str) -> str:
 
 
 def _in_one_place(mistake: Mistake, port: Port) -> Ways:
-    """Yields the ways that have a single rule, restricted to one kind of stage."""
+    """Yields each rule of the mistake, restricted to one kind of stage."""
     everywhere = dict.fromkeys(map(in_all_layers, port.known))
     kinds = dict.fromkeys(map(in_all_layers, (name for name in port.known if name in port.span)))
     for way, changed in mistake.ways(port):

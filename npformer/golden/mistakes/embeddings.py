@@ -16,9 +16,9 @@ from npformer.golden.port import Port
 from npformer.norms import standard
 from npformer.runtime.packing import Text, positions
 
-Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> other positions
+Change = Callable[[np.ndarray, Text, int], np.ndarray]  # (a text's positions, the text, its index) -> changed positions
 
-SINUSOIDS, FORMULA = "sines and cosines in another order", "positions from another formula"
+SINUSOIDS, FORMULA = "sines and cosines in the wrong order", "positions from the wrong formula"
 POSITION, SEGMENT = "embeddings.position", "embeddings.segment"
 
 
@@ -108,7 +108,7 @@ def found_positions(port: Port) -> Ways:
 
 
 def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Rules that map a token's position to another one, with constants taken from the positions found."""
+    """Rules that map a token's correct position to a wrong one, with constants taken from the positions found."""
     p, q = np.concatenate(right), np.concatenate(found)
     k, most = int(p[p != q].min()), int(q.max())
     off = int(q[p == k][0]) - k
@@ -165,7 +165,7 @@ def _rows_of(port: Port, table: np.ndarray) -> Rule:
 
 
 def other_orders(config: Config) -> dict[str, np.ndarray]:
-    """Returns sinusoidal tables with the columns in other orders: way -> (P, D). {} if the model's table is learned."""
+    """Returns sinusoidal tables with the columns in wrong orders: way -> (P, D). {} without a sinusoidal table."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves = config.positions.table != "sinusoidal"
@@ -173,12 +173,12 @@ def other_orders(config: Config) -> dict[str, np.ndarray]:
 
 
 def other_formulas(config: Config) -> dict[str, np.ndarray]:
-    """Returns sinusoidal tables with other angles: way -> (P, D). {} if the model's table is learned."""
+    """Returns sinusoidal tables with wrong angles: way -> (P, D). {} without a sinusoidal table."""
     if not config.positions.table.startswith("sinusoidal"):
         return {}
     halves, half = config.positions.table != "sinusoidal", config.table_width // 2
     ways = {f"exponents i / {n}, not i / {half}": _sinusoids(config, halves, n=n) for n in (half - 1, 2 * half) if n}
-    return ways | {f"{base:.0f} for 10000": _sinusoids(config, halves, base) for base in (1e3, 1e5, 1e6)}
+    return ways | {f"{base:.0f} instead of 10000": _sinusoids(config, halves, base) for base in (1e3, 1e5, 1e6)}
 
 
 def _sinusoids(config: Config, halves: bool, base: float = 1e4, n: int = 0, swapped: bool = False) -> np.ndarray:
@@ -259,7 +259,7 @@ def other_segments(port: Port) -> Ways:
 
 
 def swapped_tables(port: Port) -> Ways:
-    """Looks up rows in another table, such as positions in the token table."""
+    """Looks up positions in the token table."""
     tables = {name: name.replace(".position.", ".token.") for name in port.weights if name.endswith(".position.weight")}
     changes = {position: port.weights[token] for position, token in tables.items()}
     alike = all(table.shape[1] == port.weights[position].shape[1] for position, table in changes.items())
@@ -273,15 +273,21 @@ MISTAKES = (
         "positions begin at row 0 of BERT's table, and at row 2 of RoBERTa's and OPT's",
         positions_off,
     ),
-    Mistake("wrong positions", "a token's position is its place in its text, from 0, without padding", wrong_positions),
-    Mistake("positions from another rule", "a token's position is its place in its text", found_positions),
+    Mistake(
+        "wrong positions",
+        "a token's position is its place in its text, counted from 0, without padding",
+        wrong_positions,
+    ),
+    Mistake("positions from the wrong rule", "a token's position is its place in its text", found_positions),
     Mistake("sinusoidal positions instead of learned", "this model has a table of learned positions", sinusoids),
     Mistake(
         SINUSOIDS,
         "the paper's table alternates sines and cosines; Marian's has all sines first",
         other_sinusoids,
     ),
-    Mistake(FORMULA, "the angle of position p in columns i is p / 10000^(i / n), for n = D / 2 pairs", other_angles),
+    Mistake(
+        FORMULA, "the angle of position p in pair i of columns is p / 10000^(i / n), for n = D / 2 pairs", other_angles
+    ),
     Mistake("positions left out", "the position embeddings are not added", {"": {POSITION: lambda y, at: 0 * y}}),
     Mistake("embeddings added twice", "token, position and token type embeddings are added once each", twice),
     Mistake(
@@ -296,7 +302,5 @@ MISTAKES = (
     Mistake(
         "wrong token types", "the first text and its [SEP] have token type 0, and the second text has 1", other_segments
     ),
-    Mistake(
-        "another table of embeddings", "tokens, positions and token types each have their own table", swapped_tables
-    ),
+    Mistake("wrong embedding table", "tokens, positions and token types each have their own table", swapped_tables),
 )

@@ -1,6 +1,6 @@
 """Findings for a stage that no known mistake explains: relations between its values and the correct ones.
 
-They are tried last, and checked like a mistake: their values must agree with the other program's within the budget.
+They are tried late, and checked like known mistakes: the values must agree with the other program's within the budget.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def permuted(port: Port) -> Ways:
-    """Columns, rows or heads of the stage are in another order."""
+    """Columns, rows or heads of the stage are in the wrong order."""
     for said, moved in SHIFTS.items() if port.theirs[0].ndim == 2 else ():
         yield said, {port.stage: lambda y, at, moved=moved: moved(y)}
     axes = {"rows": 0, "columns": -1} if port.theirs[0].ndim == 2 else {"heads": 0} if port.theirs[0].ndim == 3 else {}
@@ -122,7 +122,7 @@ def head_width_in(port: Port) -> int:
 
 
 def _order(port: Port, axis: int) -> np.ndarray | None:
-    """Finds the correct row or column nearest to each of the port's; None unless they form a permutation."""
+    """Finds the correct row or column nearest to each of the port's; None unless they form a new permutation."""
     theirs, ours = (
         np.concatenate([np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in arrays], axis=1)
         for arrays in (port.theirs, port.rightly)
@@ -134,7 +134,7 @@ def _order(port: Port, axis: int) -> np.ndarray | None:
     return order if moved and len(set(order.tolist())) == len(order) else None
 
 
-#: Functions of a row or number that a port may apply by mistake.
+#: Functions of a row or of single values that a port may apply by mistake.
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "softmax": softmax,
     "log softmax": log_softmax,
@@ -167,10 +167,12 @@ def flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
 
 
-RENAMED = Mistake("stages under other names", "every value is correct, but some stages have the names of others", {})
+RENAMED = Mistake(
+    "stages under wrong names", "every value is correct, but some stages have the names of other stages", {}
+)
 MISTAKES = (
     Mistake("dropout left on", "some values are 0 and the others are larger, as in training; call eval()", dropout),
-    Mistake("values of another stage", "the formula reads or returns another stage", other_stage),
-    Mistake("an extra function", "the formula's result is used as it is, without another function", function_of),
-    Mistake("in another order", "the values are correct but in another order", permuted),
+    Mistake("values of another stage", "the formula reads or returns the wrong stage", other_stage),
+    Mistake("an extra function", "the formula's result is used unchanged, without an additional function", function_of),
+    Mistake("in the wrong order", "the values are correct but in the wrong order", permuted),
 )

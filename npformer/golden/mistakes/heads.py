@@ -136,27 +136,29 @@ PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 MISTAKES = (
     Mistake(
-        "another pooling",
+        "wrong pooling",
         "a head reads the first token's row; in causal models, the last; in encoder-decoders, the last end token's",
         other_pooling,
     ),
     Mistake(
-        "another activation of the pooler",
+        "wrong pooler activation",
         "a pooler is act(x W + b) with the activation of this model's config",
         pooler_activation,
     ),
     Mistake("head without the last norm", "the head reads the normalized rows of the last layer", not_normalized),
     Mistake(
-        "head in another order",
-        "the head applies a linear layer, its activation and a norm, in this order",
+        "head in the wrong order",
+        "the head applies a linear layer, an activation and a norm, in this order",
         transform_order,
     ),
     Mistake("pooler left out", "the pooler comes between the first token's row and the classifier", NO_POOLER),
     Mistake(
-        "labels in another order", "the columns of the head follow the order of the labels in config.json", other_labels
+        "labels in the wrong order",
+        "the columns of the head follow the order of the labels in config.json",
+        other_labels,
     ),
     Mistake(
-        "other probabilities",
+        "wrong probabilities",
         "use softmax if a text has one label, and sigmoid if it can have several",
         {way: {"*probabilities": from_source(formula)} for way, formula in PROBABILITIES.items()},
     ),

@@ -20,13 +20,13 @@ MOST = 1 << 31  # limit of the search for other ids: size of the token table tim
 
 WEIGHTS = "*.attention.weights"
 LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
-HIDDEN = -1e8  # the model's mask hides scores below this
+HIDDEN = -1e8  # scores below this are masked
 LOWEST = float(np.finfo(np.float32).min)
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (scores, whether each key is a token) -> weights
 
 
 def masked(formula: Formula, left: bool = False) -> Rules:
-    """Computes the attention weights with another formula."""
+    """Computes the attention weights from the scores with a given formula."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         scores = at.causal(at.near)
@@ -118,7 +118,7 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """Solves for the number added to hidden scores: softmax preserves differences of scores."""
+    """Finds the number added to hidden scores: differences between scores equal those between log(weights)."""
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
@@ -174,7 +174,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def _nearest(port: Port) -> Rule:
-    """Replaces each token by the token that brings the stage (sum of embeddings or its norm) nearest to the port's."""
+    """Replaces each token to bring the stage (the sum of embeddings or its norm) as near as possible to the port's."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)
@@ -197,7 +197,7 @@ def texts_of(port: Port) -> list[Text]:
 
 
 def other_texts(port: Port) -> Ways:
-    """The batch has the texts in another order, found by the nearest rows."""
+    """The batch has the texts in a different order, found from the nearest rows."""
     if not port.from_ids or port.rightly[0].ndim != 2:
         return
     order = []
@@ -273,10 +273,14 @@ MISTAKES = (
         decoder_input,
     ),
     Mistake(
-        "another start token",
+        "wrong start token",
         "the decoder reads decoder_start_token_id of config.json first",
         start_token,
     ),
-    Mistake("texts in another order", "row i of the batch must be text i", other_texts, reorders=True),
-    Mistake("other token ids", "these are embeddings of other tokens: another tokenizer, or another text", other_ids),
+    Mistake("texts in the wrong order", "row i of the batch must be text i", other_texts, reorders=True),
+    Mistake(
+        "wrong token ids",
+        "these are embeddings of different tokens: a different tokenizer, or a different text",
+        other_ids,
+    ),
 )

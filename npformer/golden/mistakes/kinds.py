@@ -1,7 +1,8 @@
 """Kinds of mistakes that any stage can have, derived from the model's graph of stages, weights and sizes.
 
-Examples are a stage computed without one of its parents, without some heads or columns, with another weight of the same
-shape, or with a factor such as sqrt(K). `general.py` has relations that hold for any array of numbers.
+Examples are a stage computed without one of its parents, without some heads or columns, or with a factor such as
+sqrt(K). `weight_kinds.py` has such mistakes in weights, and `general.py` has relations possible in any array of
+numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parents
 from npformer.golden.mistakes.general import flat, head_width_in
-from npformer.golden.mistakes.maps import numbers_said, said_of_map
+from npformer.golden.mistakes.maps import said_of_map, zeros_said
 from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port, made_by
 
@@ -42,7 +43,7 @@ def is_single(port: Port) -> bool:
 
 
 def changing(port: Port, stage: str, rule: Rule) -> Port:
-    """Returns the port with a rule for a stage if it computes the stage, else for the values that later stages read."""
+    """Returns the port with a rule for a stage that it computes, or for a given stage's values where they are read."""
     if stage in port.span:
         return port.ruling({in_all_layers(stage): rule})
     return port.rereading({in_all_layers(stage): rule}, port.stage)
@@ -57,7 +58,7 @@ def places(port: Port) -> list[str]:
 
 
 def named(port: Port, numbers: list[float]) -> str:
-    """Describes the texts' factors by a size that explains them, such as "1 / sqrt(K)", else by their mean."""
+    """Describes the factor of each text by a size that explains it, such as "1 / sqrt(K)", else by the mean factor."""
     fits = [
         said
         for said, factor in port.factors.items()
@@ -173,14 +174,14 @@ def some_heads(port: Port) -> Ways:
         order = _heads(port)
         if order is not None:
             zero, copied = np.flatnonzero(order < 0), [int(i) for i in np.flatnonzero(order >= 0) if order[i] != i]
-            said = [f"{numbers_said(zero)} are 0"] if len(zero) else []
-            said += [f"{i} is {order[i]}" for i in copied]
-            yield f"heads: {', '.join(said)}", {port.stage: lambda y, at: _taken(y, order)}
+            said = [zeros_said("head", zero)] if len(zero) else []
+            said += [f"head {i} is head {order[i]}" for i in copied]
+            yield ", ".join(said), {port.stage: lambda y, at: _taken(y, order)}
         return
     context = next((each for each in port.span if each.endswith("attention.context")), "")
     for some in _subsets(port.n_heads) if context else ():
         left = np.array([-1 if i in some else i for i in range(port.n_heads)])
-        yield f"heads: {numbers_said(some)} are 0", changing(port, context, lambda y, at, left=left: _taken(y, left))
+        yield zeros_said("head", some), changing(port, context, lambda y, at, left=left: _taken(y, left))
 
 
 def _taken(y: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -203,7 +204,7 @@ def _heads(port: Port) -> np.ndarray | None:
 
 
 def _subsets(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields all subsets of at most four heads. For more heads, yields single heads and runs from either end."""
+    """Yields all smaller subsets of up to four heads; for more heads, only single heads and runs from either end."""
     if count <= 4:
         yield from (some for size in range(1, count) for some in combinations(range(count), size))
         return
@@ -218,19 +219,19 @@ def some_columns(port: Port) -> Ways:
         theirs, right = rows(port.theirs), rows(port.rightly)
         zero = np.flatnonzero(~theirs.any(0) & right.any(0))
         if 0 < len(zero) < theirs.shape[1]:
-            yield f"columns {numbers_said(zero)} are 0", {port.stage: lambda y, at: _without(y, zero)}
+            yield zeros_said("column", zero), {port.stage: lambda y, at: _without(y, zero)}
         if (empty := _without_product(port)) is not None:
             bias = port.weights[f"{port.stage}.bias"].astype(np.float64)
             alone = np.isin(np.arange(len(bias)), empty)
             yield (
-                f"columns {numbers_said(empty)} of the weight are 0",
+                zeros_said("column", empty, " of the weight"),
                 {port.stage: lambda y, at: np.where(alone, bias, y)},
             )
         if (order := _copied(theirs, right)) is not None:
             yield f"columns {said_of_map(order, head_width_in(port))}", {port.stage: lambda y, at: y[..., order]}
         if (unread := _unread(port)) is not None:
             name, columns = unread
-            yield f"{_said(port, name, columns)} are 0", changing(port, name, lambda y, at: _without(y, columns))
+            yield _zeros_said(port, name, columns), changing(port, name, lambda y, at: _without(y, columns))
         return
     graph = parents(port.config, port.weights)
     wide = [name for group in port.groups for stage in made_by(group) for name in (*graph.get(stage, ()), stage)]
@@ -251,7 +252,7 @@ def some_columns(port: Port) -> Ways:
 
 
 def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
-    """Returns for each column the nearest correct column; None if none is nearest to several columns."""
+    """Returns for each column the nearest correct column; None unless one is the nearest to several columns."""
     if theirs.shape != right.shape or not 1 < theirs.shape[1] <= MOST_COLUMNS:
         return None
     order = nearest(theirs.T, right.T)
@@ -259,7 +260,7 @@ def _copied(theirs: np.ndarray, right: np.ndarray) -> np.ndarray | None:
 
 
 def _without_product(port: Port) -> np.ndarray | None:
-    """Returns the columns of the port's stage that equal the bias; None if there are none."""
+    """Returns the columns of the port's stage that equal the bias; None if no column or every column does."""
     bias, theirs = port.weights.get(f"{port.stage}.bias"), rows(port.theirs)
     if bias is None or theirs.shape[1:] != bias.shape:
         return None
@@ -268,7 +269,7 @@ def _without_product(port: Port) -> np.ndarray | None:
 
 
 def rows(arrays: list[np.ndarray]) -> np.ndarray:
-    """Returns the concatenated rows of all texts; empty if texts differ in their number of columns."""
+    """Returns the concatenated rows of all texts; empty if they have heads or different numbers of columns."""
     if arrays[0].ndim > 2 or len({a.shape[-1] for a in arrays}) > 1:
         return np.zeros((0, 0))
     return np.concatenate([a.reshape(-1, a.shape[-1]) for a in arrays]).astype(np.float64)
@@ -296,17 +297,17 @@ def _unread(port: Port) -> tuple[str, np.ndarray] | None:
     return (names[0], zero) if 0 < len(zero) < len(m) else None
 
 
-def _said(port: Port, name: str, columns: np.ndarray) -> str:
-    """Describes columns, by head if they are whole attention heads."""
+def _zeros_said(port: Port, name: str, columns: np.ndarray) -> str:
+    """Says that columns are 0, by head if they are whole attention heads."""
     heads = sorted(set((columns // port.d_head).tolist()))
     if name.endswith("attention.combined") and len(heads) * port.d_head == len(columns):
-        return f"heads {numbers_said(heads)}"
-    return f"columns {numbers_said(columns)} of {name}"
+        return zeros_said("head", heads)
+    return zeros_said("column", columns, f" of {name}")
 
 
 MISTAKES = (
     Mistake("scaled by a constant", "all values of the stage are off by the same factor or offset", constant),
-    Mistake("sum with other factors", "the stage is the plain sum of other stages", summands),
+    Mistake("sum with wrong factors", "the stage is the sum of other stages, without factors", summands),
     Mistake("a part left out", "the stage is computed without a stage that it depends on", left_out),
     Mistake("heads or columns missing", "every head, column and hidden unit is computed and used", some_left_out),
 )

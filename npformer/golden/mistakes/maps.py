@@ -58,7 +58,7 @@ def said_of_map(order: np.ndarray, width: int = 0) -> str:
 def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
     """Returns the index in `own` of a number equal to each of `theirs`, preferably at the same place.
 
-    None if a number has no equal, or if every number is at its own place.
+    None if a number has no equal, or if every number is at its correct place.
     """
     near = np.abs(np.subtract.outer(theirs, own)).argmin(1)
     allowed = 1e-5 * max(float(np.abs(own).max()), 1e-30)
@@ -68,7 +68,7 @@ def map_of_numbers(theirs: np.ndarray, own: np.ndarray) -> np.ndarray | None:
 
 
 def numbers_said(some: Iterable[int]) -> str:
-    """Formats numbers as "0, 3 to 5"."""
+    """Formats at most six runs of numbers, as in "0, 3 to 5"."""
     numbers = [int(i) for i in some]
     runs: list[list[int]] = []
     for i in numbers:
@@ -77,3 +77,15 @@ def numbers_said(some: Iterable[int]) -> str:
         else:
             runs.append([i])
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:6])
+
+
+def lines_said(kind: str, some: Iterable[int]) -> str:
+    """Names rows, columns or heads, as in "column 3" or "columns 0, 3 to 5"."""
+    numbers = list(some)
+    return f"{kind}{'s' if len(numbers) > 1 else ''} {numbers_said(numbers)}"
+
+
+def zeros_said(kind: str, some: Iterable[int], of: str = "") -> str:
+    """Says that rows, columns or heads are 0, as in "column 3 of the weight is 0"."""
+    numbers = list(some)
+    return f"{lines_said(kind, numbers)}{of} {'are' if len(numbers) > 1 else 'is'} 0"

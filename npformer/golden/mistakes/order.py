@@ -21,7 +21,7 @@ BLOCKS = ((ATTENTION, "attention"), (FFN, "ffn"))
 
 
 def other_norm_order(first: bool) -> Callable[[Port], Ways]:
-    """Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)), or the reverse."""
+    """Pre-norm if `first`, Y = X + Attention(Normalize(X)); Z = Y + FFN(Normalize(Y)); else post-norm."""
 
     def ways(port: Port) -> Ways:
         if port.config.norm_first is not first:
@@ -122,7 +122,7 @@ def residual_scaled(port: Port) -> Ways:
 
 
 def left_out(port: Port) -> Ways:
-    """Omits a block with its norm, or keeps only the norm of the residual."""
+    """Omits a block, with or without its norm."""
     for block, x in (("attention", "input"), ("ffn", "attention_norm")):
         if not port.config.norm_first:
             yield f"{block} and its norm", {f"*.{block}_norm": lambda y, at, x=x: at(x)}
@@ -148,7 +148,7 @@ def other_ffn_input(port: Port) -> Ways:
         FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
     }
     yield "parallel to attention, both added to the layer's input", parallel
-    if port.config.norm_first:  # the norm's input has the name of the sum
+    if port.config.norm_first:  # the norm's input is exported under the name of the sum
         parallel = {ATTENTION: lambda y, at: at("input"), FFN: parallel[FFN]}
         yield "parallel to attention, both added to the layer's input, which the FFN's norm reads", parallel
 
@@ -198,7 +198,7 @@ def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:
 
 
 def _own_names(port: Port) -> Port:
-    """A layer that begins with the FFN, with stages named after their computation: its output is an attention stage."""
+    """A layer that begins with the FFN and names stages by their computation, so its output is an attention stage."""
     fed, out = ("ffn_residual", "attention_residual") if port.config.norm_first else ("ffn_norm", "attention_norm")
 
     def read(at: At) -> np.ndarray:
@@ -217,7 +217,7 @@ def _own_names(port: Port) -> Port:
 
 
 def layer_count(port: Port) -> Ways:
-    """Omits a layer, or runs it twice."""
+    """Omits a layer or every other layer, or runs a layer twice."""
     end = "ffn_residual" if port.config.norm_first else "ffn_norm"
     for stack, count in stacks(port.config).items():
         of = f" of the {stack[:-1]}" if stack else ""
@@ -275,7 +275,9 @@ MISTAKES = (
     Mistake("residual from the wrong place", "a block's own input is added to its output", other_residual),
     Mistake("residual scaled", "a block's input and output are added without a factor", residual_scaled),
     Mistake("block left out", "each layer applies attention, then the FFN", left_out),
-    Mistake("the FFN reads another stage", "the FFN reads the output of attention after its norm", other_ffn_input),
+    Mistake(
+        "the FFN reads the wrong stage", "the FFN reads the normalized sum of attention and its input", other_ffn_input
+    ),
     Mistake("FFN before attention", "each layer applies attention, then the FFN", ffn_first, reorders=True),
-    Mistake("another number of layers", "each layer of the model runs once", layer_count),
+    Mistake("wrong number of layers", "each layer of the model runs once", layer_count),
 )

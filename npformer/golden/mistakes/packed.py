@@ -1,4 +1,4 @@
-"""Texts of a packed batch that attend to one another, because attention ignores the borders between them."""
+"""Texts of a packed batch that attend to one another, because attention ignores the boundaries between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npformer.common.mistake import Mistake, Ways
 from npformer.golden.port import Port
 from npformer.runtime.packing import Text
 
-MOST = 1 << 22  # maximum size of a run: its tokens times d_model
+MOST = 1 << 22  # maximum number of tokens in a run times d_model
 
 
 def without_borders(port: Port) -> Ways:
@@ -42,7 +42,7 @@ def without_borders(port: Port) -> Ways:
 MISTAKES = (
     Mistake(
         "texts attend to one another",
-        "a packed batch needs borders: a token attends only to tokens of its own text",
+        "in a packed batch, a token attends only to tokens of its own text",
         without_borders,
     ),
 )

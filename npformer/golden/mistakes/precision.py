@@ -61,7 +61,7 @@ def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127
     return rounded
 
 
-DECIMALS = range(1, 8)  # float32 holds about seven
+DECIMALS = range(1, 8)  # float32 holds about seven decimals
 BITS = range(2, 9)
 GROUPS = (128, 64, 32, 16)  # numbers that share one scale
 LEAST = 8  # the fewest numbers with a shared scale that can show rounding
@@ -136,7 +136,7 @@ SCHEMES: dict[str, Round] = {
 def misscaled(array: np.ndarray, axis: int) -> np.ndarray:
     """Rounds a square weight to int8 with one scale along an axis, and converts it back with the other axis's scales.
 
-    A weight of another shape does not change, because its scales do not fit the other axis.
+    A weight that is not square does not change, because its scales do not fit the other axis.
     """
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
         return array
@@ -187,7 +187,7 @@ def products(of_x: Round, of_weight: Round, of_product: Round = lambda y: y) -> 
 
 
 def _of_weights(port: Port, rounding: Round, linear_only: bool = False) -> Port:
-    """Rounds the weights and computes the stage again."""
+    """Returns the port with rounded matrices; linear_only leaves out the embedding tables."""
     matrices = (name for name in port.weights if name.endswith(".weight") and not name.endswith("norm.weight"))
     tables = ("embeddings.token.", "embeddings.position.", "embeddings.segment.")
     return port.rounding(rounding, (name for name in matrices if not (linear_only and name.startswith(tables))))

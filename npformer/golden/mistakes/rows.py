@@ -92,7 +92,7 @@ def some_rows(port: Port) -> Ways:
 
 
 def _first_of_norms(port: Port) -> Ways:
-    """A norm skips the first or the last row, which attention then spreads over all rows."""
+    """A norm skips the first or the last row, and attention then spreads the error over all rows."""
     for name in port.span:
         if name.endswith("norm") and name != port.stage:
             for said in ("the first row", "the last row"):
@@ -107,7 +107,7 @@ def _first_of_norms(port: Port) -> Ways:
 
 
 def _other_rows(port: Port, wrong: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Finds the correct row of the text that equals each wrong row; None if a wrong row equals none."""
+    """Finds the correct row of the text that equals each wrong row; None if a wrong row equals no correct row."""
     found, allowed = [], port.budgets[port.stage]
     for theirs, right, own in zip(port.theirs, port.rightly, wrong, strict=True):
         rows = np.arange(len(right))

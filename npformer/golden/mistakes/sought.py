@@ -18,7 +18,7 @@ from npformer.golden.port import Port
 
 
 def other_mask(port: Port) -> Ways:
-    """Other keys are hidden: the port has a weight of 0 for them in every head."""
+    """The wrong keys are hidden: the port gives them a weight of 0 in every head."""
     if not port.stage.endswith("attention.weights") or any(array.ndim != 3 for array in port.theirs):
         return
     seen, ours = ([np.any(array, axis=0) for array in arrays] for arrays in (port.theirs, port.rightly))
@@ -87,7 +87,7 @@ def _context_of(port: Port) -> Iterator[tuple[str, Rules]]:
 
 
 def part_of_columns(port: Port) -> Ways:
-    """The scores are products over some of a head's columns, found by solving s = sum_k m_k q_k k_k for m."""
+    """The scores are products over some of a head's columns, found by solving s = sum_c m_c q_c k_c for m."""
     columns = np.arange(port.d_head)
     if (left := _left_out(port)) is not None:
         subsets = {f"column{'s' if len(left) > 1 else ''} {', '.join(map(str, left))}": left}
@@ -154,14 +154,14 @@ def _complex(port: Port, x: np.ndarray) -> np.ndarray:
 
 MISTAKES = (
     Mistake("columns missing from the scores", "q k^T is the sum over all columns of a head", part_of_columns),
-    Mistake("another mask", "a query sees only the keys that the model's mask allows", other_mask),
+    Mistake("wrong mask", "a query sees only the keys that the model's mask allows", other_mask),
     Mistake(
-        "rotation with other frequencies",
+        "rotation with wrong frequencies",
         "the frequencies follow from rope_parameters in config.json",
         other_frequencies,
     ),
     Mistake(
-        "products of other heads",
+        "products of the wrong heads",
         "scores are products of queries and keys; the context is a weighted sum of values",
         other_products,
     ),

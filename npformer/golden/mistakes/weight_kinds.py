@@ -1,4 +1,4 @@
-"""Mistakes in weights, made from the correct weights: swapped, in another order, or rounded."""
+"""Mistakes in weights, made from the correct weights: swapped, in the wrong order, or rounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST = 60  # maximum number of other weights to try for one weight
 
 
 def other_weights(port: Port) -> Ways:
-    """A weight, a bias or both come from another place, or those of two places are exchanged."""
+    """A weight, a bias or both are taken from elsewhere in the model, or exchanged between two places."""
     of_shape: dict[tuple[int, ...], list[str]] = {}
     for name, array in port.weights.items():
         of_shape.setdefault(array.shape, []).append(name)
@@ -131,7 +131,7 @@ def _softmax_in_half(y: np.ndarray, at: At) -> np.ndarray:
 
 
 def reordered(port: Port) -> Ways:
-    """The rows or columns of a weight, or the numbers of a bias, are in another order, or some are copies of others."""
+    """Rows or columns of a weight, or numbers of a bias, are in the wrong order, or some are copies of others."""
     found = is_single(port)  # moved columns of the stage are found without trying maps
     for stage in port.span:
         weight, bias = (port.weights.get(f"{stage}.{part}") for part in ("weight", "bias"))
@@ -165,7 +165,7 @@ def _moved(axis: int, order: np.ndarray, has_bias: bool) -> dict[str, Rule]:
 
 
 def other_bias(port: Port) -> Ways:
-    """The bias has a factor or another order, or equals no bias of the model: all rows are off by the same row."""
+    """The bias has a wrong factor, order or values: all rows are off by the same row."""
     own, (theirs, right) = port.weights.get(f"{port.stage}.bias"), map(rows, (port.theirs, port.rightly))
     if len(theirs) < 3 or theirs.shape != right.shape or not is_single(port):
         return
@@ -181,7 +181,7 @@ def other_bias(port: Port) -> Ways:
             return  # other mistakes cover such a bias
         c = float(own @ other) / max(float(own @ own), 1e-300)
         order = map_of_numbers(other, own)
-        said = f"{port.stage}.bias has other values, off by up to {np.abs(added).max():.3g}"
+        said = f"{port.stage}.bias has different values, off by up to {np.abs(added).max():.3g}"
         if np.allclose(other, c * own, atol=1e-4 * np.abs(other).max()):
             said = f"{port.stage}.bias, {named(port, [c] * len(port.theirs))} times the correct bias"
             rule = {stage: lambda y, at: y + (c - 1) * at.own("bias")}
@@ -192,7 +192,7 @@ def other_bias(port: Port) -> Ways:
 
 
 def _related(one: str, other: str) -> bool:
-    """Returns whether two weights have the same name in two layers, or the same last name in one layer."""
+    """Returns whether two weights have the same name in different layers, or are of the same kind in one layer."""
     a, b = parted(one), parted(other)
     alike = a[2].rpartition(".")[2] == b[2].rpartition(".")[2]
     return a[0] == b[0] and (a[2] == b[2] or (alike and a[1] == b[1]))
@@ -209,8 +209,8 @@ MISTAKES = (
         "a weight or bias has the values of another weight or bias",
         other_weights,
     ),
-    Mistake("another bias", "the checkpoint's bias is added once", other_bias),
-    Mistake("weight in another order", "its rows and columns must be in the order of the checkpoint", reordered),
+    Mistake("bias with wrong values", "the checkpoint's bias is added once", other_bias),
+    Mistake("weight in the wrong order", "rows and columns must be in the order of the checkpoint", reordered),
     Mistake("one stage rounded", "all stages must have the same precision", one_stage_rounded),
     Mistake("one weight rounded", "all weights must have the precision of the checkpoint", one_rounded),
 )
