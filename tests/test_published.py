@@ -157,7 +157,7 @@ def test_the_teardown_notebook_shows_every_published_table():
     path = Path(__file__).parents[1] / "docs" / "learn" / "teardown.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     shown = "".join("".join(out.get("text", [])) for cell in cells for out in cell.get("outputs", []))
-    marked = shown.split(f"as published, for another model ({published['config']['dim']} wide):")
+    marked = shown.split(f"as published, for a different model ({published['config']['dim']} wide):")
     assert len(marked) == 1 + len(published_numbers.TABLES)
     for table, after in zip(published_numbers.TABLES, marked[1:], strict=True):
         rows = published[table.name]
