@@ -1,7 +1,7 @@
 """A layer of blocks and a stack of layers: the equations of encoder and decoder, on packed rows.
 
 Attention Is All You Need (Vaswani et al., 2017), section 3.1. An encoder layer has the blocks attention and ffn. A
-decoder layer also has cross_attention between them. Weights are nested dicts with a group for each block and norm.
+decoder layer also has cross_attention between these two. Weights are nested dicts with a group for each block and norm.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Stack:
     def backward(
         self, grad: np.ndarray, stages: Stages, x: np.ndarray, rows: Rows, weights: Mapping[str, Any]
     ) -> Backward:
-        """Backward of `__call__`. The gradients of the weights include those of mechanisms."""
+        """Backward of `__call__`. The gradients include those of the mechanisms' weights."""
         rows, shared = self._begun(x, rows, weights), Shared()
         of_layers: list[dict[str, Any]] = [{} for _ in self.layers]
         inputs = [x, *(stages[name] for name in self.read("")[1:])]

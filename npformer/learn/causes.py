@@ -45,7 +45,7 @@ def cause(exercise: Exercise, cases: Sequence[Case], seconds: float = math.inf) 
 
 
 def _fits(program: Function, cases: Sequence[Case], by_message: bool) -> bool:
-    """Returns whether a program returns the learner's answers in every case, at least one of them wrong.
+    """Returns whether a program returns the learner's answers in every case, and at least one answer is wrong.
 
     Cases in which the program's answer is undetermined do not count. by_message: an exception with the same message
     counts as the same wrong answer. A message is weaker evidence than numbers, because many

@@ -109,7 +109,7 @@ QUESTIONS = {
 
 #: Sentences for learners that replace the diagnosis's own, which are about ports.
 SENTENCES = {
-    "scaled by a constant": "All numbers of the answer differ from the right ones by the same factor or offset."
+    "scaled by a constant": "All numbers of the answer differ from the right numbers by the same factor or offset."
 }
 
 

@@ -172,7 +172,7 @@ def _written(before: tuple[Any, ...], after: tuple[Any, ...], names: list[str]) 
 def _judged(
     exercise: Exercise, function: Function, made: _Call, true: Truth, names: list[str], file: str
 ) -> Verdict | None:
-    """Returns the first problem of a call, or None if it has none."""
+    """Returns the first problem of a call, or None if the call has no problem."""
     wrong, values = Verdict(exercise.name, WRONG), exercise.values
     if made.error is not None:
         return _exception(wrong, made, names, file)

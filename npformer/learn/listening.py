@@ -39,7 +39,7 @@ class Listener:
 
     @contextmanager
     def listening(self, module: ModuleType) -> Iterator[None]:
-        """Wraps the functions of a module while the block runs."""
+        """Wraps the functions of a module while the body of the `with` statement runs."""
         wrapped = {
             "linear": self._of_weights,
             "layer_norm": self._of_weights,

@@ -54,7 +54,7 @@ def look(folder: str | os.PathLike[str] = ".", text: str = TEXT) -> PageView:
     Traceback (most recent call last):
     npformer.common.errors.NpformerError: learn look: no function of your model is written yet
     """
-    from npformer.view.page_view import PageView  # only this command needs it
+    from npformer.view.page_view import PageView  # only this function needs it
 
     verdicts = check(folder, chapter=4).verdicts
     if all(each.state == UNWRITTEN for each in verdicts):

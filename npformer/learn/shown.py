@@ -1,4 +1,4 @@
-"""Formats small values in 80 columns: the arguments of a case, the learner's answer and the right one."""
+"""Formats small values in 80 columns: the arguments of a case, the learner's answer and the right answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npformer.learn.answers import Truth, is_numeric, leaves, near
 
 NUMBERS = 24  # maximum number of an array's values to show
 ARRAYS = 4  # maximum number of a dict's arrays to show
-DIGITS = 4  # decimals, or more if the answer and the right one would look alike
+DIGITS = 4  # decimals, or more if the two answers would look alike
 WIDTH = 74  # the report indents by 6
 
 
@@ -21,7 +21,7 @@ def shown_case(names: list[str], args: tuple[Any, ...]) -> str:
 
 
 def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Formats a case with the learner's answer and the right one. Of several values, shows only the first wrong one."""
+    """Formats a case, the learner's answer and the right answer, or of several values only the first wrong value."""
     rows = [row for name, value in zip(names, args, strict=False) for row in _argument(name, value)]
     right, name = true.outcome.answer, ""
     exact, parts = dict(leaves(right)), dict(leaves(answer))
@@ -92,7 +92,7 @@ def shown(value: Any, width: int = WIDTH, digits: int = DIGITS) -> str:
 
 
 def difference(answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Describes where a large answer differs most from the right one; "" for a small answer, which is shown in full."""
+    """Describes where a large answer differs most from the right answer; "" for small answers, shown in full."""
     exact = dict(leaves(true.outcome.answer))
     for path, value in leaves(answer):
         right = np.asarray(exact[path])

@@ -1,4 +1,4 @@
-"""The learner's file at the start: its text, and the signatures of its functions."""
+"""The learner's file before it is filled in: its text, and the signatures of its functions."""
 
 from __future__ import annotations
 

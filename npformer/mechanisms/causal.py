@@ -73,7 +73,7 @@ def _weights(port: Any) -> str:
 
 def _other_masks(pictures: dict[str, Picture]) -> Callable[[Any], Ways]:
     def ways(port: Any) -> Ways:
-        batch = port.in_a_batch() if port.config.decoder else None  # its causal mask also hides padding
+        batch = port.in_a_batch() if port.config.decoder else None  # a decoder's causal mask also hides padding
         for way, picture in pictures.items():
             yield way, pictured(_weights(port), picture)
             if batch is not None:

@@ -34,7 +34,7 @@ def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def at_distances_backward(grad: np.ndarray, queries: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Backward of `at_distances`: sums grad (N, H, L, S) for each value that was read, -> (H, count)."""
+    """Backward of `at_distances`: sums grad over all reads of each value, (N, H, L, S) -> (H, count)."""
     columns = _columns(queries, keys, count).ravel()
     heads = np.moveaxis(grad, 1, 0).reshape(grad.shape[1], -1)
     return np.stack([np.bincount(columns, head, minlength=count) for head in heads]).astype(grad.dtype)

@@ -32,7 +32,7 @@ class Mechanism:
 
     cached: ClassVar[bool] = False  # whether the mechanism works with keys and values from a cache
     in_order: ClassVar[bool] = False  # whether sums over keys need a fixed order, so that a cache gives the same bits
-    read: ClassVar[tuple[str, ...]] = ()  # stages of attention that its backward reads
+    read: ClassVar[tuple[str, ...]] = ()  # stages of attention that the mechanism's backward reads
     mistakes: ClassVar[tuple[Mistake, ...]] = ()
 
     @property
@@ -125,7 +125,10 @@ class Mechanism:
         keys: np.ndarray,
         stages: Stages,
     ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float, Sums]:
-        """Backward of `add`: the gradient of the old scores, terms to add to dq and dk, and other gradients."""
+        """Backward of `add`: the gradient of the old scores, and terms to add to dq and dk.
+
+        Also returns the gradients of the mechanism's own arrays.
+        """
         return grad, 0.0, 0.0, {}
 
     def formula(self, scores: str) -> str:

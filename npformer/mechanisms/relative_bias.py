@@ -22,7 +22,7 @@ from npformer.runtime.packing import Batch
 from npformer.tape import Stages
 from npformer.weight_group import Group, table
 
-MAX_DISTANCE = 128  # this distance and all greater ones share a bucket
+MAX_DISTANCE = 128  # this distance and all greater distances share a bucket
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RelativeBias(Mechanism):
     Parameters
     ----------
     n_buckets, n_heads : int, rows and columns of the table
-    max_distance : int, this distance and all greater ones share a bucket
+    max_distance : int, this distance and all greater distances share a bucket
     bidirectional : bool, keys after the query have separate buckets; if False, as in T5's decoder, they share bucket 0
     bias : (H, 2 M - 1) array, the bias for distance d in column M - 1 + d
     """
@@ -103,7 +103,7 @@ def relative_buckets(
     ----------
     distances : integer array
     n_buckets : int
-    max_distance : int, this distance and all greater ones share a bucket
+    max_distance : int, this distance and all greater distances share a bucket
     bidirectional : bool, keys after the query have separate buckets
 
     Returns
@@ -282,7 +282,7 @@ RelativeBias.mistakes = (
     ),
     Mistake(
         "relative bias with wrong bucket boundaries",
-        "half of a direction's buckets hold one distance each; the logarithm for the others is rounded down",
+        "half of a direction's buckets hold one distance each; for the other buckets the logarithm is rounded down",
         _rounded_otherwise,
     ),
     Mistake(

@@ -60,7 +60,7 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Low frequencies are divided by a factor, high ones are unchanged, and frequencies between them are interpolated.
+    """Low frequencies are divided by a factor, high frequencies are unchanged, and those in between are interpolated.
 
     Grattafiori et al., 2024, The Llama 3 Herd of Models, and the code published with Llama 3.1.
 
@@ -88,7 +88,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """Linear scaling of low frequencies, with a ramp to unscaled high ones. Peng et al., 2023, YaRN, section 3.2.
+    """Linear scaling of low frequencies, a ramp, and unscaled high frequencies. Peng et al., 2023, YaRN, section 3.2.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ ATTENTION_BACKWARD = Exercise(
     (
         Slip(
             "not divided by sqrt(K)",
-            "dq and dk are not divided by sqrt(K). They should be, because the scores are.",
+            "dq and dk are not divided by sqrt(K). Divide them by it, because the scores are divided by it.",
             partial(_backward, scale=0),
         ),
         Slip(
@@ -207,7 +207,7 @@ def _of_scores(grad: Array, q: Array, k: Array, v: Array, gradients: Any) -> tup
 
 
 def _of_weights(grad: Array, q: Array, k: Array, v: Array, read: Any) -> tuple[Array, Array, Array]:
-    """The gradients with other arrays instead of W, which `read` returns: one for softmax_backward, one for dv."""
+    """The gradients with arrays returned by `read` instead of W: one for softmax_backward, one for dv."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     of_softmax, of_v = read(scores, softmax(scores))
     ds = softmax_backward(grad @ v.mT, of_softmax) / math.sqrt(q.shape[-1])

@@ -244,7 +244,7 @@ CAUSAL_MASK = Exercise(
     right.causal_mask,
     lambda: [(3, 3), (2, 4), (1, 3), (1, 1), (4, 5)],
     (
-        "With as many keys as queries, the mask is a lower triangle with the diagonal: np.tri or np.tril makes one.",
+        "With as many keys as queries, the mask is a lower triangle with the diagonal: use np.tri or np.tril.",
         "The last query sees all keys, the previous query all but the last. Query i is token n_keys - n_queries + i.",
         "Compare np.arange(n_keys) with a column of the queries' positions, or give np.tri its third argument.",
     ),
@@ -281,7 +281,7 @@ CAUSAL_MASK = Exercise(
             for size, less in (("n_queries", 0), ("n_queries - 1", 1))
         ),
         Slip(
-            "shifted the other way",
+            "shifted in the wrong direction",
             "The diagonal is shifted by n_queries - n_keys. It should be shifted by n_keys - n_queries.",
             lambda n, m: np.tri(n, m, n - m, dtype=bool),
         ),

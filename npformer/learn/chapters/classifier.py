@@ -38,8 +38,8 @@ POOL = Exercise(
     ),
     ("npformer.output_heads:pool",),
     (
-        Slip("last row", "The last row is read. Read the first one.", lambda x, w, b: pool(x[::-1], w, b)),
-        Slip("second row", "The second row is read. Read the first one, x[0].", lambda x, w, b: pool(x[1:], w, b)),
+        Slip("last row", "The last row is read. Read the first row.", lambda x, w, b: pool(x[::-1], w, b)),
+        Slip("second row", "The second row is read. Read the first row, x[0].", lambda x, w, b: pool(x[1:], w, b)),
         Slip(
             "mean of the rows",
             "The mean of all rows is read. Read the first row.",
@@ -71,7 +71,7 @@ POOL = Exercise(
         Slip("bias left out", "The bias is not added.", lambda x, w, b: relu(x[0] @ w)),
         Slip(
             "every row",
-            "Every row is returned. Read only the first one.",
+            "Every row is returned. Read only the first row.",
             lambda x, w, b: relu(linear(x, w, b)),
         ),
         Slip(
@@ -214,7 +214,7 @@ CLASSIFY = Exercise(
         ),
         Slip(
             "last row pooled",
-            "The last row is pooled. Pool the first one.",
+            "The last row is pooled. Pool the first row.",
             partial(_classify, read=lambda x, weight, bias: pool(x[::-1], weight, bias)),
         ),
         Slip(

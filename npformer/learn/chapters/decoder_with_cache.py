@@ -150,7 +150,7 @@ DECODER_LAYER = Exercise(
     (
         Slip(
             "cache one step late",
-            "The new tokens attend to the cached keys only, not to their own. Add the new keys and values first, "
+            "The new tokens attend to the cached keys only, not to their own keys. Add the new keys and values first, "
             "then attend.",
             partial(_layer, append=_late, mask=_all_earlier, keep=lambda c, k, v, ks, vs: _appended(c, k, v)),
         ),
@@ -176,7 +176,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache after the new tokens",
-            "The cached keys and values follow the new ones. They should come first, because their tokens are earlier.",
+            "The new keys and values come first. The cached keys and values should, because their tokens are earlier.",
             partial(_layer, append=_prepended),
         ),
         Slip(

@@ -143,7 +143,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "one layer for queries, keys and values",
-            "Queries, keys and values are all computed by the layer query. Each should have its own layer.",
+            "Queries, keys and values are all computed by the layer query. Use a separate layer for each.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, q)),
         ),
         Slip(
@@ -178,7 +178,7 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "heads not combined",
-            "The heads are not combined: they are (H, L, K). combine_heads turns them into (L, D).",
+            "The heads, (H, L, K), are not combined. combine_heads turns them into (L, D).",
             partial(_multi_head, combine=lambda heads: heads),
         ),
         Slip(

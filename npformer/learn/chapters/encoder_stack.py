@@ -24,7 +24,7 @@ Linear = Mapping[str, Array]
 def _layer_cases() -> list[tuple[Any, ...]]:
     return [
         (array([[1, 0], [0, 2]]), 1, *layer_weights(1, 2, 3).values()),
-        # 4 rows, width 6, 7 hidden units: no size is the square root of another or twice another
+        # 4 rows, width 6, 7 hidden units: no size is the square root or the double of another size
         (drawn(1, 4, 6), 2, *layer_weights(10, 6, 7).values()),
         (drawn(2, 3, 4) / 300, 2, *(_narrow(each) for each in layer_weights(20, 4, 6).values())),
     ]
@@ -142,12 +142,12 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "attention_norm used twice",
-            "attention_norm is used after both steps. ffn_norm should be used after the second.",
+            "attention_norm is used after both steps. ffn_norm should be used after the second step.",
             partial(_layer, which=lambda an, fn: (an, an)),
         ),
         Slip(
             "ffn_norm used twice",
-            "ffn_norm is used after both steps. attention_norm should be used after the first.",
+            "ffn_norm is used after both steps. attention_norm should be used after the first step.",
             partial(_layer, which=lambda an, fn: (fn, fn)),
         ),
         Slip("first norm left out", "The first sum is not normalised.", partial(_layer, first=_plain)),
@@ -252,14 +252,14 @@ ENCODER = Exercise(
         ),
         Slip(
             "every layer reads x",
-            "Every layer reads x, so only the last layer counts. Each should read the output of the previous layer.",
+            "All layers read x, so only the last layer has an effect. Layers should read the previous layer's output.",
             lambda x, h, layers: _stacked(x, h, layers[-1:]),
         ),
         Slip("layers applied twice", "The stack is applied twice.", lambda x, h, layers: _stacked(x, h, layers * 2)),
         Slip("no layer applied", "x is returned unchanged.", lambda x, h, layers: x),
         Slip(
             "input added to every layer",
-            "The input of each layer is added to its output. The layer itself already does this.",
+            "The input of each layer is added to its output. encoder_layer already contains the residual sums.",
             lambda x, h, layers: _with_residuals(x, h, layers),
         ),
         Slip(

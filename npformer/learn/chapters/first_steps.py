@@ -87,7 +87,7 @@ EMBEDDINGS = Exercise(
         ),
         Slip(
             "one position for all tokens",
-            "Every token has position start. Each should have its own: start, start + 1, ...",
+            "Every token has position start. The positions should be start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[start],
         ),
         Slip(
@@ -191,7 +191,7 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "divided by the variance",
-            "x - E[x] is divided by the variance plus eps. It should be divided by the square root of that.",
+            "x - E[x] is divided by the variance plus eps. It should be divided by the square root of that sum.",
             lambda x, weight, bias, eps=1e-12: (
                 (x - x.mean(-1, keepdims=True)) / (x.var(-1, keepdims=True) + eps) * weight + bias
             ),
@@ -241,12 +241,12 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "variance over the whole array",
-            "The variance is computed over all numbers together. Each row should have its own, like the mean.",
+            "The variance is computed over all numbers together. Compute it for each row, like the mean.",
             lambda x, weight, bias, eps=1e-12: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var() + eps) * weight + bias,
         ),
         Slip(
             "mean over the whole array",
-            "The mean is computed over all numbers together. Each row should have its own, like the variance.",
+            "The mean is computed over all numbers together. Compute it for each row, like the variance.",
             lambda x, weight, bias, eps=1e-12: (x - x.mean()) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias,
         ),
         Slip(
@@ -263,12 +263,13 @@ LAYER_NORM = Exercise(
         ),
         Slip(
             "variance without keepdims",
-            "The variance lacks keepdims=True, so it broadcasts along the columns. Each row should have its own.",
+            "The variance lacks keepdims=True, so it broadcasts along the columns. Each row needs its own variance.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1, keepdims=True), x.var(-1), eps) * weight + bias,
         ),
         Slip(
             "mean and variance without keepdims",
-            "Mean and variance lack keepdims=True, so they broadcast along the columns. Each row should have its own.",
+            "Mean and variance lack keepdims=True, so they broadcast along the columns. Each row needs its own mean "
+            "and variance.",
             lambda x, weight, bias, eps=1e-12: _divided(x - x.mean(-1), x.var(-1), eps) * weight + bias,
         ),
         Slip(

@@ -254,7 +254,7 @@ SOFTMAX_BACKWARD = Exercise(
         ),
         Slip(
             "diagonal only",
-            "dx is y (1 - y) grad, the diagonal of the Jacobian. The other numbers of the row count too: "
+            "dx is y (1 - y) grad, the diagonal of the Jacobian. The other numbers of the row also affect dx: "
             "subtract the sum of grad * y.",
             lambda g, y: y * (1 - y) * g,
         ),

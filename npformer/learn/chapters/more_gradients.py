@@ -98,7 +98,8 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "means without keepdims",
-            "The means of g and g n lack keepdims=True, so they broadcast along the columns. Each row needs its own.",
+            "The means of g and g n lack keepdims=True, so they broadcast along the columns. Each row needs its "
+            "own means.",
             partial(_norm, dx=lambda g, n, s: (g - g.mean(-1) - n * (g * n).mean(-1)) / s),
         ),
         Slip(
@@ -128,21 +129,21 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "weight left out of E[g]",
-            "The first mean is that of grad. It should be that of g = grad * weight.",
+            "E[g] is computed from grad. It should be computed from g = grad * weight.",
             lambda grad, x, w, eps=1e-12: _norm(
                 grad, x, w, eps, dx=lambda g, n, s: (g - _mean(grad) - n * _mean(g * n)) / s
             ),
         ),
         Slip(
             "weight left out of E[g n]",
-            "The second mean is that of grad * n. It should be that of g n, with g = grad * weight.",
+            "E[g n] is computed from grad * n. It should be computed from g n, with g = grad * weight.",
             lambda grad, x, w, eps=1e-12: _norm(
                 grad, x, w, eps, dx=lambda g, n, s: (g - _mean(g) - n * _mean(grad * n)) / s
             ),
         ),
         Slip(
             "weight applied after the means",
-            "The means are those of grad, and dx is multiplied by weight afterwards. Multiply grad by weight first.",
+            "The means are computed from grad, and dx is then multiplied by weight. Multiply grad by weight first.",
             lambda *a: _after(*a),
         ),
         Slip(

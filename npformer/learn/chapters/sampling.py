@@ -40,7 +40,7 @@ GELU_TANH = Exercise(
     (
         Slip("exact form", "This is the exact form of GELU. GPT-2 was trained with the tanh approximation.", gelu),
         Slip(
-            "quick GELU", "This is x sigmoid(1.702 x), another approximation.", lambda x: x / (1 + np.exp(-1.702 * x))
+            "quick GELU", "This is x sigmoid(1.702 x), a rougher approximation.", lambda x: x / (1 + np.exp(-1.702 * x))
         ),
         Slip("cubic term left out", "The term 0.044715 x^3 is missing.", lambda x: _tanh_form(x, factor=0.0)),
         Slip(
@@ -190,7 +190,7 @@ def _drawn(
     order = np.argsort(-p, kind="stable") if by_rank else np.arange(len(p))
     at = int(np.searchsorted(p[order].cumsum(), u, side=side))
     if at == len(p):
-        raise Undetermined  # u exceeds the sum
+        raise Undetermined  # u exceeds the sum of the probabilities
     return int(word(order, at))
 
 
@@ -215,8 +215,8 @@ SAMPLE = Exercise(
     (
         "Divide the logits by the temperature, take softmax, and sort the probabilities in descending "
         "order: np.argsort(-p).",
-        "A word belongs to the set if the sum of all more likely words is still below top_p. Set the others to 0 and "
-        "divide by the sum.",
+        "A word belongs to the set if the sum of all more likely words is still below top_p. Set the "
+        "probabilities of the other words to 0, and divide by the sum.",
         "Compute np.cumsum(p) in the order of the ids, and use np.searchsorted with side='right' to find the first "
         "index where it is larger than u.",
     ),
@@ -275,13 +275,13 @@ SAMPLE = Exercise(
         ),
         Slip(
             "rank instead of id",
-            "The rank of the word is returned, 0 for the most likely one. Return its id.",
+            "The rank of the word is returned, 0 for the most likely word. Return its id.",
             partial(_drawn, by_rank=True, word=lambda order, at: at),
         ),
         Slip(
             "set by rank, not by id",
-            "The set is computed for the sorted probabilities, but applied to the unsorted ones. "
-            "Word order[i] has rank i.",
+            "The set is computed for the sorted probabilities, but applied to the unsorted "
+            "probabilities. Word order[i] has rank i.",
             partial(_drawn, keep=_kept_ranks),
         ),
         Slip(

@@ -98,7 +98,8 @@ SOFTMAX = Exercise(
         ),
         Slip(
             "maximum and sum without keepdims",
-            "The maximum and the sum lack keepdims=True, so they broadcast along the columns. Each row needs its own.",
+            "The maximum and the sum lack keepdims=True, so they broadcast along the columns. Each row needs its "
+            "own maximum and sum.",
             lambda x: _over(x, lambda y: y.sum(-1), x.max(-1)),
         ),
         Slip(

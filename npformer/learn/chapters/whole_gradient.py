@@ -140,12 +140,12 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "residual left out",
-            "The gradient of x lacks the part that comes straight through the sum x + attention.",
+            "The gradient of x lacks the part that comes directly through the sum x + attention.",
             partial(_gradients, residual=0.0),
         ),
         Slip(
             "residual counted twice",
-            "The part of the gradient of x that comes straight through the sum x + attention is added twice.",
+            "The part of the gradient of x that comes directly through the sum x + attention is added twice.",
             partial(_gradients, residual=2.0),
         ),
         Slip(
@@ -194,13 +194,13 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "gradient in every row",
-            "Every row of the logits gets the gradient. Only the first row should, because the other rows are not part "
-            "of the loss.",
+            "Every row of the logits gets the gradient. Only the first row should have one, because the other rows are "
+            "not part of the loss.",
             partial(_gradients, read=slice(None)),
         ),
         Slip(
             "gradient in every row",
-            "Every row of the logits gets its own gradient, softmax(row) - onehot. Only the first row should, "
+            "Every row of the logits gets its own gradient, softmax(row) - onehot. Only the first row should have one, "
             "because the other rows are not part of the loss.",
             partial(_gradients, read=slice(None), of_row=lambda logits: logits, dlogits=_of_rows),
         ),
@@ -221,7 +221,7 @@ LOSS_AND_GRADIENTS = Exercise(
         ),
         Slip(
             "norm's backward of y",
-            "layer_norm_backward gets y, the output of the norm. It should get its input, x + attention.",
+            "layer_norm_backward gets y, the output of the norm. It should get the norm's input, x + attention.",
             partial(_gradients, norm_of=lambda total, y: y),
         ),
         Slip(
