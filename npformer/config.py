@@ -29,8 +29,8 @@ LABELLED = ("sequence-classification", "token-classification")
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
-#: Tables of positions. "sinusoidal" are the sinusoids of the 2017 paper. "sinusoidal-halves" are Marian's, with all
-#: sines before all cosines. "none" is for models in which only attention uses positions.
+#: Tables of positions. "sinusoidal" means the sinusoids of the 2017 paper, and "sinusoidal-halves" those of Marian,
+#: with all sines before all cosines. "none" is for models in which only attention uses positions.
 TABLES = ("learned", "sinusoidal", "sinusoidal-halves", "none")
 
 POOLINGS = ("first", "mean", "last")
@@ -101,7 +101,7 @@ class Sharing:
     """Groups of layers that share weights, as in ALBERT (Lan et al., 2020, section 3.1)."""
 
     groups: int = 1
-    layers: int = 1  # consecutive layers of a group; each has its own weights
+    layers: int = 1  # number of consecutive layers in a group; each has its own weights
 
     def __post_init__(self) -> None:
         checks.whole("sharing.groups", self.groups, 1, MOST)
@@ -341,7 +341,7 @@ class Config(Answering):
         """The group that has the weights of a layer, and the index of the layer in that group.
 
         The layers form R = n_layers / sharing.layers runs. Run r uses group floor(r / (R / sharing.groups)). R need not
-        be a multiple of sharing.groups; Hugging Face then rounds in the same way. Lan et al., 2020, section 3.1.
+        be a multiple of sharing.groups; Transformers then rounds in the same way. Lan et al., 2020, section 3.1.
         """
         sharing = self.sharing or Sharing()
         run, place = divmod(layer, sharing.layers)
@@ -366,7 +366,8 @@ class Config(Answering):
     def scoring(self) -> str:
         """The function from logits to scores: "softmax", "sigmoid" or "none".
 
-        It is "none" for regression, and "sigmoid" for a single label or labels that do not exclude each other.
+        It is "none" for regression, and "sigmoid" for the replaced-token head and for a text classifier with a single
+        label or labels that do not exclude each other.
         """
         if self.head == "sequence-classification" and self.problem_type == "regression":
             return "none"

@@ -141,7 +141,7 @@ def decoder(
     layers : sequence of dicts of weights, as in `decoder_layer`
     eps : float, eps of the norms
     norm_first : bool, as in `decoder_layer`
-    norm : {"weight": (D,), "bias": (D,)}, optional
+    norm : {"weight": (D,), "bias": (D,)}, optional, the final norm
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """`Direction`: a logit as a linear function of one row. The parts of a model pull it back from output to input.
 
 Each part has a method `pull`, which replaces a direction in the part's output with the corresponding direction in its
-input, and returns the part's contribution to the logit. `interpret/direct_attribution.py` has the formulas and combines
-the parts.
+input, and returns the part's contributions to the logit. `interpret/direct_attribution.py` has the formulas and
+combines the parts.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def encoder(
     eps : float, eps of the norms
     row_indices : (B,) integer array, optional, one row of each text; the last layer computes only these rows
     norm_first : bool, as in `encoder_layer`
-    norm : {"weight": (D,), "bias": (D,)}, optional; used with norm_first
+    norm : {"weight": (D,), "bias": (D,)}, optional, the final norm; usual with norm_first
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""The functions of a Transformer, named as in torch.nn.functional. The backward function of each is directly below it.
+"""The functions of a Transformer, named as in torch.nn.functional. The backward function of each is below it.
 
-All functions take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Activations
-are in `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and `decoder_layers.py`, heads in
-`output_heads.py`.
+They take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Only `linears` needs
+rows (T, in). Activations are in `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and
+`decoder_layers.py`, heads in `output_heads.py`.
 
 A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
 ... with respect to the inputs.
@@ -28,7 +28,7 @@ _weights_are_constant: ContextVar[bool] = ContextVar("weights_are_constant", def
 
 @contextmanager
 def constant_weights() -> Iterator[None]:
-    """Inside, `linear_backward` omits the gradient of the weight matrix, which is half of its work."""
+    """Inside the block, `linear_backward` omits the gradient of the weight matrix, and so half of its work."""
     token = _weights_are_constant.set(True)
     try:
         yield
@@ -315,7 +315,7 @@ def softmax(
     >>> npformer.softmax(np.array([0.0, 1.0, 2.0]))
     array([0.09  , 0.2447, 0.6652])
     """
-    with np.errstate(all="ignore"):  # if the difference overflows to -inf, its exponential 0 is still correct
+    with np.errstate(all="ignore"):  # if the difference overflows to -inf, its exponential, 0, is still correct
         y = np.subtract(x, x.max(axis=axis, keepdims=True, initial=-np.inf), out=out)
         np.exp(y, out=y)
         y *= 1 / total(y, axis=axis, keepdims=True)
@@ -386,7 +386,7 @@ def cross_entropy(
     Raises
     ------
     NpformerError
-        targets do not match logits or are not classes; or reduction is unknown.
+        targets do not match logits or are not classes, or reduction is unknown.
 
     References
     ----------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GeneratingModel(BaseModel):
-    """A model that generates texts if its head predicts tokens. Parameters as in `Model`."""
+    """A model that generates texts if its head is "causal-lm" or "translation". Parameters as in `Model`."""
 
     def generate(self, sources: Any, attention_mask: Any = None, **settings: Any) -> list[list[Hypothesis]]:
         """Generates texts from the token ids of one source or prompt, or of several in a list or a padded array.

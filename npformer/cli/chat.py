@@ -33,7 +33,7 @@ def converse(task: Task) -> int:
 
 
 def _message() -> str | None:
-    """Reads the next message; None at the end."""
+    """Reads the next message that is not blank. Returns None at the end of the input."""
     while True:
         try:
             text = input("> ")
@@ -63,7 +63,7 @@ def _answer(conversation: Conversation, text: str) -> None:
             print(printable(piece), end="", flush=True)
         print()
     except NpformerError as error:
-        if not interrupted:  # Ctrl-C also ends the process that renders the template
+        if not interrupted:  # Ctrl-C also ends the process that renders the template, which causes this error
             complain(error)
         return
     finally:
@@ -73,7 +73,7 @@ def _answer(conversation: Conversation, text: str) -> None:
         limit = conversation.task.encoder.limit
         full = len(writer.prompt) + len(writer.ids) >= limit
         complain(
-            f"the conversation has reached the model's {limit} tokens"
+            f"the conversation has reached the model's limit of {limit} tokens"
             if full
             else f"the answer was cut off after {len(writer.ids)} tokens; --max-new-tokens allows more"
         )

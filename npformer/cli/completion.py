@@ -1,8 +1,9 @@
-"""Completion of commands, options and models by the Tab key in bash, zsh and fish; needs the extra `completion`.
+"""Completes commands, options and models on Tab, in bash, zsh and fish. Needs the extra `completion`.
 
-`npformer --print-completion bash` prints a script for ~/.bashrc: `source <(npformer --print-completion bash)`, the same
-for zsh, and `npformer --print-completion fish | source` for fish. On Tab, the script starts `npformer`
-with the line in COMP_LINE, and `answer` writes the possible completions.
+`npformer --print-completion SHELL` prints the script of a shell. To enable it, add one of these lines to the shell's
+startup file: `source <(npformer --print-completion bash)`, the same with zsh, or
+`npformer --print-completion fish | source`. On Tab, the script starts `npformer` with the typed line in COMP_LINE, and
+`answer` writes the possible completions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 
 SHELLS = ("bash", "zsh", "fish")
-MODELS = ("model", "models", "name", "source")  # arguments whose values are bundled models
+MODELS = ("model", "models", "name", "source")  # arguments that are completed with the names of bundled models
 
 
 def script(shell: str) -> str:
@@ -40,7 +41,7 @@ def answer(commands: Mapping[str, str], find: Callable[[str], Any]) -> None:
 def whole_parser(words: list[str], commands: Mapping[str, str], find: Callable[[str], Any]) -> argparse.ArgumentParser:
     """Returns a parser of all commands, with the options of the typed command.
 
-    commands: the summary of each command by its name. find: returns a command by its name.
+    commands: name -> summary. find: function that returns the command with a name.
     """
     from npformer.loading import bundled
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DST", help="the folder to write; it must not exist")
     parser.add_argument("--to", choices=FILES, default="npformer", help="the format of the result (%(default)s)")
     parser.add_argument("--dtype", choices=STORED_DTYPES, help="dtype of the stored weights (default: unchanged)")
-    keep = "store the weights in bfloat16, float16 or int8; other commands map the file with --keep stored"
+    keep = "store the weights in bfloat16, float16 or int8; other commands memory-map them with --keep stored"
     parser.add_argument("--keep", metavar="DTYPE", help=keep)
     add_options(parser, [REVISION, OFFLINE, ALLOW])
 

@@ -20,7 +20,7 @@ OTHERS = ("texts", "query", "file", "json", "pair", "pairs", "context", "context
 
 
 def check(args: Namespace, command: Command) -> None:
-    """Raises NpformerError for an option that conflicts with --input, or that needs it."""
+    """Raises NpformerError if an option conflicts with --input or needs it, or if --input lacks an option."""
     if args.input is None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
         if own or (args.output is not None and not command.array):
@@ -40,7 +40,7 @@ def check(args: Namespace, command: Command) -> None:
 
 
 def answer_rows(task: Task, args: Namespace) -> int:
-    """Answers the rows and reports errors; the exit code is 0 if every row has an answer."""
+    """Answers the rows, reports errors, and returns the exit code: 0 if every file is read and every row answered."""
     from npformer.dataset import map
 
     second = next((name for each in SECOND if (name := getattr(args, each, None))), None)
@@ -60,7 +60,7 @@ def answer_rows(task: Task, args: Namespace) -> int:
     for each in report.unreadable:
         complain(each)
     if report.unreadable:
-        complain("make them readable, then run the same command to continue")
+        complain("make these files readable, then run the same command to continue")
     if report.truncated:
         complain(f"truncated texts: {report.truncated}; see the column {args.prefix or ''}truncated")
     if report.errors:

@@ -1,5 +1,5 @@
-"""Evaluate a model on a file: accuracy, F1 and confusion of labels, BLEU of
-translations, or the perplexity of a text."""
+"""Evaluate a model on a file: accuracy, F1 and confusion matrix of a classifier,
+BLEU of translations, or the perplexity of a text."""
 
 from __future__ import annotations
 

@@ -142,6 +142,6 @@ def _train(
 
 
 def _labels(source: Path, found: tuple[str, ...], limits: Limits) -> tuple[str, ...]:
-    """Returns the model's labels if the file uses their names or numbers, else the file's labels."""
+    """Returns the model's labels if the files use all of them, by name or number, else the labels of the files."""
     own = read_config(read_json(source / CONFIG, limits, "config"), limits=limits).labels
     return own if {each.lower() for each in found} <= label_keys(own).keys() and len(own) == len(found) else found

@@ -1,5 +1,5 @@
 """Record a model's stages as golden values, or compare a port's stages with them
-and find the first one that diverges; for one model or a suite of tiny models.
+and find the first stage that diverges; for one model or a suite of tiny models.
 
 golden record TEXT ... -o FILE      every stage of the texts, in float32 and
                                     float64, and the error allowed for a port
@@ -10,7 +10,7 @@ golden compare FILE THEIRS          THEIRS: a .safetensors or .npz file of the
                                     --torch MODEL
 golden suite DIR                    tiny models and golden files of every
                                     family, head and option, 20 MB
-golden run DIR -- COMMAND ...       run a port's program on each of them:
+golden run DIR -- COMMAND ...       run a port's program on each tiny model:
                                     COMMAND ... MODEL IDS OUTPUT, a model's
                                     folder, a file of token ids, and the
                                     .safetensors file of stages to write
@@ -76,7 +76,7 @@ ACTIONS = {
     "compare": Action(
         "FILE",
         "the golden file, then the port's arrays (.safetensors, .npz) or a folder of its weights, unless --torch",
-        "Compare a port's stages and weights with a golden file and find the first one\nthat diverges.",
+        "Compare a port's stages and weights with a golden file and find the first\nthat diverges.",
         "  npformer golden compare golden.safetensors mine.npz --names names.json",
         COMPARED,
     ),
@@ -160,7 +160,7 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         elif each.dest == "action" or action not in TAKEN_BY.get(each.dest, ACTIONS):
             each.help = argparse.SUPPRESS
     for group in parser._action_groups[2:]:
-        group.title = None  # a title names the actions that take the options below it
+        group.title = None  # titles list the actions that take the options; here, only one action is left
 
 
 def run(args: argparse.Namespace) -> int:
@@ -195,7 +195,7 @@ def _record(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     if len(args.given) != (1 if args.torch else 2):
-        raise NpformerError("golden compare: expected a golden file and either a file of arrays or --torch MODEL")
+        raise NpformerError("golden compare: expected a golden file and either the port's arrays or --torch MODEL")
     reference = golden.load(args.given[0])
     model, why_not = _model(args, reference)
     if args.torch:
@@ -257,9 +257,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
-    """Loads the golden file's model: --model, the model next to the file, or the model it names if that is local.
+    """Loads the golden file's model: --model, or a local one: next to the file, named in the file, or of --torch.
 
-    Without such a model, returns None and the reason. Raises NpformerError if --model is not the file's model.
+    Without such a model, returns None and the reason. Raises NpformerError if --model cannot be loaded or is not the
+    file's model.
     """
     beside = Path(args.given[0]).resolve().parent
     found = [str(beside)] if (beside / CONFIG).exists() else []

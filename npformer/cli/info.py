@@ -1,4 +1,4 @@
-"""Show this installation, or with MODEL whether it runs and for which tasks."""
+"""Describe this installation, or show whether MODEL runs, and for which tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CARD = 2**16  # maximum bytes read from a model card
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     add_options(parser, LOADING)
-    what = "dtype of MODEL's memory estimate and of the same-bits test (default: float32, as in every command)"
+    what = "dtype of MODEL's memory estimate and of the same-bits test (default: float32, in which commands compute)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
     what = "check the files of MODEL, or of all bundled models, against their checksums"
     parser.add_argument("--verify", action="store_true", help=what)
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(name: str, value: str, width: int) -> str:
-    """Formats a name and its value; a long value is wrapped, or put below a long name."""
-    value = value.replace("\n", "\\n")  # a label or file name may have control characters
+    """Formats a name and its value. On a terminal, wraps the value, below the name if any of the names is long."""
+    value = value.replace("\n", "\\n")  # a label or file name may contain line breaks
     line = f"{name:{width}}  {value}"
     if not sys.stdout.isatty():
         return line
@@ -70,7 +70,7 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from npformer.checkpoint.verify import verify
     from npformer.loading import bundled, find_folder
 
-    models = bundled()  # `find_folder` refuses a damaged bundled model, but here damage is a result
+    models = bundled()  # `find_folder` refuses damaged bundled models, which are reported here
     if args.name is None:
         folders = list(models.values())
     else:
@@ -96,7 +96,7 @@ def _installation(args: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{platform.machine()} {platform.system()}, {available_cores()} cores",
         "threads": thread_count(args.threads),
         "BLAS": [_blas(library) for library in blas_libraries()] or ["none found by threadpoolctl"],
-        # Only the requested type is tried: some BLAS libraries abort the process on products of the other type.
+        # Only this dtype is tried, because some BLAS libraries abort the process on products of the other dtype.
         "same bits": f"{args.dtype}: {_same_bits(np.dtype(args.dtype))}",
         "panels": _panels(),
         "bundled models": [f"{name} in {folder}" for name, folder in sorted(bundled().items())] or ["none"],
@@ -144,7 +144,7 @@ def _card(folder: Path) -> dict[str, str]:
 def _model(args: argparse.Namespace) -> dict[str, Any]:
     """Describes a model from its config.json, without reading or downloading its weights.
 
-    Raises NpformerError for an unsupported model, and names the missing part, as loading it does.
+    Raises NpformerError, which names the missing part, for an unsupported model, as loading the model does.
     """
     import numpy as np
 
@@ -162,7 +162,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     numbers = sum(prod(each.shape) for each in drawn(config).values())
     decoder = config.decoder.n_layers
     weights = next((name for name in WEIGHTS if (folder / name).exists()), "not here")
-    extra = "translate, unless it has a tokenizer.json" if family_of(config).tokenizer_pieces else "none"
+    extra = "translate, unless the model has a tokenizer.json" if family_of(config).tokenizer_pieces else "none"
     return {
         "folder": str(folder),
         **_card(folder),
@@ -171,7 +171,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "family": config.model_type,
         "head": config.head,
         "layers": f"{config.n_layers} and {decoder} in the decoder" if decoder else config.n_layers,
-        "heads": f"{config.n_heads} of {config.d_head}",
+        "heads": f"{config.n_heads} of width {config.d_head}",
         "width": f"{config.d_model}, {config.d_ffn} in the feed-forward network ({config.activation})",
         "vocabulary": f"{config.vocab_size} pieces",
         "longest text": f"{longest_text(folder, config)} tokens",

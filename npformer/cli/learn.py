@@ -2,9 +2,9 @@
 
 learn start FOLDER      write FOLDER/my_transformer.py, with the functions to
                         fill in
-learn check             run the file in this folder: what is right, what is
-                        wrong and why
-learn hint NAME         a hint for a function; up to three, each says more
+learn check             run the file in this folder, and report what is
+                        right, what is wrong and why
+learn hint NAME         a hint for a function; repeat for more, up to three
 learn solution NAME     npformer's own function
 learn look              a page of views of your model and of npformer's"""
 
@@ -39,7 +39,7 @@ examples:
   npformer learn solution layer_norm"""
 
 ACTIONS = ("start", "check", "hint", "solution", "look")
-PAUSE = 0.3  # seconds between checks of the file
+PAUSE = 0.3  # seconds between looks at whether the file has changed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="FOLDER or NAME", help=name)
     parser.add_argument("--folder", default=".", metavar="DIR", help="the folder of your file (default: this one)")
     check = parser.add_argument_group("check")
-    check.add_argument("--chapter", type=int, metavar="N", help="check the functions up to this chapter only")
+    check.add_argument("--chapter", type=int, metavar="N", help="check only the functions up to chapter N")
     check.add_argument("--watch", action="store_true", help="check again whenever the file changes, until Ctrl-C")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument(

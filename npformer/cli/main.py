@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     **{task.command.name: task.command.summary for task in TASKS.values() if task.command},
     "search": "the lines of files nearest to a query",
-    "trace": "every stage from a text to its label",
+    "trace": "the stages from a text to its label",
     "learn": "write your own Transformer, and have it checked",
     "view": "attention and stages as a web page, SVG or plain text",
     "golden": "golden values for ports; find where a port diverges",
@@ -57,11 +57,11 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default those of the process, and returns the exit code.
 
-    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with one line or none, never with a traceback.
+    A user's mistake, a closed pipe, a full disk or Ctrl-C ends it with a message or silently, never with a traceback.
     """
     warnings.showwarning = lambda message, *_, **__: complain(message)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # characters outside the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # escapes characters outside its encoding
     stdout = sys.stdout
     sys.stdout = Escaping(stdout)
     try:
@@ -127,7 +127,7 @@ class Command(NamedTuple):
 
 
 def find(name: str) -> Command:
-    """Returns one of COMMANDS by its name."""
+    """Returns the `Command` for a name in COMMANDS."""
     from npformer.cli.task_commands import TASK_COMMANDS
 
     if task := TASK_COMMANDS.get(name):

@@ -52,7 +52,7 @@ def _end() -> None:
 
 
 class Escaping:
-    """A text stream that escapes control characters: labels, tokens and names come from untrusted files."""
+    """A text stream that escapes control characters, because labels, tokens and names come from untrusted files."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -86,7 +86,7 @@ def interruptible(work: Callable[[], int]) -> int:
 
 
 def complain(message: object) -> None:
-    """Writes a message as one line to stderr; ignores a stderr that cannot be written."""
+    """Writes a message to stderr, or does nothing if stderr cannot be written."""
     to_stderr(f"npformer: {message}")
 
 
@@ -119,7 +119,7 @@ def _leave(*_: Any) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """Ends the process for an interrupt in a destructor, where Python would only print it."""
+    """Ends the process for an interrupt in a destructor, where Python would only print the exception."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     if not _interrupted:
@@ -127,13 +127,13 @@ def _unraisable(error: Any) -> None:
 
 
 def _uncaught(kind: Any, error: Any, traceback: Any) -> None:
-    """Prints an uncaught exception unless Ctrl-C was pressed: NumPy's compiled parts turn it into other errors."""
+    """Prints an uncaught exception, unless Ctrl-C caused it: NumPy's compiled parts raise other errors for Ctrl-C."""
     if not (_interrupted or issubclass(kind, KeyboardInterrupt)):
         sys.__excepthook__(kind, error, traceback)
 
 
 def _open_streams() -> None:
-    """Opens /dev/null for each closed standard stream (as by cron or `>&-`), so that no file gets its descriptor.
+    """Opens /dev/null for each standard stream that cron or `>&-` has closed, so that no file gets its descriptor.
 
     /dev/null is opened for writing as stdin and for reading as stdout, so that reading texts and writing answers still
     fail. Messages to stderr are lost.

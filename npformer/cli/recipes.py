@@ -20,7 +20,7 @@ TRAINING = "training"  # folder of checkpoints inside the result's folder
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    what = "folder for the result; until the end, its training/ has checkpoints for resuming"
+    what = "folder for the result; until the end, its subfolder training/ holds checkpoints for resuming"
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=what)
     parser.add_argument(
         "--keep-state", action="store_true", help="keep the folder training/, about four times the model's size"
@@ -40,7 +40,7 @@ def output(args: argparse.Namespace) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smoothing: float = 0.0) -> None:
-    """Adds an option for every field of a recipe, with `default`'s values as defaults."""
+    """Adds an option for each field of a recipe, with the values of `default` as defaults except for dropout."""
 
     def add(name: str, kind: Callable[[str], object], meta: str, value: object, what: str) -> None:
         parser.add_argument(name, type=kind, metavar=meta, default=value, help=f"{what} (%(default)s)")
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: Recipe, label_smooth
     parser.add_argument(
         "--dense-embeddings", action="store_true", help="update every row of the embedding tables at every step"
     )
-    add("--seed", int, "N", default.seed, "seed for the order, dropout and new weights")
+    add("--seed", int, "N", default.seed, "seed for the order of texts, dropout and new weights")
     add("--save-every", whole, "N", 500, "steps between saves")
 
 
@@ -107,7 +107,7 @@ def finish(args: argparse.Namespace, training: Trainer) -> str:
 
 
 def text_columns(args: argparse.Namespace) -> list[str]:
-    """Returns the columns that --text-columns names: one, two, or an empty list without the option."""
+    """Returns the one or two columns that --text-columns names, or an empty list without the option."""
     names = args.text_columns.split(",") if args.text_columns else []
     if len(names) > 2 or not all(names):
         raise NpformerError(

@@ -34,7 +34,7 @@ Answered = tuple[Line, Any]  # a line and its answer or None
 def answer_all(name: str, command: Command, args: Namespace) -> int:
     """Writes the answers as text, as JSON lines (--json) or as an array (--output), and returns the exit code.
 
-    With --input it answers the rows of a dataset instead.
+    With --input, answers the rows of a dataset instead.
     """
     dataset.check(args, command)
     if args.input is not None:
@@ -85,7 +85,7 @@ def _write(task: Task, args: Namespace) -> int:
 
 
 def write_json(value: dict[str, Any]) -> None:
-    """Prints a line of JSON, in ASCII if the encoding of stdout lacks some of its characters."""
+    """Prints a line of JSON, in ASCII unless the encoding of stdout is UTF-8."""
     ascii_only = sys.stdout.encoding.lower() not in ("utf-8", "utf8")
     print(json.dumps(value, ensure_ascii=ascii_only, default=np.ndarray.tolist))
 

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
-    """Returns the vectors (N, D) of a file's lines, NaN for blank ones. Reads stored vectors, or stores new ones."""
+    """Returns the vectors (N, D) of a file's lines, NaN for blank and unreadable lines. Reads or stores the vectors."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
     place = Path(file + SUFFIX)
@@ -94,14 +94,14 @@ def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
             return kept
     unread = sum(bool(line.error) for line in read)
     vectors = _computed(task, read)
-    if keeps and unread == sum(bool(line.error) for line in read):  # unreadable lines are reported each time
+    if keeps and unread == sum(bool(line.error) for line in read):  # lines without an answer are reported each time
         with suppress(NpformerError, OSError):  # without write access the next search computes them again
             save_arrays(place_in_folder(place), {"vectors": vectors}, described)
     return vectors
 
 
 def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray, limits: Limits) -> np.ndarray | None:
-    """Returns a file's stored vectors (N, D), or None if they belong to other texts or are damaged. Reports damage."""
+    """Returns a file's stored vectors (N, D), or None if they are outdated or damaged. Reports damage."""
     try:
         arrays, metadata = load_arrays(place, limits)
         if not described.items() <= metadata.items():
@@ -110,7 +110,7 @@ def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray,
         if CHECKSUM not in metadata or kept.dtype != np.float32 or kept.shape != (len(blank), width):
             raise NpformerError(f"{place}: damaged: expected float32 vectors {len(blank), width} with a checksum")
         if (np.isfinite(kept).all(axis=1) == blank).any():
-            raise NpformerError(f"{place}: damaged: expected NaN for blank lines, and finite numbers for others")
+            raise NpformerError(f"{place}: damaged: expected NaN for blank lines, and finite numbers for the rest")
     except NpformerError as error:
         complain(f"{error}. The vectors are computed again")
         return None

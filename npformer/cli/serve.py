@@ -31,7 +31,7 @@ LIMITS = {
     "--max-texts": ("texts", "maximum texts in a request"),
     "--max-tokens": ("tokens", "maximum tokens in a request"),
     "--timeout": ("seconds", "maximum seconds from a request to its answer"),
-    "--max-queue": ("queue", "maximum waiting texts; more get status 429"),
+    "--max-queue": ("queue", "maximum waiting texts; further requests get status 429"),
     "--max-batch-tokens": ("batch_tokens", "maximum tokens in a batch"),
     "--max-wait": ("wait_ms", "milliseconds a text waits for others to share its batch"),
     "--grace": ("grace", "seconds to answer accepted requests when stopped"),
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8080, help="the port; 0: any free port (%(default)s)")
     parser.add_argument("--workers", type=whole, default=1, metavar="N", help="processes (%(default)s)")
     parser.add_argument(
-        "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among them)"
+        "-j", "--threads", type=whole, metavar="N", help="cores per process (default: all, divided among the processes)"
     )
     add_options(parser, [REVISION, OFFLINE, KEEP])
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the API key that requests need")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """Returns the key from a file, else from the environment, else None."""
+    """Returns the key from the file if one is given, else from the environment, or None."""
     if path is None:
         return os.environ.get(KEY)
     try:

@@ -54,7 +54,7 @@ def lines(args: Namespace) -> Iterator[Line]:
 
 
 def count(args: Namespace) -> int | None:
-    """Counts the texts, if that is possible without reading standard input."""
+    """Counts the texts. Returns None unless they are arguments or the lines of regular files."""
     if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):
         return None
     return len(args.texts) + sum(_count_lines(name) for name in args.file)
@@ -92,7 +92,7 @@ def plain(text: str, width: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Makes a text of several lines safe to print: replaces other control characters."""
+    """Makes a text of several lines safe to print: replaces control characters except line breaks and tabs."""
     return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
 
 

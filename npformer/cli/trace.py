@@ -1,4 +1,4 @@
-"""Show every stage of a forward pass on one text: token ids, embeddings, a layer,
+"""Show the stages of a forward pass on one text: token ids, embeddings, a layer,
 the head, the label."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     model = load(args.model, **loading(args))
     recorded = trace(model, paired(args.text, args.pair))
-    names = shown_stages(recorded, args.layer, args.stage)  # an unknown stage is an error before any output
+    names = shown_stages(recorded, args.layer, args.stage)  # raises for an unknown stage before any output
     if args.output is not None:
         if Path(args.output).suffix != ".safetensors":
             raise NpformerError(f"{args.output}: expected a file name that ends in .safetensors")
@@ -61,5 +61,5 @@ def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:
 
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that differ in JSON: the shape as numbers, the function's full name, some values."""
+    """Returns fields that are different in JSON: the shape as numbers, the function's full name, some values."""
     return {"shape": list(array.shape), "function": f"npformer.{row['function']}", "corners": corners(array)}

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         choices=METHODS,
-        help=f"attribution measure, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (all but logit)",
+        help=f"attribution measure, repeatable: {', '.join(METHODS[:-1])} or {METHODS[-1]} (default: all but logit)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one HTML file that needs no network")
     parser.add_argument("--svg", action="store_true", help="write (or print) an SVG picture instead")
@@ -82,7 +82,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in ("layer", "head") if getattr(args, name) is not None}
     for name in given:
         if name not in taken:
-            raise NpformerError(f"--{name}: not an option of --kind {args.kind}, which shows every {name}")
+            raise NpformerError(f"--{name}: expected --kind page, heads or neurons, got {args.kind}")
     if args.kind == "heads" and "head" in given:
         given["heads"] = [given.pop("head")]
     return given | methods

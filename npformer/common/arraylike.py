@@ -39,8 +39,9 @@ _PACKED = (("x", "lengths"), ("source", "source_lengths"))  # packed rows and th
 def takes_array_likes(function: Any) -> Any:
     """Wraps a function to convert its array arguments with np.asarray, and integers and booleans to float64.
 
-    Annotations determine which arguments are arrays. In nested dicts and lists of weights, every array is converted.
-    Counts and activations are checked. A class, or a function without such arguments, is returned unchanged.
+    Annotations determine which arguments are arrays. `_KEPT` and `_REARRANGE` list the exceptions to float64. In nested
+    dicts and lists of weights, every array is converted. Counts and activations are checked. A class, or a function
+    without such arguments, is returned unchanged.
     """
     parameters = inspect.signature(function).parameters if isinstance(function, FunctionType) else {}
     found = {name: _converter(function.__name__, name, str(each.annotation)) for name, each in parameters.items()}

@@ -1,4 +1,4 @@
-"""Checks of user input. A check returns the value, or raises NpformerError with its name and the expected values."""
+"""Checks of user input. A check returns the value, or raises NpformerError, which names it and the expected values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from npformer.common.errors import NpformerError
 
-#: The largest number in float32. Python's integers are unbounded, and JSON can contain any.
+#: The largest number in float32. Python's integers are unbounded, and JSON can contain integers of any size.
 LARGEST = 3.4028234663852886e38
 
 
@@ -22,7 +22,7 @@ def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
 
 
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Checks that `value` is a number from low to high within float32."""
+    """Checks that `value` is a number from low to high, within the range of float32."""
     if type(value) not in (int, float) or not (low <= value <= high and abs(value) <= LARGEST):
         bounds = "" if low == -math.inf else f" of at least {low}" if high == math.inf else f" from {low} to {high}"
         raise NpformerError(f"{name}: expected a number{bounds}, got {shown(value)}")
@@ -30,7 +30,7 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
 
 
 def positive(name: str, value: Any) -> float:
-    """Checks that `value` is a number above 0 within float32."""
+    """Checks that `value` is a number above 0, within the range of float32."""
     if type(value) not in (int, float) or not 0 < value <= LARGEST:
         raise NpformerError(f"{name}: expected a number above 0, got {shown(value)}")
     return value
@@ -77,7 +77,7 @@ def _meant(name: object, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Formats a value for an error message. Long values are shortened, and other objects are shown by their type."""
+    """Formats a value for an error message. Shortens long texts; shows only the type of objects such as lists."""
     if isinstance(value, str | bool | float | None) or (isinstance(value, int) and abs(value) < 2**64):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."

@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 
-_LINES, _WIDTH = 100, 1000  # maximum size of a message; only names from files can exceed it
+_LINES, _WIDTH = 100, 1000  # maximum lines of a message and characters of a line; only names from files exceed them
 
 
 #: Characters that move a terminal's cursor, change its state or reorder nearby text, except tab and line feed.
@@ -74,7 +74,7 @@ class NpformerWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warns at the first line on the stack outside npformer. Skips decorators of the standard library."""
+    """Issues a warning that points at the caller of npformer. Skips decorators of the standard library."""
     inside = ("npformer.", "functools", "contextlib")
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inside):

@@ -50,7 +50,7 @@ def as_given(path: str | Path) -> Path:
 def _check_link(path: Path) -> None:
     """Checks that a link points into its own folder, or within the cache shared by all Hugging Face tools.
 
-    In that cache, the files of a snapshot are links to `blobs` of the model or of all models.
+    In that cache, the files of a snapshot are links into the folder `blobs` of the model or of all models.
     """
     home, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     homes = [home]
@@ -96,9 +96,9 @@ def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
 def csv_rows(
     lines: Iterable[tuple[int, str]], where: str | Path, longest: int = LINE, **options: Any
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of a CSV file, beginning with the column names, and the number of the last line of each row.
+    """Yields the rows of a CSV file, beginning with the column names, each after the number of its last line.
 
-    A blank line is a row if there is only one column, and is skipped otherwise. longest: maximum size of a cell.
+    A blank line is a row if there is only one column, and is skipped otherwise. longest: maximum characters of a cell.
     """
     import csv  # slow to import
 
@@ -160,9 +160,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields the path of a temporary file, which is moved to `path` if the block succeeds. A failure changes nothing.
 
     A regular file is written in a temporary folder next to it and then renamed. It keeps the mode and owner of a file
-    that it replaces, and links to that file stay valid. For a pipe or a device (a FIFO, /dev/stdout), the whole content
-    is written at the end. Raises NpformerError, which names `path`, if it is a folder, a socket or a disk, or cannot be
-    written.
+    that it replaces, and symbolic links to that file stay valid. For a pipe or a device (a FIFO, /dev/stdout), the
+    whole content is written at the end. Raises NpformerError, which names `path`, if it is a folder, a socket or a
+    disk, or cannot be written.
     """
     path = Path(path)
     if not path.name:
@@ -192,7 +192,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
     except FileNotFoundError:
         old = None
     if old and not os.access(target.parent, os.W_OK):
-        reason = "is not writable, but the new file must be written in it before it replaces the old one"
+        reason = "is not writable, but the new file must be written there before it replaces the old one"
         raise PermissionError(f"its folder {target.parent} {reason}")
     # In a folder, because some writers depend on the suffix of the file, and some write additional files.
     with partial_folder(target) as folder:
@@ -201,7 +201,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
         _flush_to_disk(partial)
         if old:
             if hasattr(os, "chown"):
-                with contextlib.suppress(OSError):  # only root may set another owner
+                with contextlib.suppress(OSError):  # only root may change the owner
                     os.chown(partial, old.st_uid, old.st_gid)
             partial.chmod(stat.S_IMODE(old.st_mode))
         os.replace(partial, target)
@@ -222,7 +222,7 @@ def _written_to_stream(path: Path) -> Iterator[Path]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a pipe or a device, which is written directly and not replaced.
+    """Whether a path is a pipe, a device or an open descriptor, which is written directly and not replaced.
 
     Raises NpformerError if it exists and is neither such a stream nor a regular file.
     """

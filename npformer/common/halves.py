@@ -1,10 +1,10 @@
-"""Rounding to 16 bits and to other narrow floating-point numbers, for ports that round where the model does not."""
+"""Rounding to 16-bit and other narrow floating-point formats, for ports that round where the model does not."""
 
 from __future__ import annotations
 
 import numpy as np
 
-HALVES = ("bfloat16", "float16")  # tried in this order: most numbers of bfloat16 are exact in float16 too
+HALVES = ("bfloat16", "float16")  # tried in this order, because most bfloat16 numbers are also exact in float16
 
 
 def half(kind: str, array: np.ndarray) -> np.ndarray:
@@ -16,7 +16,7 @@ def half(kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def cut_bits(array: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds float32 to numbers with `bits` fewer bits, to nearest with ties to even."""
+    """Rounds to float32 without its last `bits` bits, to nearest with ties to even, and converts back."""
     number = array.astype(np.float32).view(np.uint32)
     kept = (number + (((1 << bits - 1) - 1) + (number >> bits & 1))) & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return kept.view(np.float32).astype(array.dtype)

@@ -17,9 +17,9 @@ from npformer.common.errors import NpformerError
 class Limits:
     """Limits on files and texts. A file or text that exceeds a limit is refused with an error that names the limit.
 
-    The defaults are far above the needs of any real checkpoint. Within them, a malicious checkpoint takes at most a few
-    seconds and a few hundred megabytes. Weights have no limit, because their sizes in config.json are checked against
-    the bytes in the files.
+    The defaults are well above the needs of any known checkpoint. Within them, a malicious checkpoint takes at most a
+    few seconds and a few hundred megabytes. Weights have no limit, because their sizes in config.json are checked
+    against the bytes in the files.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Limits:
     positions : int, numbers in a table of sinusoidal positions, which is computed and not in the files
         The default allows 32,768 positions of width 1,024. Marian's models have 512 positions of width 512.
     cache : int, bytes of the keys and values that are cached while one text is generated
-        GPT-2 XL takes 0.6 GB for the 1,024 tokens of a beam.
+        GPT-2 XL takes 0.6 GB for a beam of 1,024 tokens.
     unpacked : int, bytes of the unpacked arrays of an npz file
         The default allows every stage of 18 texts of 128 tokens in BERT-base, in float32.
     tokenizer : int, bytes of a tokenizer.json without its vocabulary
@@ -54,7 +54,7 @@ class Limits:
         The result for a long text is also measured, and refused above 8 times `characters`.
     characters : int, characters of a text
         A million characters take up to 3 s and 600 MB to tokenize at once. The tokenizers of BERT and GPT-2 can split
-        longer texts into blocks: truncating one needs memory for one block, and reading it in windows needs 100 MB.
+        longer texts into blocks: truncating such a text needs memory for one block, reading it in windows 100 MB.
 
     Examples
     --------

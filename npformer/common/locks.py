@@ -26,7 +26,7 @@ LOCK = ".in-use"
 def in_use(folder: Path) -> Iterator[None]:
     """Creates the folder if it does not exist, and locks it while the block runs.
 
-    Raises NpformerError if another run holds the lock, which the message names, or if the folder cannot be created.
+    Raises NpformerError if another run, which the message names, holds the lock, or if the folder cannot be created.
     """
     path = folder / LOCK
     try:
@@ -53,7 +53,7 @@ def in_use(folder: Path) -> Iterator[None]:
 def partial_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder next to `target`, in which to write it. First removes the folders of dead runs.
 
-    Only its owner can read it, because it may be in the temporary folder of the system.
+    Only its owner can read the temporary folder, because it may be in the temporary folder of the system.
 
     A lock file next to the folder is created before it and removed after it. If the process is killed, the system
     releases the lock.
@@ -102,7 +102,7 @@ def _clear(lock: Path) -> None:
 
 
 def _short(name: str) -> str:
-    """The beginning of the name of a file, so that a suffix fits in the 255 bytes of a file system."""
+    """The beginning of a file's name, so that with a suffix it fits in the 255 bytes that file systems allow."""
     return name[:50]
 
 

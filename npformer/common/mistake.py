@@ -1,6 +1,6 @@
 """`Mistake`: a mistake that ports make in a part of a model. The file of the part declares it.
 
-`golden.diagnose` makes each mistake in the model and compares the numbers with those of the port.
+`golden.diagnose` makes each mistake in the model and compares the resulting values with those of the port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mistake(NamedTuple):
     ----------
     name, explanation : str
     changes : description of each way -> its `Rules`, or a function of a `Port` that yields `Ways`
-    reorders : bool, the mistake changes the order of texts or blocks, so that a stage's name refers to another array
+    reorders : bool, the mistake reorders texts or blocks, so that a stage's name refers to a different array
     of_weights : bool, the mistake mixes several weights, and also shows in the weights of a torch model
     """
 

@@ -63,7 +63,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def note(text: str) -> None:
-    """Prints a note to stderr, such as the files that a command has written, if it is a terminal."""
+    """Prints a note, for example which files a command has written, to stderr if that is a terminal."""
     if sys.stderr.isatty():
         with hidden():
             print(text, file=sys.stderr)
@@ -119,7 +119,7 @@ def hidden() -> Iterator[None]:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], object] | None]:
-    """Yields a function that shows a text in the last line of a terminal, or None if stderr is not a terminal.
+    """Yields a function that shows a text on the last line of a terminal, or None if stderr is not a terminal.
 
     The line is cleared at the end.
     """

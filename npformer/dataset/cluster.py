@@ -64,7 +64,7 @@ def answers(
     """Yields place, input, results and the worker's probe of each requested part, as workers finish them.
 
     A failed part is retried twice. Raises NpformerError if a worker has a different model or version of npformer, if a
-    part has killed several workers, and if the cluster has no workers for ABSENCE seconds.
+    part has killed several workers, or if the cluster has no workers for ABSENCE seconds.
     """
     from distributed.scheduler import KilledWorker
 
@@ -139,7 +139,7 @@ def _no_workers(client: Any, seconds: float, then: str = "") -> NpformerError:
 
 
 def check_workers(client: Any, work: RemoteTask) -> None:
-    """Creates the task on every worker. Raises NpformerError for the first failure. Warns of other BLAS kernels."""
+    """Creates the task on every worker. Raises NpformerError for the first failure. Warns of different last bits."""
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
     except TimeoutError:
@@ -159,6 +159,6 @@ def check_workers(client: Any, work: RemoteTask) -> None:
             other.setdefault(said["kernels"], []).append(worker)
     for kernels, workers in other.items():
         warn(
-            f"the BLAS of {', '.join(workers)} adds in another order ({kernels}; here {here['kernels']}): the last "
+            f"the BLAS of {', '.join(workers)} adds in a different order ({kernels}; here {here['kernels']}): the last "
             "bits of their answers may differ; the manifest lists their parts"
         )

@@ -1,7 +1,7 @@
 """The answers of tasks as typed columns, defined by `Task.columns`.
 
-Numbers have the model's dtype, so that answers are exact. Every table of answers has two more columns: "truncated"
-shows whether the text was truncated, and "error" gives the reason if a row has no answer.
+Scores and vectors have the model's dtype, so that answers are exact. Every table of answers has two more columns:
+"truncated" shows whether the text was truncated, and "error" gives the reason if a row has no answer.
 """
 
 from __future__ import annotations

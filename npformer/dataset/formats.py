@@ -22,13 +22,13 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # for text formats; the others compress internally
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # for text formats; the other formats compress internally
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 KNOWN = "csv, tsv and jsonl (also .gz and .zst), parquet, arrow and feather"
 
 
 class Format(NamedTuple):
-    """A format, and the compression of the whole file ("" without one)."""
+    """A format, and the compression of the whole file ("" if uncompressed)."""
 
     kind: str
     compression: str = ""
@@ -82,7 +82,7 @@ def _in_nanoseconds(kind: Any) -> bool:
 
 
 def _time(value: Any) -> Any:
-    """Converts a time that Python cannot represent (nanoseconds, or beyond year 9,999) to text.
+    """Returns a Python object, or text for a time that Python cannot represent (nanoseconds, or after the year 9999).
 
     Nanoseconds are first cast to microseconds, because pyarrow converts them to pandas objects if pandas is installed.
     """

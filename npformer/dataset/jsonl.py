@@ -2,7 +2,7 @@
 
 `Seen` collects the values of a column or of a field of its objects. It refuses a value if no type could represent both
 it and the earlier values; the error names its line and column. Numbers with a point or an exponent are float64, as in
-JSON parsers.
+most JSON parsers.
 """
 
 from __future__ import annotations

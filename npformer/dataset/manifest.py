@@ -1,8 +1,8 @@
 """The manifest of a run: the settings that determine its output, and the finished parts, one JSON object per line.
 
-Lines are only appended, so that a run with many parts does not rewrite the manifest for each. An incomplete line from
-an interrupted run is dropped. At the end, the manifest is rewritten in the order of the parts, so that equal outputs
-have manifests with equal bytes.
+Lines are only appended, so that a run does not rewrite the manifest for each of its parts. An incomplete line from an
+interrupted run is dropped. At the end, the manifest is rewritten in the order of the parts, so that equal outputs have
+manifests with equal bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Manifest:
     def _go_on(self) -> None:
         with explained(self.path):
             data = self.path.read_bytes()
-        lines = data.split(b"\n")[:-1]  # what follows the last line end is incomplete
+        lines = data.split(b"\n")[:-1]  # text after the last line end is incomplete
         try:
             header, *others = [json.loads(line) for line in lines]
             _check(header, HEADER)
@@ -123,13 +123,13 @@ def _encoded(line: dict[str, Any]) -> bytes:
 
 
 def _fixed(header: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a header that must not change. Unreadable files are exempt, so that they can be repaired."""
+    """Returns the part of a header that must not change, with the input files by name."""
     files = {each["name"]: each for each in header["input"]}
     return {name: value for name, value in header.items() if name not in LOOSE} | {"input": files}
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """Describes where two nested values differ."""
+    """Describes where two nested values differ. Exempts files that could not be read, so that they can be repaired."""
     if isinstance(old, dict) and isinstance(new, dict):
         if where.startswith("input ") and ("error" in old or "error" in new):
             if "error" not in old:

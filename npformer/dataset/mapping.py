@@ -1,4 +1,4 @@
-"""`map`: runs a task on every row of a dataset, exactly once, even if the run is interrupted."""
+"""`map`: runs a task on a dataset, and writes the answer to each row exactly once, even if the run is interrupted."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def map(
 ) -> Report:
     """Answers every row of a dataset, and writes the dataset's columns and those of the answers.
 
-    An interrupted run resumes when it is called again, and its output has the same bytes as an uninterrupted run's.
-    Rows are streamed: memory does not grow with their number.
+    The same call resumes an interrupted run, and the output has the same bytes as that of an uninterrupted run. Rows
+    are streamed, so memory does not grow with their number.
 
     Parameters
     ----------
@@ -83,8 +83,8 @@ def map(
     Raises
     ------
     NpformerError
-        The input is unreadable, lacks the column, or has a column with an answer column's name; the output belongs to
-        another run or is being written; the input, the settings or the model have changed since the run began.
+        The input is unreadable, lacks the column, or has a column with the name of an answer column; the output belongs
+        to another run or is being written; the input, the settings or the model have changed since the run began.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """Returns the numbers of a file's parts. If no file has rows, one empty part provides the columns."""
+        """Returns the numbers of a file's parts. If no file has rows, each has one empty part, for its columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:
@@ -226,7 +226,7 @@ class _Run:
     # --- the output file ---------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> bool:
-        """Returns whether the output file is complete. Raises NpformerError if it belongs to another run."""
+        """Returns whether the output file is complete. Raises NpformerError if this run did not write it."""
         if self.sink.form is None or not self.sink.path.exists():
             return False
         sha256 = checksum(self.sink.path)
@@ -251,6 +251,6 @@ class _Run:
         first, here = self.manifest.header["machine"], machine()
         if goes_on and first["bits"] != here["bits"]:
             warn(
-                f"this run began on a BLAS that adds in another order ({first['kernels']}; here {here['kernels']}): "
-                "the last bits of answers may differ between its parts"
+                f"this run began on a BLAS that adds in a different order ({first['kernels']}; here {here['kernels']})"
+                ": the last bits of answers may differ between its parts"
             )

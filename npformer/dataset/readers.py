@@ -1,4 +1,4 @@
-"""Reads one file of a dataset as record batches of a few megabytes, unless the file itself has larger batches.
+"""Reads one file of a dataset as record batches of at most about 16 MB, unless a row or an Arrow batch is larger.
 
 Columns of csv and tsv are texts, so that values stay unchanged (007, 1.50, NA). Columns of jsonl have types that fit
 all their values (`jsonl.py`). Columns of texts keep their dictionary encoding; other columns lose it.
@@ -28,7 +28,7 @@ BLOCK = 2**20  # characters of text per batch
 LONGEST = 2**26  # maximum characters of a line, and of a cell of csv
 ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # maximum bytes of a batch from Parquet, unless it is a single row
-TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet with bytes that are kept unchanged
+TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet whose bytes are kept unchanged
 
 
 def form_of(path: Path) -> Format:
@@ -81,7 +81,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
-        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # independent of the batches
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk, whatever the batches
         columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -95,7 +95,7 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def carried(schema: Any) -> Any:
-    """Returns the schema with supported types, without metadata, which may describe other columns."""
+    """Returns the schema with supported types, and without metadata, which may not fit the columns of the output."""
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
         raise ValueError(f"duplicate column {min(twice)!r}")
@@ -114,7 +114,7 @@ def _carried(kind: Any) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """Returns the type without dictionaries and views, which some formats lack."""
+    """Returns the type without dictionaries and views, which some formats do not support."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind)) or _inside(kind, _plain)
@@ -147,7 +147,7 @@ def _parquet(file: Any) -> Iterator[Any]:
 
 
 def _row_bytes(coded: Any, index: int, texts: list[str]) -> int:
-    """Estimates the maximum bytes of a row in a group, in which a dictionary stores repeated texts only once."""
+    """Estimates the maximum bytes of a row in a row group, whose dictionaries store each repeated text only once."""
     group = coded.metadata.row_group(index)
     total = group.total_byte_size // max(group.num_rows, 1)
     for chunk in map(group.column, range(group.num_columns)):
@@ -171,7 +171,7 @@ def _longest(array: Any) -> int:
 def _arrow(file: Any) -> Iterator[Any]:
     """Reads both formats: files, which begin with ARROW1, and streams, which the `datasets` library writes.
 
-    The file is memory-mapped: a batch takes no memory until its rows are used.
+    The file is memory-mapped, so a batch takes no memory until its rows are used.
     """
     mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if mapped[:6].to_pybytes() != b"ARROW1":

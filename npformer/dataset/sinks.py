@@ -1,7 +1,7 @@
 """Writes a dataset to a file or a folder of parts, with its manifest and its lock.
 
 A folder holds the parts as Parquet files. A single file is assembled from its parts at the end; until then, the parts
-are in a folder next to it. Equal tables give equal bytes: no format includes a time or a path.
+are in a folder next to it. Equal tables give equal bytes, because no format includes a time or a path.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Parts:
 
 
 def _values(tables: Iterable[Any], field: Any) -> Any:
-    """Returns the union of a column's dictionaries: a file in Arrow's format has one dictionary per column."""
+    """Returns the union of a column's dictionaries, because a file in Arrow's format has one dictionary per column."""
     values = pa.array([], field.type.value_type)
     for table in tables:
         for chunk in table[field.name].chunks:
@@ -190,7 +190,7 @@ def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:
 
 
 def _batches(tables: Iterable[Any]) -> Iterator[Any]:
-    """Splits tables into batches of ROWS rows, because Python objects take several times as much memory."""
+    """Splits tables into batches of at most ROWS rows, because Python objects take several times as much memory."""
     for table in tables:
         yield from table.to_batches(max_chunksize=ROWS)
 
@@ -198,7 +198,7 @@ def _batches(tables: Iterable[Any]) -> Iterator[Any]:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_text)
-    except ValueError:  # NaN and infinity, which JSON lacks
+    except ValueError:  # NaN and infinity, which are not valid in JSON
         return json.dumps(_finite(value), ensure_ascii=False, default=_as_text)
 
 

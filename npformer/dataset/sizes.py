@@ -1,7 +1,7 @@
-"""The sizes of rows, and the division of a file into parts by number of rows or bytes, whichever is reached first.
+"""The sizes of rows, and the division of a file into parts by limits on their rows and on their bytes.
 
-One part is in memory at a time. A row's size counts its values without dictionary encoding, so that parts depend only
-on the rows, not on how a file stores them.
+Without Dask, one part is in memory at a time. A row's size counts its values without dictionary encoding, so that parts
+depend only on the rows, not on how a file stores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 PART_BYTES = 2**24  # maximum size of a part with more than one row
 DEPTH = 48  # maximum nesting of lists and objects in a column: Parquet reads 49 levels of lists, Arrow 63
-MISSING = 8  # bytes counted for each list item, and for each column that a row may lack
+MISSING = 8  # bytes counted for each list item and each column, in addition to the values
 
 BYTES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 

@@ -66,7 +66,7 @@ class Dataset:
 
 
 def survey(given: str | Path, part_rows: int, limit: int | None = None) -> Dataset:
-    """Reads the files once and describes them. With a `limit`, reads only the files with the first rows.
+    """Reads the files once and describes them. With a `limit`, reads only the files with the first `limit` rows.
 
     Raises NpformerError if no file can be read, or if the columns of two files differ.
     """
@@ -116,7 +116,7 @@ def parts(file: File, schema: Any, wanted: Callable[[int], bool]) -> Iterator[tu
 
 
 def _check_size(file: File) -> None:
-    """Raises NpformerError if a file's size changed: reading beyond the end of a mapped file would kill the process."""
+    """Raises NpformerError if a file's size changed, because reading past the end of a mapped file is fatal."""
     with suppress(FileNotFoundError):  # a deleted file stays readable while it is open
         size = file.path.stat().st_size
         if size != file.bytes:
@@ -204,7 +204,7 @@ def _common(files: list[File]) -> Any:
             if field.type != plain_types[field.name]:
                 where, expected = f"{file.path}: column {shown(field.name)}", plain_types[field.name]
                 raise NpformerError(f"{where} is {field.type}, but {expected} in {first.path.name}")
-            if file.schema.field(field.name).type != fields[field.name].type:  # only one file is dictionary-encoded
+            if file.schema.field(field.name).type != fields[field.name].type:  # dictionary-encoded in only one file
                 fields[field.name] = field
     return pa.schema([fields[name] for name in dict.fromkeys([*files[0].schema.names, *fields])])
 

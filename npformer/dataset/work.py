@@ -1,4 +1,4 @@
-"""The work of this process or of a Dask worker: it answers the rows of one part and describes its machine.
+"""The work of this process or of a Dask worker: answering the rows of one part and describing the machine.
 
 `RemoteTask` describes a task so that a process on another machine can recreate it. `identity` returns everything that
 the answers of a task depend on, including a checksum of its weights.
@@ -88,7 +88,7 @@ class RemoteTask:
 
     @classmethod
     def of(cls, task: Task) -> RemoteTask:
-        """Raises NpformerError for a model created in memory, because other processes cannot load it."""
+        """Describes a task. Raises NpformerError for a model created in memory, which other processes cannot load."""
         folder = task.model.folder
         if folder is None:
             raise NpformerError("client: this model was created in memory; workers need a folder or hub id to load it")
@@ -96,7 +96,7 @@ class RemoteTask:
         return cls(task.name, model, revision, task.model.dtype.name, task.options, _digests(task))
 
     def make(self) -> Task:
-        """Creates the task on one thread. Raises NpformerError if its model differs on this machine."""
+        """Creates the task, with one thread. Raises NpformerError if its model is different on this machine."""
         made = pipeline(self.task, self.model, threads=1, revision=self.revision, dtype=self.dtype)
         made.options = self.options
         found = _digests(made)
@@ -115,7 +115,7 @@ def _digest(described: Any) -> str:
 
 
 def _name(folder: Path) -> tuple[str, str | None]:
-    """Returns the name by which other machines load a model: bundled, a hub id with commit, or a folder's path."""
+    """Returns how another machine loads a model: a bundled name, a hub id and commit, or the path of a folder."""
     name = next((name for name, path in bundled().items() if path.resolve() == folder.resolve()), None)
     if name is not None:
         return name, None
@@ -140,7 +140,7 @@ def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] =
 
 
 def _seeded(options: Any, place: Place) -> Any:
-    """Gives each part its own seed if the task samples: a sample depends on the seed and on its index in the part."""
+    """Gives each part its own seed if the task samples, because samples depend on the seed and the index in a part."""
     settings = getattr(options, "settings", {})
     if not settings.get("do_sample"):
         return options
@@ -179,7 +179,7 @@ def _made(work: RemoteTask) -> Task:
 
 
 def machine() -> dict[str, str]:
-    """Returns everything other than the task that affects the last bits of the answers."""
+    """Returns everything, apart from the task, that affects the last bits of the answers."""
     kernels = [
         f"{each.get('internal_api')} {each.get('version')} {each.get('architecture')}" for each in blas_libraries()
     ]

@@ -1,6 +1,6 @@
-"""Families of checkpoints, one per file: their fields of config.json, names of weights, special tokens and dropout.
+"""Families of checkpoints: their fields in config.json, names of weights, special tokens and dropout.
 
-To add a family, add a file here and an entry in `FAMILIES`. Families similar to BERT are `EncoderTable`s.
+To add a family, add a file here and an entry in `FAMILIES`. Most families are `EncoderTable`s.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class _Families(UserDict[str, Any]):
-    """Imports a family's file when it is first used, so that a model loads without the code of other families."""
+    """Imports a family's file when the family is first used, so that a model loads without the code of the others."""
 
     def __getitem__(self, model_type: str) -> Family:
         found = self.data[model_type]

@@ -41,7 +41,7 @@ SPECIAL_TOKENS = {
 
 
 class Part(NamedTuple):
-    """One linear layer's part of a tensor that stores several layers.
+    """One linear layer's part of a tensor that stores several linear layers.
 
     The tensor is divided into blocks along its outputs. Each block has some outputs of every layer, in order.
     """
@@ -80,7 +80,7 @@ class Part(NamedTuple):
 class Source(NamedTuple):
     """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
-    names: tuple[str, ...]  # possible names of the tensor; the first one in the file is used
+    names: tuple[str, ...]  # possible names of the tensor; the first that is in the file is used
     part: Part | None = None  # the part of the tensor, if it stores several linear layers
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
@@ -175,7 +175,7 @@ class Family:
         return dict.fromkeys(self.architectures.values())
 
     def read_config(self, data: Mapping[str, Any], head: str | None) -> Config:
-        """Creates a `Config` from the content of a config.json. head: the head to read instead of `architectures`."""
+        """Creates a `Config` from the content of a config.json. head: the head to read; None means `head_of(data)`."""
         raise NotImplementedError
 
     def write_config(self, config: Config) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Family:
         return first(self.architectures, config.head)
 
     def layer_count(self, data: Mapping[str, Any]) -> int:
-        """The number of layers in a config.json, or 0 if it is missing, for a check before memory is allocated."""
+        """The number of layers in a config.json, or 0 if it is unknown, for a check before memory is allocated."""
         return 0
 
     def head_of(self, data: Mapping[str, Any]) -> str:
@@ -272,13 +272,13 @@ class Family:
         )
 
     def optional(self, config: Config) -> frozenset[str]:
-        """The groups and arrays that may be missing. A group can only be missing as a whole."""
+        """The groups and arrays that may be missing in a file. A group can only be missing as a whole."""
         return frozenset()
 
     # --- training ----------------------------------------------------------------------------------------------------
 
     def dropout(self, config: Config, rate: float, attention: float, head: float | None) -> dict[str, float]:
-        """Stage or pattern -> its dropout rate in the original training of the family."""
+        """Stage or pattern with dropout in the original training of the family -> one of the given rates."""
         raise NotImplementedError
 
 

@@ -1,6 +1,6 @@
 """DeBERTa-v2 and -v3 (He et al., 2021 and 2023): BERT's layers with disentangled attention.
 
-Distances between words have their own table, which every layer projects to keys, to queries, or to both. The published
+Distances between tokens have their own table, which every layer projects to keys, to queries, or to both. The published
 models have no position table and no token type table.
 """
 
@@ -43,7 +43,9 @@ class Deberta(EncoderTable):
         farthest = _whole(data, "max_relative_positions", config.max_length)
         buckets = _whole(data, "position_buckets", 0)
         if buckets > 0 and not 4 <= buckets < farthest:
-            raise NpformerError(f"position_buckets: expected 4 to {farthest}, max_relative_positions, got {buckets}")
+            raise NpformerError(
+                f"position_buckets: expected at least 4 and below max_relative_positions {farthest}, got {buckets}"
+            )
         distances = Disentangled(
             2 * (buckets or farthest),
             farthest if buckets else 0,
@@ -173,7 +175,7 @@ DEBERTA = Deberta(
         "multiple-choice": {"pooler_hidden_act": "gelu"},
     },
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
-    buffers=frozenset(  # older files have unused tables and pretraining heads
+    buffers=frozenset(  # older files have position ids and an unused table of positions
         {"deberta.embeddings.position_ids", "deberta.embeddings.position_embeddings.weight"}
     ),
     stages={

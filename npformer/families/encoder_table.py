@@ -139,7 +139,7 @@ class EncoderTable(Family):
         )
 
     def _is_causal(self, data: Mapping[str, Any], head: str) -> bool:
-        """Whether attention is causal. A next-token head requires `is_decoder`. A base model may be causal or not."""
+        """Whether attention is causal. Unless the family is always causal, a next-token head requires `is_decoder`."""
         given, always = checks.boolean("is_decoder", data.get("is_decoder", False)), "causal" in self.constants
         classes = [name for name, each in self.architectures.items() if each == "causal-lm" and not always]
         if head == "causal-lm" and not (given or always):
@@ -225,13 +225,13 @@ class EncoderTable(Family):
         return sources
 
     def _other_module(self, group: str, config: Config) -> str:
-        """The module of a group in Transformers if files use another name, else ""."""
+        """The module of a group in Transformers if files use a different name, else ""."""
         layer = _layer(group)
         pattern = group.replace(f"layers.{layer}.", "layers.*.", 1) if layer else group
         return self.in_layer(self.modules[pattern], config, int(layer or 0)) if pattern in self.modules else ""
 
     def _modules(self, config: Config, head: str) -> dict[str, str]:
-        """Each group that a model of this family can have -> its module."""
+        """Each group that a model with this head can have -> its module."""
         modules = {}
         for ours, theirs in {**self.encoder, **self.heads[head]}.items():
             for layer in range(config.n_layers) if "*" in ours else [0]:

@@ -60,7 +60,7 @@ class Gemma2(Gemma):
     kinds: tuple[type[Mechanism], ...] = (Rotary, SoftCap, Window)
 
     def config(self, head: str, **fields: Any) -> Config:
-        """As in `Family`. By default every layer has a window except the last of each period."""
+        """As in `Family`. By default, every layer except the last of each period has a window."""
         local = replace(self.constants["local"], layers=self.local_layers({}, fields["n_layers"]))
         return super().config(head, **{"local": local, **fields})
 
@@ -173,7 +173,7 @@ class Gemma3(Gemma2):
         return data | {"rope_local_base_freq": near.theta, "rope_parameters": kinds}
 
     def current(self, name: str, known: Container[str]) -> str:
-        """As in `Llama`. In checkpoints that also read images, the text model's tensors have a longer prefix."""
+        """As in `Llama`. In checkpoints for images and text, the tensors of the text model have a longer prefix."""
         return super().current(text_tensor(name), known)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
@@ -204,7 +204,7 @@ CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype
 
 GEMMA = kin_of_llama(Gemma, "gemma", classes("Gemma", answers=False), CONSTANTS, **SHARED)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
-#: Group -> module, for norms with a new name, or with a name that Llama uses for another norm.
+#: Group -> module, for norms with a new name, or with a name that Llama uses for a different norm.
 NORMS = {
     "layers.*.attention.output_norm": "model.layers.*.post_attention_layernorm",
     "layers.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",

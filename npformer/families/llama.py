@@ -186,7 +186,7 @@ def window_size(mechanisms: tuple[Any, ...]) -> int | None:
 
 
 def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
-    """The layers with a window: those in `layer_types`, or by default all layers from `max_window_layers` on."""
+    """The layers with a window, if any: those in `layer_types`, or by default those from `max_window_layers` on."""
     if not checks.boolean("use_sliding_window", data.get("use_sliding_window", False)):
         return ()
     if data.get("sliding_window", 4096) is None:

@@ -29,7 +29,7 @@ HUB = {
     "max_position_embeddings": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-#: Required values in the hub's format. The code on the hub has other defaults.
+#: Required values in the hub's format. The code on the hub has different defaults.
 EXPECTED = {
     "activation_function": "swiglu",
     "qkv_proj_bias": False,
@@ -105,7 +105,7 @@ def _as_transformers(data: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {ours: data[theirs] for ours, theirs in HUB.items() if data.get(theirs) is not None}
     width, rows = checks.whole("n_embd", data["n_embd"], 1, MOST), data.get("vocab_size")
     multiple = checks.whole("pad_vocab_size_multiple", data.get("pad_vocab_size_multiple", 1), 1, MOST)
-    if rows is not None:  # the table's row count is padded to a multiple
+    if rows is not None:  # the number of rows of the table is rounded up to a multiple
         renamed["vocab_size"] = -(-checks.whole("vocab_size", rows, 1, MOST) // multiple) * multiple
     rope = {"rope_type": "default", "rope_theta": data.get("rotary_emb_base", 10_000.0)}
     defaults = {"pad_token_id": None, "layer_norm_eps": 1e-5, "intermediate_size": 4 * width}

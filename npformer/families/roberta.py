@@ -19,7 +19,7 @@ SPECIAL_TOKENS = {
     "mask_token": "<mask>",
 }
 
-#: An id of XLM-RoBERTa is the index of the piece in the file plus 1, and <mask> is the last id.
+#: After four special tokens, an id of XLM-RoBERTa is the index of the piece in the file plus 1. <mask> is the last id.
 XLM_PIECES = PieceOrder(
     first=(("cls_token", 0.0), ("pad_token", 0.0), ("sep_token", 0.0), ("unk_token", 0.0)),
     dropped=3,
@@ -33,7 +33,7 @@ CAMEMBERT_PIECES = PieceOrder(
     dropped=1,
     last=("mask_token",),
 )  # fmt: skip
-#: The masked-word head and the next-word head.
+#: The masked-word head and the next-token head.
 WORDS = {
     "head.hidden": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",

@@ -188,7 +188,7 @@ class T5Family(Transformer):
         return name.removeprefix(self.prefix)
 
     def stored_elsewhere(self, config: Config) -> frozenset[str]:
-        """As in `Family`: relative biases for cross-attention, and the decoder, if only the encoder is used."""
+        """As in `Family`: relative biases of cross-attention, and `lm_head` and the decoder if they are unused."""
         unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         return frozenset({unused, "lm_head.weight"} if config.decoder else {"decoder.*", "lm_head.weight"})
 

@@ -1,4 +1,4 @@
-"""The text model of a checkpoint that also reads images: Gemma 3 with 4B or more parameters.
+"""The text model of a checkpoint for images and text: Gemma 3 with 4B or more parameters.
 
 Its config.json describes the text model in `text_config`, without fields that have default values. The tensors of the
 text model have a longer prefix. The files also hold a vision model, which npformer does not read.
@@ -44,7 +44,7 @@ VISION = ("vision_tower", "multi_modal_projector")
 
 
 def text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of the text model, or `data` itself if the checkpoint reads only text."""
+    """The config.json of the text model, or `data` itself if the checkpoint is only for text."""
     name = data.get("model_type")
     if not isinstance(name, str) or name not in TEXT_MODELS:
         return data

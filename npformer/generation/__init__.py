@@ -179,7 +179,7 @@ def padded_targets(hypotheses: Sequence[Hypothesis], start_id: int, pad_id: int 
 
 
 def cross_attentions(model: BaseModel, source: Text, ids: np.ndarray, start_id: int) -> list[np.ndarray]:
-    """The cross-attention weights (H, L, S) of each decoder layer, from target tokens ids (L,) to source tokens.
+    """The cross-attention weights (H, L, S) of each decoder layer, from target tokens `ids` (L,) to source tokens.
 
     They are computed in one pass over the whole target, with the same bits as when computed token by token.
     """

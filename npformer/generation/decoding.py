@@ -64,7 +64,7 @@ def greedy_or_sample(
     while True:
         logits = run.step(ids[:, -1])
         with run.model.cores():
-            table = None if settings.logprobs is None else log_softmax(logits)  # settings later change the logits
+            table = None if settings.logprobs is None else log_softmax(logits)  # the settings change the logits below
             if settings.do_sample:
                 tokens, scores = _sample(logits, ids, processors, [draws[i] for i in alive])
             else:
@@ -88,7 +88,7 @@ def _likely(table: np.ndarray, tokens: np.ndarray, count: int) -> Best:
 
 
 def _ended(ids: np.ndarray, settings: Settings, stopping: Stopping | None) -> np.ndarray:
-    """Whether each row of tokens (..., L) ends here, with an end token or by `stopping`."""
+    """Whether each row of tokens (..., L) ends here, because of an end token or of `stopping`."""
     ended: np.ndarray = np.isin(ids[..., -1], settings.end_ids)
     if stopping is not None:
         ended |= stopping(ids.reshape(-1, ids.shape[-1])).reshape(ended.shape)
@@ -128,9 +128,9 @@ class Beams:
 def beam_search(run: State, settings: Settings, stopping: Stopping | None = None) -> list[list[Hypothesis]]:
     """The best b = num_beams texts of each source or prompt, with the best first.
 
-    As in Transformers, the best (1 + number of end tokens) * b continuations of all beams are candidates. The best b
-    unfinished candidates continue. Finished candidates among the best b are kept if their scores are among the best b
-    finished ones.
+    As in Transformers, the best max(2, 1 + number of end tokens) * b continuations of all beams are candidates. The
+    best b unfinished candidates continue. Finished candidates among the best b are kept if they are among the b
+    finished targets with the best scores.
     """
     (n, width), b = run.prompts.shape, settings.num_beams
     processors, dtype = Processors(settings, width), run.model.dtype
@@ -202,8 +202,9 @@ def _add(ended: list[Hypothesis], new: Hypothesis, n_beams: int) -> None:
 def _is_finished(ended: list[Hypothesis], best_running: float, length: int, settings: Settings) -> bool:
     """Whether enough targets have ended, and no running target is expected to beat the worst of them.
 
-    A running target is judged by its current score and length, although it could still improve. With early_stopping
-    "never" and a positive length penalty, it is judged by the maximum length, which gives an upper bound.
+    The search also ends at the maximum length, and with early_stopping True when enough targets have ended. A running
+    target is judged by its current score and length, although it could still improve. With early_stopping "never" and a
+    positive length penalty, it is judged by the maximum length, which gives an upper bound.
     """
     if length >= settings.max_new_tokens:
         return True

@@ -24,15 +24,15 @@ from npformer.runtime.sums import TERMS
 from npformer.runtime.threads import parallel_for
 from npformer.taps import listening, tap
 
-STEPS = 32  # number of steps to allocate initially; later allocations are 1.5 times as large
+STEPS = 32  # number of steps to allocate initially; each later allocation is 1.5 times as large
 
 
 class BeamAncestry:
-    """The table of cached rows that belong to each beam: rows of its prompt, its own rows, and rows of its ancestors.
+    """Which cached rows belong to each beam: rows of its prompt, its own rows, and rows of its ancestors.
 
-    `mask` (B, 1, beams, room) is True where a row belongs to a beam. The rows of the beams of a text are interleaved,
-    and do not move when beams are reordered: only the mask changes. A column holds a row of one beam from one step, and
-    free columns are at the end.
+    `mask` (B, 1, beams, room) is True where a row belongs to a beam; `room` is the number of allocated columns. The
+    rows of the beams of a text are interleaved, and do not move when beams are reordered: only the mask changes. A
+    column holds a row of one beam from one step, and free columns are at the end.
 
     The rows of a prompt come first. Whole groups of TERMS rows are stored once, in the first `front` columns; the other
     rows are stored once per beam, like the rows that steps add. The rows of a beam thus form the same groups as in a
@@ -139,9 +139,9 @@ def _grown(length: int, n_beams: int) -> int:
 class SelfAttentionCache:
     """A cache of keys (B, G, K, room) and values (B, G, room, K) of the rows of texts, with interleaved beams.
 
-    reach: the greatest distance from a row to a key that it reads, None without a window. With a window, the first
-    `skipped` columns, which are rows of prompts, are not stored. They fill whole groups of TERMS, so results have the
-    same bits without them.
+    room: number of allocated columns. reach: the greatest distance from a row to a key that it reads, None without a
+    window. With a window, the first `skipped` columns, which are rows of prompts, are not stored. They fill whole
+    groups of TERMS, so results have the same bits without them.
     """
 
     ancestry: BeamAncestry

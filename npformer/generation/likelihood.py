@@ -76,7 +76,7 @@ class Perplexity:
 
 
 def perplexity(model: BaseModel, text: str, stride: int | None = None, max_length: int | None = None) -> Perplexity:
-    """Computes the perplexity of a text: exp of the mean cross-entropy of each token given the tokens before it.
+    """Computes the perplexity of a text: exp of the mean cross-entropy of its tokens, each given the tokens before it.
 
     A text that is too long for the model is read in windows that begin `stride` tokens apart. Only the tokens that are
     new in a window are counted. Except in the first window, at least max_length - stride tokens precede them. The first
@@ -99,7 +99,8 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     Raises
     ------
     NpformerError
-        The model is not a causal language model, the text has fewer than two tokens, or a setting is invalid.
+        The model is not a causal language model, the text has fewer than two tokens or only special tokens, or a
+        setting is invalid.
 
     References
     ----------
@@ -134,7 +135,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
 
 
 def windows(length: int, width: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Yields windows of `width` tokens, each as (first token, end, number of new tokens at its end)."""
+    """Yields windows of at most `width` tokens, each as (first token, end, number of new tokens at its end)."""
     before = 1  # the first token is not predicted
     for first in range(0, length, step):
         end = min(first + width, length)

@@ -54,9 +54,9 @@ class Best(NamedTuple):
 def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) -> Best:
     """The k best tokens after the ids (R, L) of each row, with their log probabilities under the settings.
 
-    As in beam search of Transformers, logits are normalized, then processed, then normalized again with
-    renormalize_logits. Bans do not change the scores of other tokens: if there are only bans, the logits are normalized
-    once, before or after them.
+    As in beam search of Transformers, logits are normalized, then processed, and with renormalize_logits normalized
+    again. Bans leave the scores of the remaining tokens unchanged, so if there are only bans, the logits are normalized
+    once, before or after the bans.
     """
     s = processors.settings
 
@@ -110,7 +110,7 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
 
 
 def check_choice(scores: np.ndarray) -> None:
-    """Raises NpformerError if a best score is -inf, because the settings ban all tokens, or is NaN or infinite."""
+    """Raises NpformerError if a best score is -inf, because the settings ban all tokens, or is NaN or +inf."""
     if (scores == -np.inf).any():
         raise NpformerError("settings: they ban every next token, or ban a token that they force")
     if not np.isfinite(scores).all():

@@ -67,7 +67,7 @@ def _ends_with(ids: np.ndarray, tokens: list[int]) -> np.ndarray:
 
 
 class Processors:
-    """All changes to scores that the settings request."""
+    """The changes to scores that the settings request, except those of sampling (`narrow`)."""
 
     def __init__(self, settings: Settings, prompt: int = 1) -> None:
         """prompt: number of tokens in each row before the first generated token."""
@@ -79,7 +79,7 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether scores can change to values other than -inf; the order of changes and normalization then matters."""
+        """Whether scores can change other than by bans and forced tokens; the order with normalization then matters."""
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 
@@ -146,9 +146,9 @@ def narrow(scores: np.ndarray, settings: Settings) -> None:
 
 
 def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
-    """Masks all tokens except the most likely ones with a total entropy of top_h * H, and at least the best token.
+    """Masks all tokens except the most likely ones, up to a total entropy of top_h * H; never masks the best token.
 
-    H is the entropy of the distribution. Potraghloo et al., 2025: Top-H decoding.
+    H is the entropy of the distribution over the TOP_H most likely tokens. Potraghloo et al., 2025: Top-H decoding.
     """
     order = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_H]
     terms = _entropy_terms(log_softmax(np.take_along_axis(scores, order, axis=1)))
@@ -158,7 +158,7 @@ def outside_top_h(scores: np.ndarray, top_h: float) -> np.ndarray:
 
 
 def outside_top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
-    """Masks all tokens except the most likely ones with a total probability of top_p, and at least the best token.
+    """Masks all tokens except the smallest number of most likely tokens with a total probability of at least top_p.
 
     Holtzman et al., 2020: nucleus sampling.
     """
@@ -176,7 +176,7 @@ def below_min_p(scores: np.ndarray, min_p: float) -> np.ndarray:
 
 
 def atypical(scores: np.ndarray, mass: float) -> np.ndarray:
-    """Masks all tokens except those with -log p nearest to the entropy, up to a total probability of `mass`.
+    """Masks all tokens except those with -log p nearest to the entropy, until their probability reaches `mass`.
 
     Meister et al., 2023: typical sampling.
     """

@@ -1,6 +1,6 @@
 """`Settings`: generation settings with the names of Transformers, from the caller and generation_config.json.
 
-Other settings have the defaults of `generate` in Transformers.
+Settings that neither gives have the defaults of `generate` in Transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npformer.config import Config, Decoder
 
 FILE = "generation_config.json"
 
-#: Settings that do not change the generated tokens.
+#: Ignored settings, most of which affect only the form of the output, caches or speed.
 IGNORED = frozenset({
     "_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states",
     "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "cache_implementation",
@@ -50,7 +50,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guidance_scale": ((None, 1.0), "negative prompts are not implemented"),
     "watermarking_config": ((None,), "watermarking is not implemented"),
     "stop_strings": ((None, ""), "only the text-generation task supports it; use eos_token_id"),
-    "max_time": ((None,), "results do not depend on speed; use max_new_tokens"),
+    "max_time": ((None,), "results would depend on speed; use max_new_tokens"),
     "prompt_lookup_num_tokens": ((None,), SPECULATION),
     "assistant_early_exit": ((None,), SPECULATION),
     "assistant_ensemble_weight": ((None,), SPECULATION),
@@ -64,7 +64,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-#: Setting -> its range. Outside this range, scores overflow.
+#: Setting -> its range. Probabilities are at most 1; the other ranges prevent overflow of scores.
 RANGES = {
     "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (1e-6, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
@@ -96,7 +96,7 @@ class Settings:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     seed: int | None = None
-    # pairs of a sequence of ids and a bias, which is added to the last id if the other ids precede it
+    # pairs of a sequence of ids and a bias, added to the score of the last id if the other ids precede it
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
@@ -110,7 +110,7 @@ class Settings:
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 
     def check(self, vocabulary: int, longest: int) -> None:
-        """Raises NpformerError for an invalid setting. vocabulary, longest: sizes of the model."""
+        """Raises NpformerError for an invalid setting. longest: maximum of max_new_tokens."""
         checks.whole("max_new_tokens", self.max_new_tokens, 1, longest)
         checks.whole("min_new_tokens", self.min_new_tokens, 0, MOST)
         checks.whole("num_beams", self.num_beams, 1, 1000)
@@ -163,7 +163,7 @@ class Settings:
             raise NpformerError(f"num_beams: {self.num_beams} is too large for a vocabulary of {vocabulary}")
 
 
-#: Names that a caller may set: fields, and Transformers' names of ids and older names of lengths.
+#: Names that a caller may use: names of fields, and Transformers' names of ids and older names of lengths.
 NAMES = (
     *(each.name for each in fields(Settings) if each.name not in ("start_id", "end_ids", "pad_id")),
     "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "min_length",
@@ -174,7 +174,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     """Merges settings: `given` ones take precedence over `stored_settings`, and these over defaults.
 
     A given None counts as not given. prompt: number of tokens before the first generated token, such as the start token
-    of a translation. It is None if the number is not known yet; it is then taken as 1. The older names max_length and
+    of a translation. It is None if the number is not known yet; it is then taken as 1. The older lengths max_length and
     min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
     """
     known, prompt = prompt is not None, prompt or 1
@@ -239,7 +239,7 @@ def _check_keys(config: Config, prompt: int, new: int) -> None:
 
 
 def stored_settings(folder: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """The path and the content of generation_config.json, or else of config.json, as in Transformers."""
+    """The path and the settings of generation_config.json, or else of config.json, as in Transformers."""
     if folder is None:
         return None, {}
     if (folder / FILE).exists():

@@ -107,7 +107,7 @@ def test_ctrl_c_ends_an_answer_and_the_model_s_length_is_named(
     assert "ended after" not in error
     monkeypatch.setattr("builtins.input", typed("a" * 440))
     assert converse(npformer.pipeline("text-generation", task.model, chat=True, do_sample=False, eos_token_id=[])) == 0
-    assert "the conversation has reached the model's 512 tokens" in capsys.readouterr().err
+    assert "the conversation has reached the model's limit of 512 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.slow

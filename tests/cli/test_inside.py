@@ -259,8 +259,8 @@ def test_golden_compare_finds_the_tiny_model_next_to_its_file(tmp_path: Path, ca
         (["record", "no", "-m", "m", "-o", "g", "--seed", "1"], "--seed: needs --tiny"),
         (["record", "no", "-m", "m", "-o", "g", "--torch", "m"], "--torch is an option of golden compare"),
         (["compare", "g", "h", "-o", "x"], "--output is an option of golden record"),
-        (["compare", "g"], "expected a golden file and either a file of arrays"),
-        (["compare", "g", "h", "--torch", "m"], "expected a golden file and either a file of arrays or --torch"),
+        (["compare", "g"], "expected a golden file and either the port's arrays"),
+        (["compare", "g", "h", "--torch", "m"], "expected a golden file and either the port's arrays or --torch"),
         (["compare", "nothing.safetensors", "h"], r"nothing\.safetensors: No such file"),
     ],
 )

@@ -71,7 +71,7 @@ def test_workers_with_another_version_are_refused_and_with_another_blas_reported
     first, _ = client.scheduler_info()["workers"]
     try:
         client.run(pretend, "bits", "0123", workers=[first])
-        with pytest.warns(match=rf"the BLAS of {first} adds in another order"):
+        with pytest.warns(match=rf"the BLAS of {first} adds in a different order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
         lines = (tmp_path / "out" / "_manifest.jsonl").read_text().splitlines()[1:]
         # only some parts come from the first worker

@@ -81,7 +81,7 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
     assert (code, output) == (1, "")
     broken, goes_on, cut, errors = said.splitlines()
     assert broken.startswith("npformer: in/b.jsonl:1: not JSON")
-    assert goes_on == "npformer: make them readable, then run the same command to continue"
+    assert goes_on == "npformer: make these files readable, then run the same command to continue"
     assert cut == "npformer: truncated texts: 1; see the column truncated"
     assert errors == "npformer: 1 of 3 rows have no answer; see the column error"
     assert (tmp_path / "o.csv").read_text().count("\n") == 4

@@ -186,7 +186,7 @@ def test_a_run_of_another_machine_resumes_with_a_warning(classify, source, tmp_p
     here = module.machine()
     monkeypatch.setattr(module, "machine", lambda: {**here, "bits": "0123", "kernels": "other"})
     monkeypatch.setattr(module, "probe", lambda: "0123")
-    with pytest.warns(match=r"began on a BLAS that adds in another order \(.*; here other\)"):
+    with pytest.warns(match=r"began on a BLAS that adds in a different order \(.*; here other\)"):
         made = run(classify, source, tmp_path / "out" / "o")
     lines = made["o/_manifest.jsonl"].decode().splitlines()
     assert ['"bits": "0123"' in line for line in lines] == [False, False, True, True, True, True]

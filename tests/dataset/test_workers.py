@@ -177,7 +177,7 @@ def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tm
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
             assert files_in(tmp_path / "out") == whole
             return
-        with pytest.warns(match=rf"the BLAS of {addresses(client)['1']} adds in another order"):
+        with pytest.warns(match=rf"the BLAS of {addresses(client)['1']} adds in a different order"):
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
     made = files_in(tmp_path / "out")
     named = {line for line in made.pop("_manifest.jsonl").decode().splitlines()[1:] if f'"bits": "{bits}"' in line}

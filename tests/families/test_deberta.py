@@ -140,7 +140,7 @@ def test_every_form_of_its_settings_is_read_as_it_is_written(fields: dict[str, A
         ("pos_att_type", ["c2p", 1], "pos_att_type: expected a list of strings"),
         ("pos_att_type", 5, "pos_att_type: expected a list of strings, got 5"),
         ("norm_rel_ebd", "batch_norm", "norm_rel_ebd: 'batch_norm' is not supported"),
-        ("position_buckets", 2, "position_buckets: expected 4 to 40, max_relative_positions, got 2"),
+        ("position_buckets", 2, "position_buckets: expected at least 4 and below max_relative_positions 40, got 2"),
         ("position_buckets", "8", "position_buckets: expected a whole number"),
         ("share_att_key", "yes", "share_att_key: expected true or false"),
         ("conv_kernel_size", 2, "conv_kernel_size: expected an odd number"),
