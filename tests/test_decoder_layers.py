@@ -135,7 +135,7 @@ def exchanged(one: str, other: str) -> Callable[[Weights], Weights]:
     return lambda weights: {pattern.sub(lambda found: names[found[1]], name): a for name, a in weights.items()}
 
 
-#: Mistakes that ports make in an encoder-decoder, as changes of its config or of its weights.
+#: Mistakes that ports make in an encoder-decoder, as changes to its config or its weights.
 OF_CONFIG: dict[str, Callable[[Config], Config]] = {
     "another library's eps": lambda config: replace(config, eps=1e-6),
     "another formula of the activation": lambda config: replace(

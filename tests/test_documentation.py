@@ -44,7 +44,7 @@ READING = "docs/how-it-works/index.md"  # lists the files with the mathematics i
 RUN = ("python", "console")
 SHOWN = ("text", "json", "yaml", "javascript", "rust", "c")  # golden/test_format.py runs JavaScript, Rust and C
 
-#: Models of the hub: id -> family, head and settings of a tiny model.
+#: Models on the hub: id -> family, head and settings of a tiny model.
 MODELS = {
     "distilbert/distilbert-base-uncased": ("distilbert", "masked-lm", {}),
     "distilbert/distilbert-base-cased-distilled-squad": ("distilbert", "question-answering", {}),
@@ -273,7 +273,7 @@ def test_the_lines_of_the_smallest_and_the_largest_family() -> None:
 
 
 def test_the_environment_variables_are_those_of_the_code() -> None:
-    """The page lists each variable that npformer reads, except other programs', and no unused NPFORMER name."""
+    """The page lists each variable that npformer reads, except two of other programs, and no unused NPFORMER name."""
     page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
     read = set[str]()

@@ -6,8 +6,8 @@
         hub.requests                                         # its requests so far: ("GET", "/owner/model/...", headers)
 
 As on the real hub, large files (`large`) are redirected to another server, a "CDN" with a host name of its own, and
-the header X-Error-Code distinguishes the causes of a 401 or 404. Faults are set as attributes of `hub`; `add` takes a
-repository's settings.
+the header X-Error-Code distinguishes the causes of a 401, 403 or 404. Faults are set as attributes of `hub`; `add`
+takes a repository's settings.
 """
 
 from __future__ import annotations

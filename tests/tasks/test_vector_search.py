@@ -20,7 +20,7 @@ QUERIES = RANDOM.standard_normal((9, 24)).astype(np.float32)
 
 
 def plain(queries, corpus, k, similarity):
-    """Sorts by score, computed in float64 and rounded to float32, then by index in the corpus."""
+    """Sorts by score, computed in float64 and rounded to seven decimals, then by index in the corpus."""
     a, b = queries.astype(np.float64), corpus.astype(np.float64)
     if similarity == "cosine":
         a = (a / np.linalg.norm(a, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)

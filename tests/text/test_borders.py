@@ -138,7 +138,7 @@ def test_windows_that_are_read_in_blocks_match_the_tokenizers_library(
         expected = [piece, *piece.overflowing]
         assert found.n_tokens == len(whole)
         for one, other in zip(found.pieces, expected, strict=True):
-            for name in set(NAMES) - {"word_ids", "offsets"}:  # npformer numbers words from the first word of the text
+            for name in set(NAMES) - {"word_ids", "offsets"}:  # compared below
                 assert getattr(one, name) == getattr(other, name)
             # The library treats a window's first token like the text's first token, and keeps the space before it.
             odd = one.sequence_ids.index(0) if kind in ("bytes", "roberta") and other is not expected[0] else -1
