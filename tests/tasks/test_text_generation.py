@@ -70,7 +70,7 @@ def test_the_last_of_beams_and_sampling_wins(task: TextGeneration) -> None:
 
 
 def test_generation_stops_at_the_model_s_length(task: TextGeneration) -> None:
-    """By default, no text becomes longer than the model can read, whatever the other prompts' lengths are."""
+    """By default, a text ends when the model can read no more tokens, whatever the lengths of the other prompts."""
     answers = task(["a" * 60, "a" * 64, "b"], do_sample=False, return_full_text=False, eos_token_id=())
     count = [len(task.model.tokenizer.encode(each[0]["generated_text"])) for each in answers]
     assert [bool(each) for each in count] == [True] * 3

@@ -26,7 +26,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 
 
 def read(chat: Chat, messages: Any) -> tuple[str, list[int]]:
-    """The text of a conversation's tokens, and its control tokens."""
+    """The text of a conversation's tokens, and the ids of its control tokens."""
     [ids] = chat.encoded([messages])
     if isinstance(ids, NpformerError):
         raise ids
