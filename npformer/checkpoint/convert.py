@@ -65,11 +65,13 @@ def convert(
 
     Parameters
     ----------
-    src, dst : str or Path, the source folder and the new folder to : "npformer" for npformer's names and weights (in,
-    out), which load without a copy, or "torch" for the names and layout of Hugging Face dtype : stored dtype,
-    "float16", "float32" or "float64"; unless given, the dtype of each tensor is unchanged limits : Limits on the size
-    of src keep : "bfloat16", "float16" or "int8", to store the weights as `load(..., keep=keep)` keeps them in memory,
-    so that `load` can map the file. Only with to="npformer", and without dtype.
+    src, dst : str or Path, the source folder and the new folder
+    to : "npformer" for npformer's names and weights (in, out), which load without a copy, or "torch" for the names and
+        layout of Hugging Face
+    dtype : stored dtype, "float16", "float32" or "float64"; unless given, the dtype of each tensor is unchanged
+    limits : Limits on the size of src
+    keep : "bfloat16", "float16" or "int8", to store the weights as `load(..., keep=keep)` keeps them in memory, so
+        that `load` can map the file. Only with to="npformer", and without dtype.
 
     Returns
     -------
