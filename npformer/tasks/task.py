@@ -59,7 +59,8 @@ class Task(Answering):
     """A model for one task. Call it with one text, a list of texts or a generator.
 
     One input gives one answer, a list gives a list, and an iterator gives a generator, which keeps about a thousand
-    inputs in memory. The bits of an answer do not depend on the other texts, their order or the number of threads.
+    inputs in memory. The bits of an answer, unless it is sampled, do not depend on the other texts, their order or
+    the number of threads.
 
     Parameters
     ----------

@@ -36,7 +36,9 @@ class WordWeights(Protocol):
 
 
 class OfTokens:
-    """relu(x w + b) for each token x of a text. Equal tokens share their largest weight; special tokens have no weight.
+    """relu(x w + b) for each token x of a text. Equal tokens share their largest weight.
+
+    Special tokens other than the mask have no weight.
 
     Chen et al., 2024, "M3-Embedding", section 3.2, lexical retrieval.
     """
