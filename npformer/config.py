@@ -21,7 +21,7 @@ ENCODER_HEADS = (
     "multiple-choice",
     "replaced-token",
 )
-POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # heads that read one row per text
+POOLED_HEADS = ("sequence-classification", "next-sentence", "multiple-choice")  # heads for whole texts
 REREADING_HEADS = ("sequence-classification", "question-answering")  # heads that a decoder can also have, as in BART
 #: causal-lm predicts the next token at each position; translation is an encoder-decoder with vocabulary logits.
 HEADS = (*ENCODER_HEADS, "causal-lm", "translation")

@@ -1,4 +1,4 @@
-"""The options of training commands: the fields of a `Recipe`, and the steps between saves."""
+"""The options of training commands: the output folder, the fields of a `Recipe`, and the steps between saves."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
-    """Returns the vectors (N, D) of a file's lines, NaN for blank and unreadable lines. Reads or stores the vectors."""
+    """Returns the vectors (N, D) of a file's lines, NaN for lines without text. Reads or computes them."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
     place = Path(file + SUFFIX)

@@ -1,4 +1,4 @@
-"""The commands that run a task on texts: their arguments, declared in `tasks/catalogue.py`.
+"""The commands that run a task on texts, declared in `tasks/catalogue.py`: their arguments.
 
 `run_task.py` reads the texts, runs the task and writes the answers.
 """

@@ -111,7 +111,7 @@ def _take(path: Path) -> int:
 
     Raises BlockingIOError if it is already locked.
     """
-    for more in reversed(range(100)):  # bounded, because some file systems give a file a new inode each time
+    for more in reversed(range(100)):  # bounded, because some file systems report a new inode for a file each time
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
         try:
             try:

@@ -176,7 +176,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """Returns the numbers of a file's parts. If no file has rows, each has one empty part, for its columns."""
+        """Returns the numbers of a file's parts. If no file has rows, each has an empty part for its columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:

@@ -1,6 +1,7 @@
 """ELECTRA (Clark et al., 2020): BERT without a pooler. In some sizes, the tables are narrower than the layers.
 
-The generator has the masked-word head. The discriminator has the replaced-token head, and is the base of other heads.
+The generator has the masked-word head. The discriminator has the replaced-token head, and is the base of the remaining
+heads.
 """
 
 from __future__ import annotations
