@@ -1,4 +1,4 @@
-"""Settings of all tests: a worker for each core, and the same examples from hypothesis in every run."""
+"""Settings for all tests: a worker for each core (at most 8), and the same examples from hypothesis in every run."""
 
 import os
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ def settable_blas() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Starts a worker for each core, unless -n or --pdb is given. The tests of a file share a worker and its fixtures,
-    so if only files are named, they run in this process."""
+    """Starts a worker for each core, at most 8, unless -n, --pdb or --collect-only is given. The tests of a file share
+    a worker and its fixtures, so if only files are named, they run in this process."""
     option = config.option
     if hasattr(config, "workerinput") or getattr(option, "numprocesses", 0) is not None:
         return  # this is a worker, -n is given, or pytest-xdist is missing

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def write(path: Path, screenshot: bytes) -> None:
-    """Writes a picture with a palette of 256 colours, a third of the screenshot's size."""
+    """Writes a picture with a palette of 256 colours, which takes a third of the screenshot's bytes."""
     from PIL import Image
 
     Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(

@@ -1,4 +1,5 @@
-"""`keep`: weights in memory in bfloat16, float16 or int8. The answers equal those of the rounded weights in float32."""
+"""`keep`: weights in memory in bfloat16, float16 or int8. The answers equal those of the rounded weights in float32
+(for int8, within rounding)."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["torch", "npformer"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder in either format."""
+    """A GPT-2 folder in torch's or npformer's own layout."""
     return tiny.folder(tmp_path / "gpt2", "gpt2", "causal-lm", own=request.param == "npformer", **WIDE)
 
 

@@ -104,7 +104,7 @@ def test_a_folder_without_weights(tmp_path):
 
 
 def test_the_bundled_model_gives_the_answers_of_its_card():
-    """The tolerance is half a unit of the card's fourth decimal, plus 2e-5 for another float32 summation order."""
+    """The tolerance is half a unit of the card's fourth decimal, plus 2e-5 for a different order of float32 sums."""
     model = load(BUNDLED)
     for text, (logits, label) in EXAMPLES.items():
         answer = model(model.tokenizer.encode(text).ids).logits[0]
@@ -139,7 +139,7 @@ def test_a_bundled_model_takes_precedence_over_a_folder_of_that_name(tmp_path, m
 
 
 def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeypatch):
-    """An installed package is in site-packages, where a folder `weights` belongs to another package."""
+    """An installed package is in site-packages, where a folder `weights` belongs to a different package."""
     monkeypatch.setattr(loading, "__file__", str(tmp_path / "npformer" / "loading.py"))
     monkeypatch.chdir(tmp_path.parent)
     installed = tiny.folder(tmp_path / "npformer" / "_weights" / "one")
@@ -152,7 +152,7 @@ def test_bundled_models_are_in_the_package_and_in_the_checkout(tmp_path, monkeyp
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A site-packages folder where npformer is installed without its models; the process runs in another folder."""
+    """A site-packages folder where npformer is installed without its models; the process runs in a different folder."""
     site = tmp_path / "site-packages"
     (site / "npformer").mkdir(parents=True)
     (site / "npformer-0.1.0.dist-info").mkdir()

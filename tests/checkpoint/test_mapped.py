@@ -1,4 +1,4 @@
-"""Weights in a mapped file: a write to a loaded model's file raises an error at the next call."""
+"""Weights in a mapped file: if the file of a loaded model is changed, the next call raises an error."""
 
 import copy
 import os
@@ -31,7 +31,7 @@ def own(tmp_path):
 
 
 def shards(path):
-    """A torch folder in two files with their index."""
+    """A folder in torch's layout, with its weights in two files and an index."""
     folder = tiny.folder(path)
     tensors = {name: np.array(array) for name, array in read_folder(folder).tensors.items()}
     (folder / "model.safetensors").unlink()
@@ -139,7 +139,7 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
 
 
 def test_another_file_under_the_name_is_no_change(own, tmp_path):
-    """A model keeps its mapped file, even if another file takes its name."""
+    """A model keeps its mapped file, even if a different file takes its name."""
     model = npformer.load(own)
     before = model(IDS).logits
     other = tiny.folder(tmp_path / "other", own=True, seed=1)

@@ -1,4 +1,4 @@
-"""Weights and answers that are NaN or infinite are errors that name them, without a warning from NumPy."""
+"""NaN or infinite weights and answers raise errors that name them, without a warning from NumPy."""
 
 import warnings
 
@@ -128,7 +128,7 @@ def test_translations_of_such_weights_are_errors(tmp_path):
 
 
 def test_a_converted_checkpoint_marked_as_finite_is_not_checked_again(tmp_path):
-    """A file marked as finite is not checked when it is loaded. If the mark is wrong, the answers are errors."""
+    """A file marked as finite is not checked when it is loaded. If the mark is wrong, calls raise errors."""
     finite = convert(tiny.folder(tmp_path / "a"), tmp_path / "b")
     assert read_tensors(finite / OWN_WEIGHTS)[1]["finite"] == "true"
     source = damaged(tmp_path / "c")

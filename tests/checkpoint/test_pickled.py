@@ -28,7 +28,7 @@ def read(code: bytes):
     return read_pickle(io.BytesIO(code))
 
 
-PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)  # files that torch.save can write
+PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)  # the protocols that torch.save can write
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -231,7 +231,7 @@ def test_a_pickle_without_end_or_too_long():
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_bytes_at_all(data):
-    """Random instructions, and real pickles that were damaged, give a value or raise NpformerError."""
+    """Random instructions and damaged real pickles return a value or raise NpformerError."""
     opcodes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
     if data.draw(st.booleans()):
         parts = st.one_of(st.sampled_from(opcodes), st.binary(max_size=6), st.just(CLASS), st.just(b"(}]N)"))

@@ -115,7 +115,7 @@ def test_half_precision_widens_exactly():
 
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_large_arrays_are_copied_in_pieces_by_several_threads(monkeypatch, threads):
-    """Every piece is copied: of rows and of columns, with the last one shorter, and with a row longer than a piece."""
+    """Every piece of rows or columns is copied, including a shorter last one and parts of a row longer than a piece."""
     monkeypatch.setattr(storage, "_PIECE", 1000)
     monkeypatch.setenv("NPFORMER_THREADS", threads)
     numbers = np.random.default_rng(0).normal(size=(130, 70)).astype(np.float16)

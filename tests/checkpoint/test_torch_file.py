@@ -176,7 +176,7 @@ def test_duplicate_entries_are_refused(tmp_path):
 def test_an_archive_with_wrong_offsets_is_refused(tmp_path):
     good = save(tmp_path / "a.bin", {"a": SIX}).read_bytes()
     start = good.index(b"PK\x01\x02")  # the first entry of the central directory
-    for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # fields of an offset and two sizes
+    for field, value in ((42, 2**31), (42, 1), (24, 2**31), (20, 3)):  # the fields for an offset and two sizes
         bad = bytearray(good)
         bad[start + field : start + field + 4] = struct.pack("<I", value)
         (tmp_path / "b.bin").write_bytes(bad)

@@ -107,7 +107,7 @@ def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Returns a list of the files that get checked; the folder is a bundled model, and the cache is a new one."""
+    """Returns a list that collects the checked files; makes `folder` a bundled model, and the cache empty."""
     found: list[Path] = []
     check = verifying.check_sums
     monkeypatch.setattr(verifying, "check_sums", lambda path, *rest: [found.append(path), check(path, *rest)][1])
@@ -121,10 +121,10 @@ def test_a_bundled_model_is_checked_once(folder: Path, reads: list[Path], tmp_pa
     before = sorted(os.listdir(folder))
     load("ours")
     assert reads == [folder / WEIGHTS]
-    verifying._checked.clear()  # as in another process
+    verifying._checked.clear()  # as in a new process
     load("ours")
     assert len(reads) == 1
-    os.utime(folder / WEIGHTS, (1, 1))  # with another modification time, it may be another file
+    os.utime(folder / WEIGHTS, (1, 1))  # a different modification time may mean a different file
     load("ours")
     assert len(reads) == 2
     assert sorted(os.listdir(folder)) == before

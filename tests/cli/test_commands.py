@@ -1,4 +1,4 @@
-"""The command `npformer`, run as users run it (in its own process, from another folder) on tiny models."""
+"""The command `npformer`, run as users run it (in its own process, from a different folder) on tiny models."""
 
 import ast
 import json
@@ -374,7 +374,7 @@ def test_answering_a_text_imports_nothing_heavy(models):
         "yaml",
     }
     assert not heavy & loaded
-    # Importing the other families, mechanisms and blocks would take a tenth of the time to the answer.
+    # Importing the other families, mechanisms and blocks would take a tenth of the time until the answer.
     others = {
         "npformer.families.llama",
         "npformer.mechanisms.rotary",

@@ -123,7 +123,7 @@ def test_a_file_size_limit_keeps_the_existing_file(write, tmp_path, capsys, limi
     path.write_bytes(b"old")
     with largest_file(limit):
         code = write(path)
-    if code == 0:  # the vectors of one text fit into the limit
+    if code == 0:  # the vector of one text fits within the limit
         assert len(path.read_bytes()) <= limit
         return
     assert code == 1

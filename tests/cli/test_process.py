@@ -23,8 +23,7 @@ SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
 MODULE = [sys.executable, "-m", "npformer"]
 WAYS = {"script": SCRIPT, "module": MODULE}
 TEXT = "I love ice cream"
-#: Commands that print. Starting each of them in every way would take minutes, so only the help command is started in
-#: every way.
+#: Commands that print. Starting each of them in every way would take minutes, so only `classify --help` is.
 PRINTING = {
     "overview": ["--help"],
     "version": ["--version"],
@@ -132,8 +131,8 @@ ANSWERING = [
     ],
 )
 def test_an_encoding_with_few_characters_changes_no_text_that_is_read(environment, way, answering, models, tmp_path):
-    """Text is read as UTF-8 in any locale; characters that the locale lacks are written as numbers. The commands that
-    load a model run with one of the encodings each."""
+    """Text is read as UTF-8 in any locale; characters that the locale lacks are written as escapes. Each command that
+    loads a model runs with two of the four encodings."""
     for arguments in answering:
         code, output, said = shell('"$@"', way, arguments, models, tmp_path, **environment)
         assert (code, said) == (0, ""), arguments
@@ -163,7 +162,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """Exit functions registered before the command starts still run, such as coverage's from Python's start-up."""
+    """Exit functions registered before the command begins, such as coverage's during Python's start-up, still run."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):
@@ -223,7 +222,7 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [(name, (0, *range(i, 11, 3))) for i, name in enumerate(COMMANDS, 1)])
 def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
-    """Interrupts each command after its set-up, and the commands in turn at every tenth of their time."""
+    """Interrupts each command after set-up and at some tenths of its time; the commands together cover every tenth."""
     taken = None
     codes = []
     for step in (None, *steps):

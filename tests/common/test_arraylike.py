@@ -1,4 +1,5 @@
-"""Public functions accept everything that np.asarray accepts, and compute with it in float64."""
+"""Public functions accept array-likes of real numbers. Lists and integer arrays are computed in float64; arrays of
+floats keep their dtype."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def test_array_likes_give_the_float64_result(name: str, form: str) -> None:
     found, expected = function(**changed(CASES[name], FORMS[form])), function(**CASES[name])
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found, expected)
-    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):  # these keep a dtype
+    # these functions keep the dtype of an argument
+    if name not in ("split_heads", "combine_heads", "embedding", "tap", "shift_right", "search"):
         assert np.asarray(found).dtype == np.asarray(expected).dtype
 
 

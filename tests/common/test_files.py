@@ -186,7 +186,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
 
 
 def own_device(folder: Path, name: str) -> Path:
-    """Returns a new device, to protect the machine's own from a failing test, or a link if devices are not allowed."""
+    """Returns a new device, so that a failing test cannot harm the machine's own, or a link if none can be created."""
     path = folder / Path(name).name
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(name).st_rdev)
@@ -241,7 +241,7 @@ def test_the_next_run_removes_a_killed_run_s_files_and_no_others(tmp_path: Path,
 
 
 def test_a_killed_run_s_output_for_a_pipe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The unfinished output for a pipe is in the system's temporary folder, readable only by its owner."""
+    """Unfinished output for a pipe is in a subfolder of the system's temporary folder that only its owner can open."""
     os.mkfifo(tmp_path / "fifo")
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -1,4 +1,4 @@
-"""The table of limits: an error for a value above a limit names the limit, and an argument or option raises the limit."""
+"""The table of limits: an error for a value above a limit names the limit, and an argument or option raises it."""
 
 import json
 from dataclasses import fields, replace
@@ -41,7 +41,7 @@ def sharded_folder(path: Path) -> Path:
 
 
 def sinusoidal(_: Path) -> Path:
-    """Writes a Transformer of the 2017 paper, with computed positions."""
+    """Returns the committed folder of a Marian model, whose positions are computed."""
     return Path(__file__).parents[1] / "golden" / "seq2seq" / "marian-files"
 
 
@@ -188,7 +188,7 @@ def test_a_model_made_by_hand_has_limits():
 
 
 def test_the_cache_of_configs_is_bounded():
-    """Caches keep few configs, because one of 70 kB can need computed tables of megabytes."""
+    """Caches keep few configs, because a config of 70 kB can need megabytes of computed tables."""
     model = tiny.model("bert").config
     for depth in range(1, 20):
         config = replace(model, n_layers=depth)

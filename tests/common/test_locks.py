@@ -126,7 +126,7 @@ def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
 def test_a_lock_that_was_replaced_while_it_was_opened_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run opens a stale lock; before it locks the file, another removes it and a new owner creates it again."""
+    """One run opens a stale lock; before it locks the file, the file is removed, and a new owner creates it again."""
     lock = tmp_path / ".result.00000000.lock"
     lock.touch()
     take = locks._lock

@@ -1,4 +1,4 @@
-"""Dask workers give the same bytes as this process. Another model or version, and missing workers, are errors."""
+"""Dask workers give the same bytes as this process. Missing workers, and a different model or version, are errors."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_p
 
 
 def test_a_probe_distinguishes_orders_of_addition(monkeypatch):
-    """The probe's digest is stable, and differs if products add in another order."""
+    """The probe's digest is stable, and differs if products add their terms in a different order."""
     first = work.probe()
     monkeypatch.setattr(work, "_probed", [])
     assert work.probe() == first

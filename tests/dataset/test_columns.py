@@ -158,7 +158,7 @@ def test_continuations_of_prompts_are_columns(tmp_path):
 
 
 def test_a_run_depends_on_the_settings_in_the_models_folder(tmp_path):
-    """For every generating model, a different repetition_penalty in its folder makes a different run."""
+    """For both kinds of generating models, a different repetition_penalty in the folder makes a different run."""
     for folder in (writers.folder(tmp_path / "prompts"), seq2seq_models.folder_of_letters(tmp_path / "sources")):
         before = identity(npformer.pipeline(model=folder))["options"]["settings"]
         path = folder / "generation_config.json"

@@ -113,7 +113,7 @@ def test_an_unfinished_line_of_the_manifest_is_dropped(tail, classify, source, t
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_manifest_is_an_error_of_one_line(number, classify, source, tmp_path):
-    """In a damaged manifest, any field is missing or of another type, or a whole line is another value."""
+    """In a damaged manifest, a field is missing or has the wrong type, or a whole line is a different value."""
     out = tmp_path / "out" / "o"
     run(classify, source, out)
     manifest = out / "_manifest.jsonl"
@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
 
 @pytest.mark.parametrize(("sink", "how"), [("out", "steps"), ("out.parquet", "steps"), ("out.parquet", "times")])
 def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
-    """The run is killed at every file operation, or 50 times at random, and resumes to the same bytes each time."""
+    """A run is killed at each of its file operations, or at 50 random times; resumed, it ends with the same bytes."""
     pa.parquet.write_table(rows, tmp_path / "in.parquet")
     (tmp_path / "runs").mkdir()
     command = [

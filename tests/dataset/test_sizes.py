@@ -1,4 +1,4 @@
-"""Rows of any width take the same memory in every format; dictionaries stay dictionaries."""
+"""Memory does not grow with the width of rows, in any format; dictionaries stay dictionaries."""
 
 from __future__ import annotations
 

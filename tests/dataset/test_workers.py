@@ -1,4 +1,4 @@
-"""The answers stay the same if workers die, fail, run on another kernel or load the model from the hub."""
+"""The answers stay the same if workers die, fail or load the model from the hub. Differing bits are reported."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_worker_loads_a_model_once_mapped_and_on_one_thread(two, source_of_500
 
 
 def test_a_part_that_fails_is_tried_again_and_one_that_kills_is_named(two, classify, source_of_500, whole, tmp_path):
-    """A part that kills workers is named; the next call keeps the others. This is the last test of the two workers."""
+    """A part that kills workers is named; the next call keeps the other parts. No later test uses these two workers."""
     made, client = two
     client.run(fail_once)
     map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
@@ -166,7 +166,7 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """If the oldest kernels give other bits in a trial, the run warns, and the manifest marks the parts from them."""
+    """If the oldest kernels give different bits in a trial, the run warns, and the manifest marks their parts."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]

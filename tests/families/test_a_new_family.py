@@ -1,6 +1,6 @@
 """A family outside the library, defined by one table, can be read, run, traced and trained.
 
-The family is BERT under other names. Positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no
+The family is BERT with different names. Positions begin at row 2, special tokens are `<s>` and `</s>`, and there is no
 token type table. So its weights fit a DistilBERT, which must compute the same numbers.
 """
 

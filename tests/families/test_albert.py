@@ -38,7 +38,7 @@ def places(**fields: int) -> list[tuple[int, int]]:
 
 
 def test_a_layer_is_that_of_its_group() -> None:
-    """Twelve layers share one group, as in the published models. Other models have several groups of unequal sizes."""
+    """Twelve layers share one group, as in the published models. Other models may have several, of unequal sizes."""
     assert places(n_layers=12) == [(0, 0)] * 12
     assert places(n_layers=5, sharing=Sharing(3)) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
     assert places(n_layers=6, sharing=Sharing(2, 2)) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
@@ -130,7 +130,7 @@ def test_a_model_for_pre_training_is_read_as_its_masked_word_head() -> None:
 
 
 def test_the_order_of_sentences_is_read_and_cannot_be_written(tmp_path: Path) -> None:
-    """Transformers has no class for this head alone. A config.json without a class would be read as another model."""
+    """Transformers has no class for this head alone, and a config.json without a class means a different model."""
     config = read_config(described("ForPreTraining"), "next-sentence")
     assert (config.n_outputs, config.pooler) == (2, "tanh")
     model = Model(config, tiny.weights(config))

@@ -55,7 +55,7 @@ def test_the_config_is_read_and_written() -> None:
 
 
 def test_a_model_without_a_head_generates_with_its_table(tmp_path: Path) -> None:
-    """The model is a BartModel, as in facebook/bart-base: its names have no prefix, and its projection is tied."""
+    """The model is a BartModel, as in facebook/bart-base: tensor names have no prefix, and the projection is tied."""
     whole, bare = folder(tmp_path / "whole"), folder(tmp_path / "bare")
     data, (_, weights) = json.loads((bare / "config.json").read_text()), load_folder(whole)
     (bare / "config.json").write_text(json.dumps({**data, "architectures": ["BartModel"]}))

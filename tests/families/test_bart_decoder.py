@@ -27,7 +27,7 @@ from tests.support import tiny, torch_writer, writers
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """Returns a config.json as Transformers writes it, with different sizes of encoder and decoder."""
+    """Returns a config.json as Transformers writes it, with different sizes for encoder and decoder."""
     data = write_config(tiny.config("bart", "causal-lm"))
     return {**data, "encoder_layers": 0, "encoder_ffn_dim": 7, "encoder_attention_heads": 5, **changes}
 

@@ -33,7 +33,7 @@ OPTIONAL = ("position_biased_input", "pos_att_type", "type_vocab_size")
 
 
 def test_buckets() -> None:
-    """Distances up to half the number of buckets have their own bucket; larger distances share logarithmic buckets."""
+    """Each distance up to half the number of buckets has its own bucket; larger distances share logarithmic buckets."""
     distances = np.arange(-511, 512)
     buckets = log_buckets(distances, 256, 512)
     near = np.abs(distances) <= 128
@@ -50,7 +50,7 @@ def test_the_same_distances_are_looked_up_once_for_all_texts() -> None:
     assert distance_rows(places + 7, places + 7, 4, 9, 0, 4).shape == (1, 5, 5)
     gaps = places.copy()
     gaps[1, 3:] += 2
-    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5, 6: past the table
+    assert distance_rows(gaps, gaps, 4, 9, 0, 4)[1].tolist()[0] == [4, 3, 2, 0, 0]  # 5 and 6 are beyond the table
 
 
 @pytest.mark.parametrize("forms", [("key", "query"), ("key",), ("query",)])

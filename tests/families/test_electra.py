@@ -1,4 +1,4 @@
-"""Features of ELECTRA: narrow tables, two models with different heads in one family, and a GELU in the other heads."""
+"""Features of ELECTRA: narrow tables, two models with different heads in one family, and GELU in its heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def checkpoint(path: Path, name: str) -> Path:
 
 
 def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
-    """The answers are equal in either layout. The head has the width of the layers, not of the narrow tables."""
+    """The answers are equal in both layouts. The head has the width of the layers, not of the narrow tables."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     own = convert(folder, tmp_path / "own")
     assert json.loads((own / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
@@ -54,11 +54,11 @@ def test_a_discriminator_has_a_logit_a_token(tmp_path: Path) -> None:
         expected = linear(gelu(linear(x, **hidden)), **output)[:, 0]
         logits = model([3, 1, 4]).logits
         assert logits.shape == (1, 3)
-        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # order of sums
+        np.testing.assert_allclose(logits[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # summation order
 
 
 def test_a_discriminator_s_own_head_is_left_out_where_another_is_asked_for(tmp_path: Path) -> None:
-    """Omitting the head causes no warning, which pytest would raise. A missing tensor of another head is an error."""
+    """Omitting the head causes no warning, which pytest would raise. A missing tensor of a needed head is an error."""
     folder = checkpoint(tmp_path / "torch", "ForPreTraining")
     base = npformer.load(folder, head="base")
     assert base.config == read_config(described("Model"))

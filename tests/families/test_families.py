@@ -23,7 +23,7 @@ def drawn(name):
 
 
 def random_checkpoint(name, **changes):
-    """Returns an architecture's config and random tensors of its shapes, with tied tensors stored once (safetensors)."""
+    """Returns an architecture's config and random tensors of its shapes, tied tensors only once, as in safetensors."""
     described = ARCHITECTURES[name]
     config, tensors = read_config({**described["config"], **changes}), drawn(name).copy()
     if config.tied:
@@ -226,7 +226,7 @@ def test_a_long_list_is_cut():
 
 @pytest.mark.parametrize("name", {each["config"]["model_type"]: name for name, each in ARCHITECTURES.items()}.values())
 def test_a_tensor_that_is_not_needed_is_a_warning_that_names_it(name):
-    """As in Transformers, an unknown tensor changes nothing. Tensors of other heads, and buffers, cause no warning."""
+    """As in Transformers, an unknown tensor only causes a warning. Tensors of other heads, and buffers, cause none."""
     config, tensors = random_checkpoint(name)
     expected = flatten(to_tree(tensors, config))
     with pytest.warns(UserWarning, match="tensors that the model does not use.*\n  unknown: lora.weight$") as caught:

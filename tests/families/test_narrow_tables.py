@@ -50,7 +50,7 @@ def narrow(head: str = "sequence-classification", width: int = 16, **options: An
 
 
 def written(path: Path, config: Config) -> dict[str, Any]:
-    """Writes a folder in Hugging Face's form; returns the folder and its config.json."""
+    """Writes a folder in Hugging Face's form; returns the content of its config.json."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(families.write_config(config)))
     write_tensors(path / "model.safetensors", layout.to_torch(tiny.weights(config), config), {"format": "pt"})

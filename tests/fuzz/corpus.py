@@ -103,7 +103,7 @@ def translator_config(**more: Any) -> Config:
 
 @cache
 def module_config(torch_class: str, head: str) -> Config:
-    """A state dict of torch's modules."""
+    """Returns the config of a state dict of torch's modules."""
     encoder = torch_class != "nn.TransformerDecoder"
     sizes: dict[str, Any] = {
         "d_model": 8,

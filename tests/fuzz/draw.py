@@ -1,4 +1,4 @@
-"""`Draw`: random choices that are the same on every machine, Python and hash seed."""
+"""`Draw`: random choices that are the same on every machine, in every version of Python and with every hash seed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Draw:
         return self._bits(8 * n).to_bytes(n, "big") if n else b""
 
     def span(self, size: int, longest: int = 0) -> tuple[int, int]:
-        """Returns the start and end of a part of this size; most parts are short."""
+        """Returns the start and end of a random part of `size` elements; most parts are short."""
         start = self.below(size + 1)
         most = min(size - start, longest or size)
         length = self.below(min(most, 8) + 1) if self.below(4) else self.below(most + 1)

@@ -110,7 +110,7 @@ def _objects(node: Any) -> list[Object]:
 
 
 def _place(draw: Draw, root: list[Any]) -> tuple[list[Any], int]:
-    """Returns a container and the place of one of its values: a walk that starts at the root and may end anywhere."""
+    """Returns a container and the place of one of its values, found by a random walk that starts at the root."""
     container, index = root, 0
     while True:
         node = container[index][1] if isinstance(container, Object) else container[index]
@@ -186,7 +186,7 @@ def _change(draw: Draw, container: list[Any], index: int, root: list[Any], hints
 
 
 def _near(draw: Draw, number: Raw) -> Raw:
-    """A number near this number, or this number in another spelling."""
+    """A number derived from this number, or this number spelled differently."""
     try:
         whole = int(number)
     except ValueError:

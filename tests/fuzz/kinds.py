@@ -62,7 +62,8 @@ class Case:
 
 
 LARGEST = 2**22  # maximum size of a file: longer files only take more time and memory
-BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14  # one case in 6 has its bytes mutated blindly, one in 14 a whole file
+# one case in 14 has a file removed or replaced; one in 6 of the others has a file's bytes mutated blindly
+BYTES_ONE_IN, FOLDER_ONE_IN = 6, 14
 
 
 def make(kind: str, seed: int, number: int) -> Case:

@@ -33,7 +33,7 @@ def _deprecated() -> None:
 
 
 class Long(NpformerError):
-    """Raises an error that is not truncated."""
+    """An error whose message is too long, because it is not truncated."""
 
     def __str__(self) -> str:
         return "a" * 2001

@@ -23,7 +23,7 @@ CHUNK = 100  # cases handed out at a time
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MB of address space for each thread
+    "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MB of address space
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",  # prevents .pyc files of modules that a case imports first
     "TOKENIZERS_PARALLELISM": "false",
@@ -79,7 +79,7 @@ class Worker:
         return [each for each in said if "number" in each]
 
     def stuck(self) -> bool:
-        """Returns whether a case computes for too long, or waits. Other processes may slow the case down."""
+        """Returns whether a case computes for too long, or waits idly. Other processes may slow the case down."""
         waited = time.monotonic() - self.since
         if self.ready or self.chunk is None:
             return not self.ready and waited > START

@@ -1,6 +1,6 @@
 """Mutates protobuf messages without their schema: removes, repeats and moves fields, and makes values extreme.
 
-SentencePiece's models are such messages: field 1 is the pieces, and each piece is a message of text, score and type.
+SentencePiece's models are such messages: field 1 holds the pieces, and each piece is a message of text, score and type.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Tally:
         row.digest = (row.digest + int(result["digest"] or "0", 16)) % 2**64
 
     def confirm(self, place: Path) -> None:
-        """Runs the first case of each finding alone, in a new worker."""
+        """Runs the first case of each of the first 40 findings alone, in a new worker."""
         for i, finding in enumerate(self.findings.values()):
             if finding.number >= 0 and i < 40:
                 home = place / f"alone-{i}"

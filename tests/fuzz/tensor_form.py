@@ -61,7 +61,7 @@ def header(tensors: Sequence[Tensor], metadata: Object) -> Object:
 
 
 def build(tensors: Sequence[Tensor], metadata: Object, head: Object | None = None) -> bytes:
-    """A file of these tensors, with another header if `header` is given."""
+    """A file of these tensors, with the header `head` if it is given."""
     text = json_form.text(header(tensors, metadata) if head is None else head).encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + b"".join(each.data for each in tensors)
@@ -146,7 +146,7 @@ def numbers(draw: Draw, data: bytes, size: int) -> bytes:
 
 
 def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
-    """Returns another shape: sometimes with the same number of elements, sometimes impossible."""
+    """Returns a changed shape: sometimes with the same number of elements, sometimes impossible."""
     axes = list(known)
     match draw.below(6):
         case 0:
@@ -168,14 +168,14 @@ def shape(draw: Draw, known: Sequence[int]) -> tuple[int, ...]:
 
 
 def name(draw: Draw, known: str) -> str:
-    """Returns another name: an extreme string, a part of this name, or this name in another layer."""
+    """Returns a name to use instead: an extreme string, or a variant of this name, such as one in a different layer."""
     digits = "".join(str(draw.below(3)) if each.isdigit() else each for each in known)
     cut = known.partition(".")[2] or known
     return draw.pick((byte_form.string(draw), byte_form.alter(draw, known), digits, cut, f"module.{known}", known))
 
 
 def _fitted(tensor: Tensor) -> Tensor:
-    """Returns the tensor with as many bytes as its shape needs, if these are at most a few thousand."""
+    """Returns the tensor with as many bytes as its shape needs, or unchanged if it needs more than 100,000."""
     size = SIZES[tensor.dtype]
     for each in tensor.shape:
         size *= each

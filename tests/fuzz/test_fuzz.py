@@ -43,7 +43,7 @@ def digests(names: Sequence[str]) -> list[str]:
 
 
 def test_the_same_seed_gives_the_same_cases_with_any_hash_seed() -> None:
-    """Cases are the same in another process, and differ for another seed."""
+    """Cases are the same in a different process, and differ for a different seed."""
     environment = {**os.environ, "PYTHONPATH": str(pool.ROOT), "PYTHONHASHSEED": "1"}
     shown = subprocess.run([sys.executable, "-c", OTHER], env=environment, capture_output=True, check=True).stdout
     assert shown.decode().split() == digests(DIGESTED)

@@ -121,7 +121,7 @@ def mutate(draw: Draw, tensors: Sequence[Tensor], legacy: bool) -> bytes:
 
 
 def _axes(numbers: Any) -> tuple[int, ...]:
-    """Returns a record's shape or strides, which an earlier change may have replaced by another type."""
+    """Returns a record's shape or strides, or (2, 3) if an earlier change replaced them with something else."""
     whole = isinstance(numbers, tuple) and all(type(each) is int for each in numbers)
     return numbers if whole else (2, 3)
 

@@ -184,7 +184,7 @@ def texts(folder: Path, draw: Draw, _: Sequence[str]) -> None:
 
 
 def context(folder: Path, draw: Draw, _: Sequence[str]) -> None:
-    """Answers a question about a file's text. Skips a FIFO, which reading would wait for."""
+    """Answers a question about a file's text. Skips a FIFO, which the reader would wait for."""
     if (folder / "context.txt").is_fifo():
         return
     text = text_files.read_file(str(folder / "context.txt"))

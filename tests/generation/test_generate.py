@@ -69,7 +69,7 @@ def test_logits_of_models_that_generate(case: str) -> None:
     ],
 )
 def test_all_sources_token_for_token(case: str, name: str) -> None:
-    """Every target of every source equals Transformers', unless Transformers has another answer in float64 (a tie).
+    """Every target of every source equals Transformers', unless Transformers' answer in float64 differs (a tie).
 
     In fact, the golden models have no ties.
     """
@@ -84,7 +84,7 @@ def test_all_sources_token_for_token(case: str, name: str) -> None:
     assert np.flatnonzero(~same & ~golden()[f"{case}/{name}/ties"]).tolist() == []
     if "num_beams" in settings:
         scores = np.array([each.score for hypotheses in found for each in hypotheses])
-        # Scores are float32 sums of log probabilities, each from logits of a few hundred.
+        # Scores are float32 sums of log probabilities, each from at most 300 logits.
         assert scores == pytest.approx(golden()[f"{case}/{name}/scores"].astype(float), rel=1e-5, abs=1e-4)
 
 
@@ -107,7 +107,7 @@ SOURCES = [RANDOM.integers(1, 499, size=length).tolist() for length in (5, 33, 1
 
 @pytest.mark.parametrize(("search", "dtype"), slow_after(2, zip(SEARCHES, cycle(["float32", "float64"]))))
 def test_kept_keys_and_values_give_the_bits_of_whole_passes(search: dict[str, Any], dtype: str) -> None:
-    """Log probabilities from the steps equal those from one pass over each target, even beyond a BLAS's block."""
+    """Log probabilities from the steps equal those from one pass over each target, even beyond a block of a BLAS."""
     model = random_model(dtype)
     for source, hypotheses in zip(
         SOURCES, model.generate(SOURCES, output_scores=True, **{**LONG, **search}), strict=True

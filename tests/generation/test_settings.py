@@ -108,7 +108,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 
 def test_arguments_override_the_file(tmp_path: Path) -> None:
-    """A length may be given under either name. None is ignored, and NumPy's numbers are accepted."""
+    """A length may be given as max_length or max_new_tokens. None is ignored, and NumPy's numbers are accepted."""
     config = golden_model("marian-small").config
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 50, "min_new_tokens": 3, "num_beams": 5}')
     found = resolve(tmp_path, config, {"max_length": 7, "min_length": 2, "num_beams": None})

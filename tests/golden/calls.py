@@ -210,7 +210,7 @@ def _attentions(random: np.random.Generator) -> Iterator[tuple[str, Call]]:
 
 
 def exact_gelu() -> dict[str, np.ndarray]:
-    """Values x of every float64 exponent and both signs, most near zero, and both GELU(x), correctly rounded."""
+    """Values x of every float64 exponent and both signs, most near zero; both forms of GELU(x), correctly rounded."""
     random = np.random.default_rng(0)
     exponents = np.arange(-1074, 1024)
     x = np.ldexp(1 + random.random(len(exponents)), exponents)

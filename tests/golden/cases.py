@@ -98,7 +98,7 @@ N_TEXTS = (48, 14)  # number of texts for heads with one answer per text: in fam
 
 
 class Case(NamedTuple):
-    """One tiny model. `encoder` names the case that stores this model's encoder stages, if it is another case."""
+    """One tiny model. `encoder` names the case that stores this model's encoder stages, if it is a different case."""
 
     family: str
     architecture: str

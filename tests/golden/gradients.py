@@ -88,7 +88,7 @@ def batches() -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
 
 
 def pairs() -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-    """Ids of sources and targets for each training step: a target is its source reversed, with other ids."""
+    """Ids of sources and targets for each training step: a target is its source reversed, with different ids."""
     random = np.random.default_rng(5)
     for _ in range(int(SETTINGS["steps"])):
         sources = [random.integers(2, 29, n) for n in random.integers(1, 10, 6)]

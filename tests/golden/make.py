@@ -43,7 +43,7 @@ BUNDLED_ORDERS = list(ORDERS)[:2]  # only two orders, because the bundled model 
 
 
 def make(folder: Path) -> None:
-    """Write all golden values into a folder."""
+    """Writes all golden values into a folder."""
     torch.set_num_threads(1)
     for name, case in CASES.items():
         make_case(folder / name, name, case)
@@ -167,7 +167,7 @@ def differences(made: Path, committed: Path) -> list[str]:
 
 
 def keep_committed(made: Path, committed: Path) -> None:
-    """Keeps committed numbers unless new numbers differ by more than two CPUs' results, so that files rarely change."""
+    """Keeps committed numbers unless new ones differ more than two CPUs' results would, so that files rarely change."""
     for path in made.rglob("*.safetensors"):
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
@@ -193,7 +193,7 @@ def _differences(made: Path, committed: Path) -> list[str]:
 def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exact: bool) -> bool:
     """Whether two arrays have equal bits, or differ no more than the results of two CPUs do.
 
-    torch's kernels for another instruction set add in another order. Another order changes the last bits of a float64
+    torch's kernels for a different instruction set add in a different order. This changes the last bits of a float64
     number, and gives a float32 number a different error of about the same size. npformer's stages have the same error
     budget.
     """

@@ -88,7 +88,7 @@ def made() -> list[dict[str, Any]]:
 
 
 def same(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
-    """Whether two answers have equal tokens, and probabilities equal to 1e-12: both were computed in float64."""
+    """Whether two answers have equal tokens, and probabilities that agree to 1e-12; both were computed in float64."""
     pairs = [
         pair
         for one, two in zip(a, b, strict=True)

@@ -8,7 +8,7 @@ in float64, and with the errors of stages and logits in each order of `orders.py
     <case>/           a state dict of one of torch's modules with its config.json, and the results of a run: for an
                       encoder-decoder, every stage
     marian.safetensors    three Marian models of three sizes: logits of three pairs, and the results of `generate` for
-                      sixty sources and thirteen settings; `ties` marks sources with another answer in float64
+                      sixty sources and thirteen settings; `ties` marks sources with a different answer in float64
     bart.safetensors  the same for a BART and twenty sources
     marian-files/     a tiny Marian model as Transformers saves it, with its tokenizer: files to load, text to translate
 """

@@ -4,7 +4,7 @@
 
 It needs the `oracle` group (transformers). It makes `tasks/tokenizer_ids.json`: each case has the files of a folder,
 and the ids from transformers' AutoTokenizer for the forty texts of `texts.py`. "cuts" lists how transformers truncates
-a pair of long texts.
+pairs of texts.
 """
 
 from __future__ import annotations

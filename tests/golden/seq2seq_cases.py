@@ -59,7 +59,7 @@ END_BIAS = {"marian-small": 6.0, "marian-middle": 8.0, "marian-large": 9.0, "bar
 
 
 def model_config(case: str) -> dict[str, Any]:
-    """Its config.json."""
+    """The case's config.json."""
     config = GENERATORS[case]
     if case in BART:
         kind, name, end, pad, start = "bart", "BartForConditionalGeneration", 2, 1, 2
@@ -178,7 +178,7 @@ OLD_FORMAT = ("transformer-pre-norm", "encoder", "attention")  # saved as torch 
 
 
 def torch_config(case: str) -> dict[str, Any]:
-    """Its config.json."""
+    """The case's config.json."""
     return {"model_type": "transformer", **SIZES, **TORCH[case]}
 
 

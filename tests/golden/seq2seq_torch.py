@@ -64,7 +64,7 @@ def run(module: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> Stages
     """The stages of each text, run alone by torch's functions on the module's own parameters.
 
     The module itself also runs on all texts in one padded batch, with padding masks for sources and targets and a
-    causal mask. Its output is a stage too, and the functions' results must agree with it.
+    causal mask. The module's output is a stage too, and the functions' results must agree with it.
     """
     heard: Stages = {}
     if isinstance(module, Classifier):

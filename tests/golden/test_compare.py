@@ -124,7 +124,7 @@ def test_hugging_faces_module_paths_are_known(model: Model, recorded: golden.Gol
     arrays = {}
     for path, stage in modules(model.config).items():
         name = path if prefix else path.removeprefix(family_of(model.config).prefix)
-        if stage in recorded.stages and name != "pooler":  # npformer has another stage named "pooler"
+        if stage in recorded.stages and name != "pooler":  # npformer has a different stage named "pooler"
             arrays[name] = padded(recorded.stages[stage])
     comparison = golden.compare(recorded, arrays)
     assert comparison.ok, str(comparison)
@@ -385,7 +385,7 @@ def test_numbers_of_one_layout_under_the_shape_of_the_other() -> None:
 @pytest.mark.parametrize("out_in", [True, False])
 @pytest.mark.parametrize("place", ["ours", "module", "map", "torch"])
 def test_fused_arrays_are_cut(model: Model, recorded: golden.Golden, place: str, out_in: bool) -> None:
-    """The outputs are given text by text, the weights in torch's layout or npformer's, under every naming.
+    """The outputs are given text by text, the weights in torch's layout or npformer's, under each kind of name.
 
     Exchanged queries and values are found.
     """

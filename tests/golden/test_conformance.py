@@ -117,7 +117,7 @@ def test_a_program_that_hangs_is_stopped_with_all_that_it_started(suite: Path, t
 
 
 def alive(process: int) -> bool:
-    """Returns whether a process runs. A zombie counts as ended."""
+    """Returns whether a process is running. A zombie counts as ended."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Mistakes in models with a decoder, planted in a port of plain NumPy: each is named, with all stages and with few."""
+"""Mistakes in models with a decoder, planted in a port in plain NumPy: each is named, with all stages and with few."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def not_added(port: PlainBart, x: np.ndarray, block: np.ndarray, at: str) -> np.
 
 @pytest.mark.parametrize("known", slow_after(1, [True, False]), ids=["tried again", "not tried again"])
 def test_a_mistake_of_both_stacks_is_named_in_both(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only self-attention's residual is left out: a rule for cross-attention's norm would undo it there."""
+    """Only self-attention's residual is left out; in cross-attention, a rule for the norm would undo the mistake."""
     if not known:
         monkeypatch.setattr(_Case, "again", property(lambda case: (), lambda case, found: None), raising=False)
     module = import_module("npformer.golden.diagnose")

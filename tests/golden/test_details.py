@@ -84,7 +84,7 @@ def test_the_local_layers_are_those_of_the_port(few: bool) -> None:
 
 @pytest.mark.parametrize("layers", [(), (0, 1), (1, 2), (0, 1, 2)])
 def test_only_another_list_of_some_layers_is_a_mistake(layers: tuple[int, ...]) -> None:
-    """If all layers are local, or none is, another mistake is named."""
+    """If all layers are local, or none is, a different mistake is named."""
     model, text = tiny.model("modernbert", "masked-lm", n_layers=3), Text(np.arange(5, 35))
     local = model.config.local
     assert local is not None

@@ -1,4 +1,4 @@
-"""Kinds of unlisted mistakes, planted in a port of plain NumPy: they are found with all stages, and with a few."""
+"""Kinds of unlisted mistakes, planted in a port in plain NumPy: they are found with all stages, and with a few."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FROM_FEW = {"bias moved": "weight in the wrong order"}
 
 
 def unnamed(keys: Iterable[str], few: bool) -> dict[str, str]:
-    """Returns the diagnoses of planted mistakes that do not contain the expected name and words."""
+    """Returns those diagnoses, by planted mistake, that do not contain the expected name and words."""
     found = {}
     for key in keys:
         name, way, plant = KINDS[key]
@@ -141,7 +141,7 @@ def test_a_rotation_of_other_frequencies_is_named(name: str, changes: dict[str, 
 
 @pytest.mark.slow
 def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
-    """With infinities, the search for missing heads meets a singular matrix, which has no solution."""
+    """With infinities, the search for missing heads meets a singular matrix, which has no inverse."""
     arrays = stages("bert", KINDS["units missing"][2])
     arrays["layers.0.ffn.activation"] = arrays["layers.0.ffn.activation"] + np.inf
     assert diagnosed("bert", arrays).stage

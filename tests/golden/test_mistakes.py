@@ -1,4 +1,4 @@
-"""A table of mistakes in ports of plain NumPy: how many of them are named, with all stages exported or only a few.
+"""A table of mistakes in ports in plain NumPy: nearly all are named, with all stages exported or only a few.
 
 Nearly all the time is spent in forward passes: dozens per diagnosis, and two or three times as many with few stages.
 So each mistake is diagnosed with all stages exported in one tiny model, and with only a few exported in the other. Some
@@ -102,7 +102,7 @@ ONE_OF_A_NAME = {name: key for key, (name, _) in KNOWN.items()}
 
 
 def tried(family: str, few: bool) -> list[str]:
-    """Half of the known mistakes: with few stages, the other half than with all stages, and one mistake per name."""
+    """Half of the known mistakes. With few stages it is the other half, limited to one mistake per name."""
     only = dict.fromkeys(OF_TYPES, "bert") | dict.fromkeys(OF_OFFSET, "roberta")
     keys = [key for i, key in enumerate(KNOWN) if family == only.get(key, FAMILIES[(i + few) % 2])]
     return [key for key in keys if not few or key in ONE_OF_A_NAME.values()]
@@ -169,7 +169,8 @@ def test_mistakes_are_named_at_real_widths(few: bool) -> None:
 @pytest.mark.parametrize("few", [False, True], ids=["every stage", "few stages"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mistakes_that_are_not_known_get_no_wrong_cause(family: str, few: bool) -> None:
-    """For unknown mistakes, only true findings about the numbers are certain."""
+    """For a mistake that is not in its list, the diagnosis is certain only of causes that describe the numbers
+    correctly."""
     wrong = {}
     # Diagnoses with few stages take long, so only a third of the mistakes are tried with few stages.
     for key in list(HELD_BACK)[FAMILIES.index(family) :: len(FAMILIES) * (3 if few else 1)]:
@@ -345,7 +346,7 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_weights_are_compared_before_the_stages_and_put_into_the_model(change: Callable, cause: str, line: str) -> None:
-    """Other mistakes of the port are found as well."""
+    """A second mistake of the port is found as well."""
     model, recorded = reference("bert")
     port = PlainPort(model, recorded.texts)
     port.w = {name: np.asarray(array, np.float32) for name, array in change(port.w).items()}

@@ -276,7 +276,7 @@ def test_padding_before_a_text_that_is_seen_is_named() -> None:
 
 
 def test_layers_exchanged_are_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange explains both layers. A shift of all layers by one is refuted: it would change a correct layer."""
+    """The exchange explains both layers. A shift of all layers by one is refuted by a correct layer."""
     orders = {"layers.1.": "layers.2.", "layers.2.": "layers.1."}
 
     def plant(weights: Weights) -> Weights:

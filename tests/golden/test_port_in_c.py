@@ -20,7 +20,7 @@ from tests.test_documentation import blocks, shape
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "port_in_c"
 CASES = ["distilbert-*"]
-#: Macro that plants a mistake -> its name, the first stage that shows it, and the cases that do not.
+#: Macro that plants a mistake -> the mistake's name, the first stage that shows it, and the cases that do not show it.
 PLANTED = {
     "QUICK_GELU": ("quick GELU", "layers.0.ffn.activation", {"gelu-tanh", "relu", "silu"}),
     "UNBIASED_VARIANCE": ("unbiased variance", "embeddings.norm", set()),

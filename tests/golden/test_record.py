@@ -1,4 +1,4 @@
-"""A golden file holds a model's stages, their truth and their budgets; other files are errors."""
+"""A golden file holds a model's stages, their truth and their budgets; other files raise errors."""
 
 from __future__ import annotations
 

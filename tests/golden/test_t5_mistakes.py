@@ -1,4 +1,4 @@
-"""Mistakes in T5, planted in a port of plain NumPy: each is named, with all stages and with hidden states only."""
+"""Mistakes in T5, planted in a port in plain NumPy: each is named, with all stages and with hidden states only."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_port_without_a_mistake_is_right(version: str) -> None:
     assert not comparison.missing
 
 
-#: Mistakes that only T5 can have, tried by the quick suite; `test_decoder_mistakes.py` has mistakes of any decoder.
+#: Mistakes that only T5 can have, tried by the quick suite; `test_decoder_mistakes.py` has those of any decoder.
 QUICK = ("scores divided", "decoder's buckets of both directions", "head not scaled", "bias across", "start token 1")
 #: Mistakes that are also diagnosed with hidden states only, which takes most of the time.
 FROM_FEW = ("scores divided", "head not scaled", "bias in the first layer only", "1 + w")

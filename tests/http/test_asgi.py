@@ -132,7 +132,7 @@ def test_an_error_of_a_route_is_answered_and_logged_without_text(monkeypatch, ca
 
 
 def test_a_server_of_one_model_takes_any_name():
-    """OpenAI's clients must send a name, which is often that of another model."""
+    """OpenAI's clients must send a model's name, which is often that of a different model."""
     one = npformer.serve.app({"mine": tiny.model()})
     two = npformer.serve.app({"mine": tiny.model(), "other": tiny.model()})
     for path, body in (
@@ -159,8 +159,8 @@ def test_errors_for_clients_do_not_mention_loading_the_model(tmp_path):
 
 
 def test_json_is_read_and_made_outside_of_the_event_loop(monkeypatch):
-    """In the event loop, JSON would delay all other requests. Large lists are written element by element, so that other
-    threads get their turn.
+    """Reading and writing JSON in the event loop would delay all other requests. Large lists are written element by
+    element, so that other threads get their turn.
     """
     threads = []
     for name in ("read_json", "in_parts"):
@@ -219,8 +219,8 @@ class Slow:
 
 
 def test_bodies_hold_bounded_memory(monkeypatch):
-    """The largest unfinished body is refused, so small ones are not. Complete bodies count towards the limit until they
-    are answered.
+    """Above the limit, the largest unfinished body is refused, so that small ones are accepted. Complete bodies count
+    towards the limit until they are answered.
     """
     monkeypatch.setattr("npformer.serve.bodies.HELD", 200)
 
@@ -290,7 +290,7 @@ def test_limits_are_checked():
 
 
 def test_every_task_has_a_route():
-    """A task's route also answers at the root of a service whose first model has that task."""
+    """The root of a service answers like the route of its first model's task, so each task's route must exist."""
     paths = {each.path for each in ALL_ROUTES}
     assert {each.route for each in TASKS.values() if each.route} <= paths
 

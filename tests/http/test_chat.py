@@ -67,7 +67,7 @@ def answered(task: TextGeneration, messages: Any = ASKED, **settings: Any) -> An
 
 
 def test_openai_chat(client: openai.OpenAI, task: TextGeneration) -> None:
-    """Settings that a request leaves out come from the folder; an answer's message can be sent back as it came."""
+    """Settings that a request leaves out come from the folder; an answer's message can be sent back unchanged."""
     answer = client.chat.completions.create(model="chatter", messages=ASKED, **GREEDY)
     expected = answered(task, do_sample=False)
     [choice] = answer.choices

@@ -22,7 +22,7 @@ from tests.support.cli_runner import command
 from tests.support.service import Server
 
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-#: Serves with deadlines of about a second, instead of ten or more, and with small buffers in the system.
+#: Serves with deadlines of about a second, instead of ten or more, and with small system buffers.
 HASTY = """
 import socket
 from npformer.__main__ import main
@@ -83,7 +83,7 @@ def is_whole(connection: socket.socket) -> bool:
 
 
 def test_unfinished_bodies_do_not_block_other_clients(hasty):
-    """More clients than allowed open requests; each finally gets 408."""
+    """The open requests outnumber those that the server allows; each is finally answered with 408."""
     with ExitStack() as stack:
         held = [stack.enter_context(closing(connect(hasty))) for _ in range(80)]
         for each in held:
@@ -107,7 +107,7 @@ def test_a_slow_body_is_waited_for(hasty):
 
 
 def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
-    """The connection stays open for the next request: if it were closed, the client would not see the answer."""
+    """The connection stays open for the next request; if it were closed, the client would not see the answer."""
     with closing(connect(hasty)) as large:
         large.sendall(HEAD % 20_000_000 + b"x" * 20_000_000)
         large.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -172,7 +172,7 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
 
 
 def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
-    """Other requests are answered meanwhile: a megabyte in chunks of one byte takes seconds to read."""
+    """A megabyte in chunks of one byte takes seconds to read; other requests are answered meanwhile."""
     taken, made = [], []
 
     class Noting(connections.Connection):

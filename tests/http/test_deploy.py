@@ -27,7 +27,7 @@ def size(folder: Path) -> float:
 
 
 def steps(word: str) -> list[str]:
-    """The arguments of one of the Dockerfile's instructions."""
+    """The arguments of each of the Dockerfile's instructions that begins with this word."""
     return re.findall(rf"^{word} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.M)
 
 
@@ -88,7 +88,7 @@ for method, path, body in json.load(sys.stdin):
 
 
 def test_the_lambda_handler():
-    """One instance answers two valid requests, one with a wrong field, and one without a body."""
+    """One instance answers two valid requests, one with a missing field, and one without a body."""
     body = json.dumps({"inputs": "I love ice cream"})
     asked = [
         ["POST", "/predict", body],

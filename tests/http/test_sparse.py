@@ -1,4 +1,4 @@
-"""/embed_sparse, as text-embeddings-inference answers it, asked by the openai package's client and by curl."""
+"""/embed_sparse, as text-embeddings-inference answers it, called with the openai package's client and with curl."""
 
 from __future__ import annotations
 

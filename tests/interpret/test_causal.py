@@ -1,4 +1,4 @@
-"""Looking into a model that predicts the next word: the default answer to explain."""
+"""Looking into a model that predicts the next word, which is the default answer to explain."""
 
 from __future__ import annotations
 

@@ -52,12 +52,12 @@ CASES += [("bert", head) for head in encoders()["bert"].heads] + [("electra", "b
 
 
 def metric_value(model: Model | Seq2Seq, texts: Any, metric: Callable[[Any], float]) -> float:
-    """The sum over the texts of the metric, as a function of their answers."""
+    """The sum of the metric over the texts' answers."""
     return sum(metric(each) for each in model.run(texts))
 
 
 def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any], float]) -> None:
-    """A change of each stage in a random direction changes the metric as its gradient predicts."""
+    """A change to each stage in a random direction changes the metric as the stage's gradient predicts."""
     random, h = np.random.default_rng(0), 1e-5
     assert set(recorded.grads) >= {name for name in recorded if "probabilities" not in name}
     for name in recorded.grads:
@@ -70,7 +70,7 @@ def agree(model: Any, inputs: list[Any], recorded: Trace, metric: Callable[[Any]
             with edit({name: moved}):
                 ends.append(metric_value(model, inputs, metric))
         slope = sum(float((grad * way).sum()) for grad, way in zip(grads, ways, strict=True))
-        # With this h the third derivative's error and rounding are both near 1e-9 of the largest terms.
+        # With this h, the truncation and rounding errors are both about 1e-9 times the largest terms.
         size = sum(float(np.abs(grad * way).sum()) for grad, way in zip(grads, ways, strict=True))
         assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, abs=1e-6 * max(1.0, size)), name
 

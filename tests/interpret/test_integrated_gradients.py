@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_central_differences(kind: str, text: Any) -> No
     for _ in range(4):
         way = rng.standard_normal(here.rows.shape)
         ends = [slope(model, [ids], explained, here.rows + sign * h * way).values[0] for sign in (1, -1)]
-        # With this h the third derivative's error and rounding are both near 1e-9.
+        # With this h, the truncation error (third derivative) and the rounding error are both about 1e-9.
         np.testing.assert_allclose((here.gradient * way).sum(), (ends[0] - ends[1]) / (2 * h), rtol=0, atol=1e-7)
 
 

@@ -1,4 +1,4 @@
-"""Other libraries' names of stages work in traces, edits and patches. Unknown names get hints."""
+"""Other libraries' names for stages work in traces, edits and patches. Unknown names get hints."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def value(model: Model, head: str, text: Any, answered: Any) -> float:
 
 
 def test_heads_are_left_out_of_several_translations() -> None:
-    """The effects on several pairs are the mean of the effects on each pair."""
+    """The effects for several pairs are the means of the effects for each pair."""
     model = random_model("float64", n_layers=1)
     pairs = [([5, 6, 0], [499, 7]), ([8, 0], [499, 9, 10])]
     alone = [ablate_heads(model, pair).values for pair in pairs]

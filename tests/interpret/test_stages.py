@@ -1,4 +1,4 @@
-"""The stages derived from a model's parts, compared with fired stages, changed arrays and read arrays."""
+"""The stages derived from a model's parts are those that a forward reports, edits change and backward reads."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     for stage in found:
         listed = stages.find(stage)
         assert listed is not None
-        # tables may have another width than layers
+        # tables may have a different width from layers
         shapes = [each.shape.replace("E", "D") for each in (listed, of_model[stage])]
         assert shapes[0] == shapes[1]
         assert of_model[stage].hook in (listed.hook, "")
@@ -120,7 +120,7 @@ def test_an_edited_stage_changes_only_its_descendants(name: str) -> None:
 
 
 class Read(dict[str, list[np.ndarray]]):
-    """Recorded arrays; `names` collects the names of those that are read."""
+    """Recorded arrays; `names` collects the names of the arrays that are read."""
 
     def __init__(self, arrays: Mapping[str, list[np.ndarray]]) -> None:
         super().__init__(arrays)
@@ -133,7 +133,7 @@ class Read(dict[str, list[np.ndarray]]):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
-    """Each stage below the head; a head also keeps stages that another answer needs, such as a base model's pooler."""
+    """Backward reads all kept stages below the head. A head also keeps stages for other answers, such as a pooler's."""
     model, recording = model_of(name), Recording()
     weights, config = model.weights, model.config
     batch = packed(config, [text_of(model)])

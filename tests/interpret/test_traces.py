@@ -96,7 +96,7 @@ def test_the_stages_equal_their_formulas(model: Model) -> None:
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_each_of_several_texts_has_the_stages_it_has_alone(model: Model) -> None:
-    """Adjacent texts of equal length fire together, and each text has the same bits as alone."""
+    """Stages of adjacent texts of equal length are recorded together; each text has the same bits as alone."""
     texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
     together = trace(model, texts)
     for i, text in enumerate(texts):

@@ -333,7 +333,7 @@ def test_watch_checks_again_when_the_file_changes(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
-    """The command watches until Ctrl-C, with the same exit code as any command."""
+    """The command watches until Ctrl-C, and then has the same exit code as any interrupted command."""
     folder = written(tmp_path, {})
     command = [sys.executable, "-m", "npformer", "learn", "check", "--watch", "--chapter", "1", "--folder", str(folder)]
     with subprocess.Popen(

@@ -54,7 +54,7 @@ def test_a_mistake_of_ports_is_named(doctor: Doctor, name: str, wrong: object, c
 
 
 def test_a_factor_has_a_sentence_for_learners(doctor: Doctor) -> None:
-    """A port's diagnosis speaks of stages and guesses the factor's origin, so learners get another sentence."""
+    """A port's diagnosis speaks of stages and guesses the factor's origin, so learners get a different sentence."""
     arrays = doctor.answers("layer_norm", lambda x, **norm: 0.5 * right.layer_norm(x, **norm))
     assert arrays is not None
     said = "All numbers of the answer differ from the right numbers by the same factor or offset."

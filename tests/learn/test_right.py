@@ -24,7 +24,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_functions_give_the_stages_of_a_model(doctor: Doctor, name: str) -> None:
-    """They agree with an encoder, a decoder and each of their steps within the error budget of each stage."""
+    """Each function agrees with its stage of an encoder or a decoder, within the stage's error budget."""
     asked = QUESTIONS[name]
     _, golden = doctor.patient(asked.causal)
     arrays = doctor.answers(name, EXERCISES[name].right)

@@ -262,7 +262,7 @@ def norms_exchanged(model: Any) -> None:
 
 
 def replace_weights(model: Any, weigh: Callable[[Any, Any], Any]) -> None:
-    """Replaces the softmax by a function of the scores and the additive mask."""
+    """Replaces the softmax with a function of the scores and the additive mask."""
 
     def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **_: Any) -> Any:
         weights = weigh(q @ k.transpose(2, 3) * scaling, 0 if mask is None else mask)

@@ -49,7 +49,7 @@ def test_answers_are_transformers_own(option: str, dtype: str, tmp_path: Path) -
     ids=str,
 )
 def test_generated_tokens_equal_transformers(option: str, settings: dict[str, int], tmp_path: Path) -> None:
-    """Each prompt runs alone, because transformers gives other positions to a prompt that is padded on the left."""
+    """Each prompt runs alone, because transformers gives different positions to prompts that are padded on the left."""
     theirs = torch_model(option, BartForCausalLM, **SIZES).double()
     theirs.save_pretrained(tmp_path)
     model = npformer.load(tmp_path, dtype="float64")

@@ -33,8 +33,8 @@ def recorded_from(folder: Path) -> tuple[Model, golden.Golden]:
 @pytest.mark.parametrize("pad_id", [PAD, None])
 @pytest.mark.parametrize("head", dict.fromkeys(encoders()["gpt2"].architectures.values()))
 def test_every_head_is_hooked_and_within_every_budget(head: str, pad_id: int | None, tmp_path: Path) -> None:
-    """This includes attention's heads and weights, and the row that the classifier reads. Without a padding token the
-    texts are not run as a batch.
+    """The stages include attention's heads and weights, and the row that the classifier reads. Without a padding token
+    the texts are not run as a batch.
     """
     folder = tiny.folder(tmp_path / "m", "gpt2", head, pad_id=pad_id)
     model, recorded = recorded_from(folder)

@@ -1,7 +1,7 @@
 """Each known mistake is planted in a real torch model, and the diagnosis names it; a correct model has no mistake.
 
 The model is transformers' own, hooked live; the golden file is recorded from the same weights. Three texts of different
-lengths make a padded batch, and BERT's have two token_type_ids, so that masks and token types matter.
+lengths make a padded batch, and BERT's texts use both token types, so that masks and token types matter.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ def assert_grads(model: Any, config: Config, ours: dict[str, Any]) -> None:
 
 
 def state(model: Any) -> dict[str, np.ndarray]:
-    """Zeros for every parameter; those that no answer depends on keep them."""
+    """Zeros for every parameter, which remain for those parameters that no answer depends on."""
     return {name: np.zeros(tuple(each.shape)) for name, each in model.named_parameters(remove_duplicate=False)}
 
 

@@ -1,7 +1,7 @@
 """Every head of RoBERTa's and ALBERT's families compared with transformers, from the files that it saves.
 
-In float64 both agree up to rounding; in float32 npformer's error is similar to torch's. ALBERT's layers share weights
-in several ways; the sums of their gradients equal torch's.
+In float64 the two libraries agree up to rounding; in float32 npformer's error is similar to torch's. ALBERT's layers
+share weights in several ways; the sums of their gradients equal torch's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def batch(model: Any, choices: bool, lengths: tuple[int, ...] = LENGTHS) -> dict
 def answers(model: Any, given: dict[str, np.ndarray], dtype: torch.dtype) -> dict[str, np.ndarray]:
     with torch.no_grad():
         found = model.to(dtype)(**{key: torch.from_numpy(each) for key, each in given.items()})
-    named = {"prediction_logits": "logits"}  # a model for pre-training has another name for logits
+    named = {"prediction_logits": "logits"}  # a model for pre-training has a different name for logits
     return {
         named.get(key, key): each.numpy() for key, each in found.items() if key not in ("sop_logits", "past_key_values")
     }

@@ -1,4 +1,4 @@
-"""A Marian checkpoint gets torch's gradients, including the padding token's row with its `padding_idx`."""
+"""A Marian checkpoint gets torch's gradients, also in the padding token's row (torch's `padding_idx`)."""
 
 from __future__ import annotations
 

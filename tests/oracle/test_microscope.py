@@ -157,7 +157,7 @@ def test_parts_of_a_logit_match_autograd_with_the_norms_held(family: str, head: 
     read: dict[str, Any] = {}
 
     def keep(name: str) -> Callable[..., Any]:
-        """Replaces the module's input by a copy without a history, which gets a gradient, and keeps it."""
+        """Replaces the module's input with a copy without a history, which gets a gradient, and keeps the copy."""
 
         def hook(module: Any, arguments: Any) -> Any:
             read[name] = arguments[0].detach().requires_grad_()

@@ -67,7 +67,7 @@ def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", CLASSES)
 def test_each_head_s_answers_are_torch_s(family: str, dtype: str, tmp_path: Path) -> None:
-    """Files are safetensors or a pickle, and config.json may name another class."""
+    """Files are safetensors or a pickle, and config.json may name a different class."""
     folder = folder_of(tmp_path / "model", family, DTYPES[dtype])
     model, arrays = theirs(folder), given()
     with torch.no_grad(), in_double():

@@ -67,7 +67,7 @@ def test_scores_match_a_cross_encoder(stored, tmp_path):
     ],
 )
 def test_scores_match_a_saved_cross_encoder(options, tmp_path):
-    """One folder has a modules.json, and one has another activation in config.json."""
+    """Scores also agree after config.json gets a different activation."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(folder), device="cpu", **options).save_pretrained(str(tmp_path / "saved"))

@@ -29,7 +29,7 @@ def saved(path, **pooling):
 
 
 def older(path, **pooling):
-    """A folder of versions 5.0 to 5.3, which stores the maximum number of words."""
+    """A folder in the form of sentence-transformers 5.0 to 5.3, which stores the maximum number of words."""
     return write_splade(
         bare(path), {**pooling, "word_embedding_dimension": None}, model_type="SparseEncoder", max_active_dims=7
     )

@@ -1,5 +1,5 @@
-"""Tokenizers of older checkpoints compared with transformers: ids, tokens, places and pairs of 200 lines in many
-scripts.
+"""Tokenizers of older checkpoints compared with transformers: ids, tokens and offsets of 200 lines in many scripts,
+also as pairs.
 
 The vocabularies are trained here, on the same lines, by the libraries that checkpoints' authors use.
 """

@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_transformers_gives_the_same(folders: tuple[Path, Path]) -> None:
-    """Ids and targets are equal. Logits of about 1 agree to 1e-5, because float32 sums are rounded in another order."""
+    """Ids and targets are equal. Logits of about 1 agree to 1e-5, because the order of float32 sums differs."""
     own, theirs = load(folders[0]), MarianMTModel.from_pretrained(folders[1]).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folders[1])
     for text in TEXTS:

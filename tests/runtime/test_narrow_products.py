@@ -21,7 +21,7 @@ SHAPES = ((384, 384), (100, 70), (1100, 912), (64, 2), (321, 700))
 
 
 def transposed(weight: NarrowWeight) -> NarrowWeight:
-    """The same numbers as a transposed view, like a projection that is tied to a table."""
+    """The same numbers, stored as a transposed view, like a projection tied to a table."""
     return NarrowWeight(np.ascontiguousarray(weight.values.T).T, weight.scale)
 
 

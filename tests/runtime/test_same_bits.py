@@ -45,7 +45,7 @@ def found(environment: dict[str, str]) -> dict[str, Any]:
 def test_a_way_to_the_same_bits_is_found_on_every_kernel(name: str) -> None:
     """Each kernel runs in its own process, because a BLAS chooses its kernels when it is loaded.
 
-    A NumPy with another BLAS ignores the kernel's environment variable; the test then only checks that the trial ends.
+    A NumPy with a different BLAS ignores the kernel's environment variable; the test then checks only that trials end.
     """
     facts = found(kernels.under(name))
     if facts["kernels"] and all(facts["kernels"]):
@@ -63,7 +63,7 @@ def test_a_way_to_the_same_bits_is_found_as_this_process_runs() -> None:
 def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
     """The parts cover the inner axis once. Their products, added in order, have the bits of the whole product.
 
-    A last part too short for the trial to notice, as in BLIS, is allowed only if products are never split.
+    A last part too short for the trial to notice, as in BLIS, is allowed only if npformer never has to split products.
     """
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(inner)
     parts = k.k_blocks(inner)
@@ -108,7 +108,7 @@ def test_numbers_of_rows_repeat_and_are_at_least_two(dtype: str) -> None:
 
 
 def test_a_single_row_is_padded_even_if_no_method_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BLAS computes a single row with its matrix-vector routine, which adds in yet another order."""
+    """BLAS computes a single row with its matrix-vector routine, which adds in a different order."""
     noise = np.random.default_rng(0)
     monkeypatch.setattr(Kernel, "product", lambda self, a, b, out=None: a @ b + noise.random((len(a), b.shape[1])))
     k = Kernel(np.dtype("float32"))

@@ -24,7 +24,7 @@ def normal(*shape: int, dtype: str = "float64") -> np.ndarray:
 
 
 def edges(count: int, terms: int, front: int) -> list[int]:
-    """The borders of groups by definition: groups of TERMS terms up to `front`, and of `terms` terms after it."""
+    """The boundaries of groups by definition: groups of TERMS terms up to `front`, and of `terms` terms after it."""
     front = min(front, count)
     return [*range(0, front, TERMS), *range(front, count, terms), count]
 

@@ -319,7 +319,7 @@ def test_the_blas_is_described() -> None:
 
 @pytest.mark.slow
 def test_without_threadpoolctl_a_model_runs_and_warns_once() -> None:
-    """Runs in several threads, and one run after them, differ only by rounding; the process warns only once."""
+    """The answers of several threads, and of a later run, differ only by rounding; the process warns only once."""
     root = Path(__file__).parents[2]
     code = (
         f"import sys; sys.path[:0] = [{str(root)!r}]\n"
@@ -390,7 +390,7 @@ def test_a_model_made_in_a_thread_that_ended_still_runs() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_an_interrupt_at_any_moment_leaves_blas_free_for_other_threads() -> None:
-    """Ctrl-C arrives at two thousand different moments, as a thread enters or leaves BLAS. Another can then enter."""
+    """Ctrl-C arrives at 2,000 different moments, as a thread enters or leaves BLAS. Other threads can then enter."""
     moments, before = random.Random(0), signal.signal(signal.SIGALRM, signal.default_int_handler)
     free: list[bool] = []
 

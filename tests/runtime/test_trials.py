@@ -64,7 +64,7 @@ def test_the_quickest_way_is_found(clock: Clock, quickest: int, first: int) -> N
 
 @pytest.mark.parametrize("interrupted", [1, 2])
 def test_interruptions_of_a_trial_change_nothing(clock: Clock, interrupted: int) -> None:
-    """For each way, two of the five runs take a hundred times as long."""
+    """Two of the five runs of one way take a hundred times as long."""
     trial, runs = Trial((1, 2), first=1), {1: 0, 2: 0}
     while trial._times is None:
         trial.run(clock.work(lambda way: 0.001))
@@ -124,7 +124,7 @@ def test_the_memory_decides_how_many_threads_read_a_weight(
 
 
 def test_runs_of_different_sizes_are_compared_by_their_amount(clock: Clock) -> None:
-    """Texts have 60 and 40 tokens in turn: in a trial, one way gets the long ones and the slower way the short ones."""
+    """Texts have 60 or 40 tokens in turn, so in a trial the faster way gets long ones and the slower short ones."""
     trial = Trial((1, 2), first=1)
     for i in range(200):
         amount = 60 if len(clock.ways) % 2 else 40

@@ -48,8 +48,8 @@ def test_every_number_of_rows_to_300(inner: int, outer: int, dtype: str) -> None
 def test_a_table_transposed_has_the_same_bits_too(inner: int, outer: int, threads: int, dtype: str) -> None:
     """A projection tied to its token table is a transposed view of it.
 
-    Kernels for small products would add its terms in another order. Parts of a large product may be small: columns that
-    do not fill a panel, and the shares of many threads.
+    Kernels for small products would add its terms in a different order. Parts of a large product may be small: columns
+    that do not fill a panel, and the shares of many threads.
     """
     x, weight = normal(140, inner, dtype=dtype), normal(outer, inner, dtype=dtype).T
     weight.base.flags.writeable = weight.flags.writeable = False
@@ -82,7 +82,7 @@ def test_products_of_other_types_and_of_nothing_are_numpys() -> None:
     [(768, 768), (768, 3072), (3072, 768), (384, 1536), (1536, 384), (384, 1000), (768, 2)],
 )
 def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> None:
-    """A read-only weight, as of a loaded model, is used repeatedly with various numbers of rows."""
+    """A read-only weight, like those of a loaded model, is used repeatedly with various numbers of rows."""
     x, weight = normal(140, inner, dtype=dtype), normal(inner, outer, dtype=dtype)
     weight.flags.writeable = False
     (whole,) = weight_products.weight_products(x, weight)
@@ -95,7 +95,7 @@ def test_real_widths_have_the_same_bits(inner: int, outer: int, dtype: str) -> N
 @pytest.mark.parametrize("threads", [1, 2, 3, 20])
 @pytest.mark.parametrize("rows", [1, 6, 40, 200])
 def test_parts_for_threads_have_the_same_bits(rows: int, threads: int, dtype: str) -> None:
-    """Of a weight's twenty parts, one per thread, some are narrower than a panel and some have no columns."""
+    """With up to twenty threads, some of a weight's parts are narrower than a panel, and some have no columns."""
     x = normal(rows, 384, dtype=dtype)
     weights = [normal(384, outer, dtype=dtype, seed=outer) for outer in (384, 1536, 700, 37, 1)]
     for weight in weights:
@@ -142,7 +142,7 @@ def kept(weight: np.ndarray) -> list[tuple]:
 @pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("rows", [3, 12])
 def test_a_weight_that_can_change_is_not_kept_in_another_layout(rows: int) -> None:
-    """A copy would not follow changes: the result always uses the current weight."""
+    """A copy would not follow changes, so the result always uses the current weight."""
     x, weight = normal(rows, 512), normal(512, 128).copy()
     for _ in range(5):
         weight += 1
@@ -192,8 +192,8 @@ def test_a_new_weight_in_an_old_ones_place_is_not_taken_for_it(rows: int) -> Non
 def test_a_mapped_weight_with_panels_takes_no_memory_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products with any number of rows read the panels. Kernels for larger products add the columns of a panel
-    in another order, so those products are plain and compared within rounding."""
+    """Products with any number of rows read the panels. Kernels for larger products add the columns of a panel in a
+    different order, so those products are plain and compared within rounding."""
     has_small_products = weight_products.few_rows() > 0
     monkeypatch.setattr(weight_products, "few_rows", lambda: 30)
     monkeypatch.setattr(weight_products, "panels_pay", lambda rows: True)

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer in the form of Qwen's folders: every byte is a token, without merges."""
+"""A byte-level tokenizer in the form of Qwen's folders: every byte is a token, with merges only for "yes" and "no"."""
 
 from __future__ import annotations
 

@@ -50,14 +50,14 @@ def usual_head(name: str) -> str:
 
 
 def two_heads(name: str) -> list[str]:
-    """Returns the usual head and another one, which varies with the family, because families share the heads' code."""
+    """Returns the usual head and a second one, which varies with the family, because families share the heads' code."""
     others = [head for head in heads(name) if head != usual_head(name)]
     turn = list(FAMILIES).index(name)
     return [usual_head(name), *others[turn % max(len(others), 1) :][:1]]
 
 
 def inputs(model: Model | Seq2Seq, lengths: Sequence[int], seed: int = 0) -> list[Any]:
-    """Random texts: with token types where the family has them, with gaps in some positions, in pairs for a translator."""
+    """Random texts: with token types where the family has them, gaps in some positions, and pairs for a translator."""
     random, config = np.random.default_rng(seed), model.config
     if isinstance(model, Seq2Seq):
         ends = (config.vocab_size, config.decoder.vocab_size)
