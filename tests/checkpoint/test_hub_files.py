@@ -82,7 +82,7 @@ def test_a_model_may_be_in_a_folder_that_modules_json_names(snapshot: Path) -> N
 
 
 def absent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The files that a download asks for although they are not in the cache."""
+    """Returns the files that `download` looks for but does not find in the cache."""
     asked: list[str] = []
     monkeypatch.setattr(hub, "is_known_absent", lambda snapshot, file: asked.append(file) or True)
     download(NAME, offline=True)

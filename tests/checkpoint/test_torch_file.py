@@ -46,7 +46,7 @@ def assert_equal(arrays, values):
 
 @pytest.mark.parametrize("name", ZIPS + LEGACY)
 def test_files_of_torch_are_read(name):
-    """Reads every dtype, shared, sliced, transposed, stepped and expanded storages, parameters, and empty tensors."""
+    """Reads all dtypes, parameters, empty tensors, and shared, sliced, transposed, stepped and expanded storages."""
     assert_equal(read_torch(GOLDEN / f"{name}.bin"), np.load(GOLDEN / "values.npz"))
 
 

@@ -182,7 +182,8 @@ def test_golden_compare_shows_and_diagnoses_a_divergence_with_exit_code_3(
     printed = capsys.readouterr().out
     assert "the first stage that diverges: layers.0.ffn.activation" in printed
     assert "cause: tanh GELU for erf" in printed
-    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3  # it contains the model's path
+    # the golden file contains the model's path
+    assert run(golden_command, ["compare", recorded, tmp_path / "t.safetensors"]) == 3
     assert "cause: tanh GELU for erf" in capsys.readouterr().out
 
 

@@ -23,7 +23,7 @@ SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
 MODULE = [sys.executable, "-m", "npformer"]
 WAYS = {"script": SCRIPT, "module": MODULE}
 TEXT = "I love ice cream"
-#: Commands that print. Starting each of them in every way would take minutes, so only `classify --help` is.
+#: Commands that print. Only `classify --help` is started in every way, because the others would take minutes.
 PRINTING = {
     "overview": ["--help"],
     "version": ["--version"],
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **environment: str):
-    """Run `line` in a shell, where "$@" is the command with its arguments."""
+    """Runs `line` in a shell, where "$@" is the command with its arguments."""
     model = ["-m", str(models["classify"])] if arguments[0] in ("classify", "trace", "view") else []
     done = subprocess.run(
         ["bash", "-c", line, "bash", *way, *arguments, *model],
@@ -100,7 +100,7 @@ def test_messages_that_cannot_be_written_are_lost(errors, way, models, tmp_path)
 
 
 def test_a_closed_input_is_an_error_only_if_it_is_read(models, tmp_path):
-    """stdin is not needed if texts are given; otherwise the error names it."""
+    """stdin is not needed if texts are given; otherwise an error names it."""
     (tmp_path / "texts").write_text("ice\n")
     for way, arguments in ((SCRIPT, ["classify", "ice"]), (MODULE, ["classify", "-f", "texts"])):
         code, output, said = shell('"$@" <&-', way, arguments, models, tmp_path)

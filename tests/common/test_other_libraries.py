@@ -41,7 +41,7 @@ NAMES = [(table, name) for table in TABLES if table != "MODULE" for name in TABL
 
 @pytest.mark.parametrize(("table", "name"), NAMES)
 def test_a_name_of_another_library_is_answered(table, name):
-    """Another library's name raises an AttributeError, so that `hasattr` works, unless an object defines it."""
+    """Unless an object defines it, another library's name raises an AttributeError, so that `hasattr` works."""
     without = [each for each in OBJECTS[table] if not hasattr(each, name)]
     assert without
     for each in without:

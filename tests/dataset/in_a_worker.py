@@ -29,7 +29,7 @@ _machine, _probe = work.machine, work.probe
 
 
 def report_the_truth() -> None:
-    """Ends the effect of `pretend`."""
+    """Undoes the effect of `pretend`."""
     work.machine, work.probe = _machine, _probe
 
 

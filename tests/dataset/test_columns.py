@@ -116,7 +116,7 @@ def test_vectors_have_the_bits_of_the_model(dtype, tmp_path):
 
 
 def test_translations(tmp_path):
-    """A row gets one translation, or a list of several. Empty and long texts are errors. Samples are reproducible."""
+    """A row gets one translation, or a list of several. Empty and overlong texts fail. Samples are reproducible."""
     folder = seq2seq_models.folder_of_letters(tmp_path / "model")
     one = npformer.pipeline("translation", folder, max_new_tokens=6)
     texts = ["a dog", "", "x " * 500, "news"]

@@ -49,7 +49,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("suffix", "sink"), list(product(SUFFIXES, (".jsonl", ".parquet"))))
 def test_every_format_is_read(suffix, sink, classify, rows, tmp_path):
-    """Rows and columns stay in order for parts of any size. A csv has only texts, and no nulls."""
+    """Rows and columns stay in order for parts of any size. A CSV file has only texts, and no nulls."""
     source = written(tmp_path / f"in{suffix}", rows)
     report = map(classify, source, tmp_path / f"out{sink}", column="text", part_rows=7)
     found = read(tmp_path / f"out{sink}")
@@ -111,7 +111,7 @@ def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_p
 
 
 def test_types_that_other_libraries_write_come_through(classify, tmp_path):
-    """Polars writes views of texts inside structs. A UUID becomes a text in JSON."""
+    """Polars writes string views inside structs. A UUID becomes a string in JSON."""
     ids = [uuid.UUID(int=1), None]
     views = pa.array([{"a": "x", "b": None}, None], pa.struct([("a", pa.string_view()), ("b", pa.null())]))
     known = pa.array([each and each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
@@ -266,7 +266,7 @@ def test_places_outside_of_an_arrow_file_are_refused(column, classify, tmp_path)
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl.gz", ".parquet", ".arrow"])
 def test_a_file_that_changes_while_it_is_read_is_refused(suffix, change, classify, rows, tmp_path, monkeypatch):
-    """A changed file is refused, because lost pages of a mapped file end a process. A removed file stays readable."""
+    """A changed file is refused, because reading lost pages of a mapped file is fatal. Removed files stay readable."""
     source = written(tmp_path / f"in{suffix}", rows)
     answer = mapping.answer
 

@@ -110,7 +110,7 @@ def test_types_of_two_files_exclude_each_other(classify, tmp_path):
 
 @pytest.mark.parametrize("depth", [DEPTH + 1, 100, 1000, 5000, 100_000])
 def test_deep_nesting_is_refused_by_its_line(depth, tmp_path):
-    """On the command line, 10,000 brackets once ended the process, and 1,000 printed a traceback.
+    """On the command line, 10,000 nested brackets once crashed the process, and 1,000 printed a traceback.
 
     `run` raises any exception that a process would print as a traceback.
     """

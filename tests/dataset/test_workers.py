@@ -58,7 +58,7 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
             real(self, place, *others)
             written.append(place)
             if len(written) in moments:
-                # Dask does not replace a worker that dies before the scheduler knows it, so such workers are spared.
+                # Dask does not replace a worker that dies before it is registered, so such workers are spared.
                 known = made.scheduler.workers
                 alive = [each.pid for each in made.workers.values() if each.pid and each.worker_address in known]
                 if alive:  # if not, both workers are still starting

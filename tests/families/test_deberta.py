@@ -166,7 +166,7 @@ def test_settings_that_are_absent_have_transformers_values() -> None:
 
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_stages_of_scores_of_one_form(forms: tuple[str, ...]) -> None:
-    """Scores are divided by sqrt(number of products * K). A model without distances does not have their stages."""
+    """Scores are divided by sqrt(number of products * K). A model without distances has no stages for them."""
     model = tiny.model("deberta-v2", "token-classification", mechanisms=(tiny.distances(forms=forms, own=True),))
     t = trace(model, Text(np.arange(2, 12)))
     at = "layers.1.attention."

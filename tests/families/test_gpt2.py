@@ -1,4 +1,4 @@
-"""Features of GPT-2: files of several ages, its own settings, a causal mask, a head that reads the last token."""
+"""Features of GPT-2: files of several versions, its own settings, a causal mask, a head that reads the last token."""
 
 from __future__ import annotations
 

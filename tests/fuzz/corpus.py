@@ -138,7 +138,7 @@ def weights(config: Config) -> layout.Tree:
 
 @cache
 def tensors(config: Config, own: bool) -> tuple[Tensor, ...]:
-    """Returns a checkpoint's tensors in npformer's names and layout or in Hugging Face's."""
+    """Returns a checkpoint's tensors with npformer's names and layout, or Hugging Face's."""
     tree = weights(config)
     arrays = layout.stored(tree, config) if own else layout.to_torch(tree, config)
     return tuple(of_array(name, array) for name, array in arrays.items())

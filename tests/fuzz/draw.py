@@ -36,7 +36,7 @@ class Draw:
         return self._bits(8 * n).to_bytes(n, "big") if n else b""
 
     def span(self, size: int, longest: int = 0) -> tuple[int, int]:
-        """Returns the start and end of a random part of `size` elements; most parts are short."""
+        """Returns the start and end of a random part of a sequence of `size` elements; most parts are short."""
         start = self.below(size + 1)
         most = min(size - start, longest or size)
         length = self.below(min(most, 8) + 1) if self.below(4) else self.below(most + 1)

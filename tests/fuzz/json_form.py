@@ -57,7 +57,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Object:
 
 
 def form(value: Any) -> Any:
-    """Python's dicts, lists and numbers in the form that `parse` gives."""
+    """Converts Python's dicts, lists and numbers to the form that `parse` returns."""
     return parse(json.dumps(value))
 
 

@@ -74,7 +74,7 @@ TEXTS = (
 
 
 def text(draw: Draw) -> str:
-    """Returns a text; about half of them are plain."""
+    """Returns a text; at least half of the texts are plain."""
     if draw.chance(2):
         return draw.pick(TEXTS[:4])
     return draw.pick((draw.pick(TEXTS), byte_form.string(draw), byte_form.alter(draw, draw.pick(TEXTS[:20]))))

@@ -298,7 +298,7 @@ def test_a_layer_with_a_window_keeps_the_keys_that_its_steps_read(beams: int) ->
 
 
 def test_the_keys_and_values_of_a_prompt_are_in_memory_once() -> None:
-    """Memory stays below 1.5 times the cache, because the rows of few layers are held at a time, not of all layers."""
+    """Memory stays below 1.5 times the cache, because only a few layers' rows exist beside it at a time."""
     sizes = {"n_layers": 24, "d_model": 64, "d_ffn": 16, "n_kv_heads": 0, "max_length": 400}
     writer = tiny.model("llama", "causal-lm", threads=1, **sizes)
     ids = np.random.default_rng(0).integers(8, 200, 384)

@@ -1,4 +1,4 @@
-"""Make the golden gradients with torch's autograd, or with --check make them again and compare.
+"""Makes the golden gradients with torch's autograd, or with --check makes them again and compares them.
 
     python tests/golden/make_gradients.py [--check]
 

@@ -1,4 +1,4 @@
-"""Make the golden probabilities of sampling, or with --check make them again and compare.
+"""Makes the golden probabilities of sampling, or with --check makes them again and compares them.
 
     python tests/golden/make_sampling.py [--check]
 

@@ -1,4 +1,4 @@
-"""Make the golden values of encoder-decoders, or with --check make them again and compare.
+"""Makes the golden values of encoder-decoders, or with --check makes them again and compares them.
 
     python tests/golden/make_seq2seq.py [--check]
 

@@ -1,4 +1,4 @@
-"""Make the golden answers of the tasks, or with --check make them again and compare.
+"""Makes the golden answers of the tasks, or with --check makes them again and compares them.
 
     python tests/golden/make_tasks.py [--check]
 

@@ -1,4 +1,4 @@
-"""Make golden token ids for every way in which checkpoints describe their tokenizers, or with --check compare them.
+"""Makes golden token ids for every way in which checkpoints describe tokenizers, or with --check compares them.
 
     python tests/golden/make_tokenizer.py [--check]
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.numbers
 
 HIDDEN = ("embeddings.sum", ".ffn_residual", "norm", "logits")
 Weights = Mapping[str, np.ndarray]
-#: A module or class, the name to replace in it, and the replacement; or a change of the weights.
+#: A module or class, the name to replace in it, and the replacement; or a change to the weights.
 Plant = tuple[Any, str, Any] | Callable[[Weights], Weights]
 
 turn, angles = rotary.rotate, rotary.rotary_angles

@@ -27,7 +27,7 @@ def size(folder: Path) -> float:
 
 
 def steps(word: str) -> list[str]:
-    """The arguments of each of the Dockerfile's instructions that begins with this word."""
+    """The arguments of each instruction in the Dockerfile that begins with this word."""
     return re.findall(rf"^{word} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.M)
 
 

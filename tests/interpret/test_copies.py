@@ -47,7 +47,7 @@ def check(model: Any, given: Any, changes: list[tuple[str, Change]]) -> None:
 
 
 def changes_of(clean: Any, count: int) -> list[tuple[str, Change]]:
-    """Changes of rows, heads and whole stages in every layer, in random order."""
+    """Changes to rows, heads and whole stages in every layer, in random order."""
     found: list[dict[str, Change]] = []
     for name in [name for name in clean if not name.endswith("probabilities")]:  # a task computes them after the model
         shape = clean[name].shape

@@ -136,7 +136,7 @@ def test_in_float32_it_adds_up_to_rounding() -> None:
 
 
 class Held:
-    """Edits of a forward that hold the blocks' outputs, the norms' statistics and the gate at their values in `run`."""
+    """Edits that hold the blocks' outputs, the norms' statistics and the gate at their values in `run`."""
 
     def __init__(self, model: Model, run: Trace) -> None:
         self.run, self.weights, self.eps = run, model.weights, model.config.eps

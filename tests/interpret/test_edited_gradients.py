@@ -1,4 +1,4 @@
-"""A gradient taken inside an edit is that of the edited forward, compared with central differences in float64."""
+"""A gradient taken inside an edit is that of the edited model, compared with central differences in float64."""
 
 from __future__ import annotations
 

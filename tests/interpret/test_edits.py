@@ -1,4 +1,4 @@
-"""An edit replaces only the named stages, and the rest of the forward uses the new values."""
+"""An edit replaces only the named stages, and the rest of the forward pass uses the new values."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
 
 
 def test_the_error_falls_with_the_square_of_the_places() -> None:
-    """The midpoint rule has this error for functions without kinks, such as BERT's tanh and GELU."""
+    """The midpoint rule's error is proportional to 1 / steps^2 for functions without kinks, such as tanh and GELU."""
     model, errors = tiny.model("bert", dtype=np.float64), []
     for steps in (20, 40, 80):
         shown = method(view.attribution(model, TEXT, label=0, steps=steps), "Integrated gradients")

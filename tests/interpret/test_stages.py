@@ -67,7 +67,7 @@ def model_of(name: str) -> Model | Seq2Seq:
 
 
 def fired(model: Model | Seq2Seq, changes: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """All stages of a forward of one text, with the end token that BART's heads need."""
+    """All stages of a forward pass on one text, with the end token that BART's heads need."""
     with trace() as recorded, edit(changes or {}):
         if isinstance(model, Seq2Seq):
             model.run([(text_of(model), TARGET)])

@@ -1,4 +1,4 @@
-"""A trace holds every stage of a forward, text by text; its table, page and file agree."""
+"""A trace holds every stage of a forward pass, text by text; its table, page and file agree."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
 
 @pytest.mark.slow
 def test_taps_cost_less_than_a_hundredth_of_a_short_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures taps and scopes without a listener in one forward of the bundled model."""
+    """Measures taps and scopes without a listener in one forward pass of the bundled model."""
     model = npformer.load("distilbert-sst2")
     text = [Text(np.array([101, 1045, 2293, 3256, 6949, 102]))]
     forward = min(timeit.repeat(lambda: model.run(text), number=1, repeat=60))

@@ -1,4 +1,4 @@
-"""A learner's file with unusual but correct solutions: plain loops, einsum, other reshapes, float64 inside."""
+"""A learner's file with unusual but correct solutions: plain loops, einsum, different reshapes, float64 inside."""
 
 import math
 

@@ -27,7 +27,7 @@ PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
 
 
 def written(folder: Path, functions: dict[str, str], text: str | None = None) -> Path:
-    """Writes a learner's folder: the template, or another text, with these functions filled in."""
+    """Writes a learner's folder: the template, or `text`, with these functions filled in."""
     made = template() if text is None else text
     for name, code in functions.items():
         pattern = rf"def {name}\(.*?(?=\n\n\n|\Z)"
@@ -314,7 +314,7 @@ def test_a_complete_file_has_exit_code_0(tmp_path: Path) -> None:
 
 
 def test_watch_checks_again_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file changes during the first pause, and Ctrl-C comes in the second one."""
+    """The file changes during the first pause, and Ctrl-C comes during the second."""
     folder, checked = written(tmp_path, {}), []
     texts = iter([template() + "\n"])
 

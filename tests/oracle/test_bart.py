@@ -46,7 +46,7 @@ LENGTHS = (9, 4, 4, 2)
 
 
 def torch_model(option: str, kind: Any = BartForConditionalGeneration, **more: Any) -> Any:
-    """A random model; its biases are not 0 and its norms are not 1, so that leaving one out shows."""
+    """A random model; its biases are not 0 and its norms are not 1, so that omitting one changes the answers."""
     torch.manual_seed(len(option))
     sizes = {
         "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,

@@ -76,7 +76,7 @@ def test_a_text_of_the_suite_that_ends_in_padding_is_read_as_transformers_reads_
 
 
 def seeing(picture: Callable[[Any], Any]) -> Plant:
-    """Replaces the causal mask by the mask that `picture` makes from (L, L) ones; padding stays hidden."""
+    """Replaces the causal mask with the mask that `picture` makes from (L, L) ones; padding stays hidden."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> tuple[Any, Any]:

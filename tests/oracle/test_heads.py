@@ -52,7 +52,7 @@ for i, (name, (family, _)) in enumerate(MODELS.items()):
 
 
 def torch_model(name: str, architecture: str) -> Any:
-    """A random model; its biases are not 0 and its norms are not 1, so that leaving one out shows."""
+    """A random model; its biases are not 0 and its norms are not 1, so that omitting one changes the answers."""
     family, options = MODELS[name]
     settings = dict(SIZES) | ({"num_labels": 2} if "Answering" in architecture else {}) | options
     settings |= {"is_decoder": True} if architecture.endswith("CausalLM") else {}

@@ -51,7 +51,7 @@ def theirs(folder: Path, recorded: golden.Golden) -> Any:
 
 @pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
 def test_a_right_model_is_not_accused(theirs: Any, recorded: golden.Golden, model: Seq2Seq) -> None:
-    """In the state_dict, the bias of the logits is (1, V). The module that computes the logits does not add it."""
+    """In the state_dict, the logits' bias has the shape (1, V). The module that computes the logits does not add it."""
     comparison = golden.compare(recorded, theirs)
     assert comparison.ok, str(comparison)
     outside = "embeddings.token" if model.config.scale_embedding and model.config.model_type == "marian" else "scores"

@@ -41,7 +41,7 @@ CASES = [(family, head) for family, heads in LOGITS.items() for head in heads]
 
 
 def folder_of(path: Path, family: str, dtype: torch.dtype = torch.float32) -> Path:
-    """A random checkpoint as transformers saves it; no bias is 0, so that leaving one out shows."""
+    """A random checkpoint as transformers saves it; no bias is 0, so that omitting one changes the answers."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **SIZES, **OPTIONS.get(family, {}))
     model = getattr(transformers, CLASSES[family])(config)

@@ -36,7 +36,7 @@ LENGTHS = (40, 17, 17, 2)
 
 
 def torch_model(case: str) -> Any:
-    """A random model, in which leaving a norm or a bias out shows."""
+    """A random model, in which omitting a norm or a bias changes the answers."""
     name, options = CASES[case]
     torch.manual_seed(len(case))
     sizes = {

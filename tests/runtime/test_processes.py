@@ -1,6 +1,6 @@
 """Processes: a forked child has its own threads and BLAS settings, even after a fork in the middle of a call.
 
-A process ends cleanly. NPFORMER_TEST_FORKS=320 makes more forks than the suite does by default, and takes minutes.
+Processes end cleanly. NPFORMER_TEST_FORKS=320 makes more forks than the suite does by default, and takes minutes.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_cuts_are_where_a_large_product_cuts(inner: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_terms_of_one_block_are_added_in_order(dtype: str) -> None:
-    """Zeros anywhere between the terms do not change a sum: beams that share a cache have such zeros."""
+    """Zeros anywhere between the terms, such as those of beams that share a cache, do not change a sum."""
     k, random = kernel(np.dtype(dtype)), np.random.default_rng(0)
     dense, b = random.random((k.rows(2), 16)).astype(dtype), random.random((16, 64)).astype(dtype)
     with single_blas_thread():

@@ -235,7 +235,7 @@ def test_a_system_without_threads_to_give(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.usefixtures("two_blas_threads")
 def test_an_interrupt_while_blas_is_set(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interrupt may come at any moment: the next successful call restores the host's settings."""
+    """Whenever the interrupt comes, the next successful call restores the host's settings."""
     calls = []
 
     def interrupted(library: Any, count: int) -> None:

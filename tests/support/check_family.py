@@ -155,7 +155,7 @@ def check_a_golden_file_fits_its_model_and_no_other(name: str, folder: Path) -> 
 
 
 def check_a_port_of_unusual_sizes_is_diagnosed(name: str, folder: Path) -> None:
-    """Some mistakes are impossible with three heads of width 8, or with heads of odd width."""
+    """The diagnosis skips mistakes that are impossible with three heads of width 8, or with heads of odd width."""
     model = tiny.model(name, usual_head(name), d_model=24, n_heads=3, n_layers=1)
     recorded = golden.record(model, inputs(model, (4,)))
     stage = next(each for each in recorded.stages if each.endswith("attention.context"))
