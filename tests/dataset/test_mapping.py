@@ -333,7 +333,7 @@ def test_killed_runs_end_with_the_same_bytes(sink, how, model, rows, tmp_path):
     (tmp_path / "runs").mkdir()
     command = [
         sys.executable,
-        *("-W", "ignore::DeprecationWarning:__main__"),  # about forks of a process with threads (BLAS, pyarrow)
+        *("-W", "ignore::DeprecationWarning:__main__"),  # warns of forks of a process with threads (BLAS, pyarrow)
         "-m",
         "tests.dataset.killing",
         model,

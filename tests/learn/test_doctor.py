@@ -20,7 +20,7 @@ def doctor() -> Doctor:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_right_function_has_no_mistake(doctor: Doctor, name: str) -> None:
-    """Correct answers fit the stage of the question, so each question names the stage that its function computes."""
+    """Correct answers get no cause, so each question names the stage that its function computes."""
     arrays = doctor.answers(name, EXERCISES[name].right)
     assert arrays is not None
     assert doctor.cause(name, arrays) == ("", "")

@@ -1,8 +1,8 @@
 """Vectors of decoders, such as Qwen3-Embedding's, compared with sentence-transformers in float64.
 
 The folders have that model's form: a Qwen3 model, with or without a prefix in tensor names, last-token pooling, a
-prompt with an instruction, and a tokenizer that ends each text with a special token. One has EmbeddingGemma's form:
-attention in both directions, the mean of all tokens, and two Dense modules.
+prompt with an instruction, and a tokenizer that ends each text with a special token. One folder has EmbeddingGemma's
+form: attention in both directions, the mean of all tokens, and two Dense modules.
 """
 
 from __future__ import annotations

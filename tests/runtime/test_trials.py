@@ -114,7 +114,7 @@ def test_trials_lose_a_hundredth_of_the_time(clock: Clock, slower: float) -> Non
 def test_the_memory_decides_how_many_threads_read_a_weight(
     clock: Clock, alone: float, together: float, small: int, large: int
 ) -> None:
-    """The clock simulates bytes per second for one core and for two, a hand-over of 80 us, and two weights."""
+    """The clock simulates bytes per second for one core and for two, a hand-over of 80 us, and weights of two sizes."""
     for size, expected in ((BYTES, small), (4 * BYTES, large)):
         trial = Trial((1, 2), first=1)
         work = clock.work(lambda way, size=size: size / alone if way == 1 else size / together + 80e-6)
