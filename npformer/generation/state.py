@@ -1,7 +1,7 @@
 """The state of a model while it generates several texts at once; `decoding.py` advances it token by token.
 
-`Seq2SeqState` generates targets for sources, and `PromptState` continues prompts. Rows are the num_beams texts of the
-first source or prompt, then those of the second, and so on.
+`Seq2SeqState` generates targets for sources, and `PromptState` continues prompts. The rows of a batch are the num_beams
+texts of the first source or prompt, then those of the second, and so on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npformer.runtime.padding import check_texts
 from npformer.taps import listening
 from npformer.transformer import decode_target, encode, encode_source
 
-BLOCK = 1024  # rows of a long prompt per pass: products of fewer rows are less efficient
+BLOCK = 1024  # rows of a long prompt per pass; matrix products of fewer rows are less efficient
 NO_TOKEN = -1  # padding to the left of shorter prompts
 
 

@@ -125,7 +125,7 @@ class At:
 
     @property
     def encoded(self) -> np.ndarray:
-        """The encoder's output, which a decoder's layers read, (S, D)."""
+        """The encoder's output, which the decoder's layers read, (S, D)."""
         return self(self._run.parents[f"decoder.layers.0.{CROSS}.key"][0])
 
     @property

@@ -116,7 +116,7 @@ def compare(
     Raises
     ------
     NpformerError
-        If no array is recognised, the arrays belong to other token ids, or the dtype is unknown.
+        If no array is recognised, the arrays belong to different token ids, or the dtype is unknown.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def _compare(
 
 
 def _dtype(golden: Golden, theirs: Theirs) -> str:
-    """Returns float16 or bfloat16 if at least half of the stages have its precision in the port only, else float32."""
+    """Returns float16 or bfloat16 if at least half of the stages have that precision in the port only, else float32."""
     for kind in HALVES:
         known = [name for name, arrays in golden.stages.items() if not all(held(kind, array) for array in arrays)]
         compared = [theirs.stages[name] for name in known if name in theirs.stages]

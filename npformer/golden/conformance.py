@@ -143,7 +143,7 @@ def _verdict(folder: Path, command: Sequence[str], timeout: float, dtype: str | 
 def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
     """Runs a program in its own process group; returns its exit code (None after a timeout) and the end of its output.
 
-    The output goes to a file: a pipe would stay open as long as any child process lives.
+    The output goes to a file, because a pipe would stay open as long as any child process lives.
     """
     with tempfile.TemporaryFile() as said:
         try:

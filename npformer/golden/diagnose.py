@@ -43,7 +43,7 @@ DRAWS = 3  # runs with random rounding that measure that error
 EXPLAINED = 0.9  # the closest mistake is reported if it explains at least this fraction of the error
 HALVED = 0.5  # a cause must leave less than this fraction of the error unexplained
 FAULTS = 5  # maximum number of faults to report, one after another
-LATER = 4  # diverging stages after a fault that decide between its possible causes
+LATER = 4  # number of diverging stages after a fault that decide between its possible causes
 
 RELATIONS = general.MISTAKES  # the least specific mistakes, the last of `GENERAL`
 ROUNDING = {mistake.name for mistake in precision.MISTAKES}
@@ -281,8 +281,8 @@ class _Case:
     def changed_with(self, wrong: Port, base: Port) -> list[str]:
         """Returns the other stages that a cause must explain: the rest of the block, or all layers for a head.
 
-        If the cause has a rule for the stage itself, these are only its children, and single stages, that the cause's
-        other rules change.
+        If the cause has a rule for the stage itself, these are only the stage's children and the single stages that the
+        cause's other rules change.
         """
         block, near = block_of(base.stage), list[str]()
         if wrong.is_rule_for(base):
@@ -391,7 +391,7 @@ class _Case:
         return cut(self.forward(port, port.stage, dtype, seed)[port.stage], port.theirs, port)
 
     def rounding(self, port: Port, made: list[np.ndarray]) -> float:
-        """Returns the error budget of a stage with a mistake. Wrong values may be larger than the correct ones."""
+        """Returns the error budget of a stage with a mistake, whose values may be larger than the correct ones."""
         draws = [self.compute(port, np.float32, seed) for seed in range(DRAWS)]
         return FACTOR * self.ratio(port) * max(largest_error(draw, made) for draw in draws)
 

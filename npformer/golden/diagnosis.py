@@ -13,7 +13,7 @@ from npformer.golden.weights import Finding
 
 TRAINING = "dropout left on"
 ROUNDED = 0.25  # most correct ports stay within this fraction of their budgets
-FARTHER = 4.0  # a cause is dropped if it leaves more than ROUNDED and more than FARTHER times what the best leaves
+FARTHER = 4.0  # a cause is dropped if it leaves more than both ROUNDED and FARTHER times what the best cause leaves
 SAME = 1e-4  # two variants give the same values if their distances differ by at most this fraction
 
 

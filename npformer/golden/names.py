@@ -258,5 +258,5 @@ def _nothing(golden: Golden, theirs: list[str]) -> str:
     also = f" or {module}" if module else ""
     return (
         f"no array has the name of a stage: expected names like {stage}{also}, "
-        f"got {', '.join(theirs[:4]) or 'no arrays'!s:.200}; map your names to npformer's with names"
+        f"got {', '.join(theirs[:4]) or 'no arrays'!s:.200}; map your names to npformer's with names="
     )

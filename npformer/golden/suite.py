@@ -205,7 +205,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     about = "a text of the maximum length, in a batch with a text of one token"
     yield Case(f"{name}-lengths", about, plain, (plain.max_length, 1))
     for dtype in ("float16", "bfloat16"):
-        yield Case(f"{name}-{dtype}", f"weights stored in {dtype}, computed in float32", plain, dtype=dtype)
+        yield Case(f"{name}-{dtype}", f"weights stored in {dtype}, with computation in float32", plain, dtype=dtype)
     for activation in sorted({"gelu", "gelu_tanh", "relu", "silu"} - {plain.activation}):
         about = f"the activation {activation}"
         yield Case(f"{name}-{activation.replace('_', '-')}", about, replace(plain, activation=activation))
@@ -230,7 +230,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-wide", about, replace(plain, d_embedding=width))
     if family.layer_groups:
         groups = replace(plain, n_layers=6, sharing=Sharing(2, 2))
-        yield Case(f"{name}-groups", "two groups of two layers, one group run twice", groups)
+        yield Case(f"{name}-groups", "two groups of two layers, one of which runs twice", groups)
     if "convolution" in family.encoder:
         about = "a convolution of the embeddings, added to the first layer's output"
         convolved = replace(plain, convolution=InputConvolution(3, "gelu"))
@@ -242,7 +242,7 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
         yield Case(f"{name}-one-form", about, one)
     words = next(head for head in ("masked-lm", "causal-lm") if head in family.architectures.values())
     usual = encoder_config(family, words, n_layers=1)
-    about = "a vocabulary projection of its own" if usual.tied else "the token table as the vocabulary projection"
+    about = "a separate vocabulary projection" if usual.tied else "the token table as the vocabulary projection"
     yield Case(f"{name}-{'untied' if usual.tied else 'tied'}", about, replace(usual, tied=not usual.tied))
     if plain.parallel:
         yield Case(f"{name}-in-turn", "sequential blocks instead of parallel ones", replace(plain, parallel=False))

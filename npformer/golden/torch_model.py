@@ -70,7 +70,7 @@ def is_training(model: Any) -> bool:
 
 
 def stages_of(model: Any, golden: Golden, after_eval: bool = False) -> dict[str, Any]:
-    """Returns the golden file's stages that the model has, padded (B, L, ...), and its weights, under npformer's names.
+    """Returns the golden file's stages that the model has, padded (B, L, ...), and its weights by their torch names.
 
     The model runs in its current mode, or with `after_eval` in eval mode.
     """

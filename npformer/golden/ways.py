@@ -58,7 +58,7 @@ def _runs(mistakes: Iterable[Mistake], port: Port, most: int, progress: Callable
 
 
 def _solvable(ways: Ways) -> Ways:
-    """Yields from `ways`, and stops if finding the next way requires solving a singular linear system."""
+    """Yields from `ways`, and stops if finding the next variant requires solving a singular linear system."""
     with suppress(np.linalg.LinAlgError):
         yield from ways
 

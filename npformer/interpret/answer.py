@@ -18,7 +18,7 @@ from npformer.probabilities import probabilities
 from npformer.tape import UnknownDerivative
 
 MOST = 5  # maximum number of outcomes
-CONTEXT = ".context"  # ending of the stages that have the heads' outputs
+CONTEXT = ".context"  # ending of the names of stages with the heads' outputs
 
 
 class Effect(NamedTuple):

@@ -25,16 +25,16 @@ from npformer.interpret.stacks import Stack
 from npformer.taps import listening
 from npformer.text.words import Span, text_words, word_spans, word_text
 
-TOKENS = 4096  # tokens between two steps of a progress bar, enough to use all cores
+TOKENS = 4096  # tokens in a batch, after which a progress bar advances; enough to use all cores
 BATCH = 1024  # tokens in an edited forward pass
 MOST = 8_192  # maximum number of tokens to read without grouping words, for a model like BERT-base: 15 s on two cores
 ODDS = "the log-odds of"
-Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text with the number of their word; None between words
+Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, each with its word's number, or None between words
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One measure on one text: a score for each word, a description, and the text to mark.
+    """One measure applied to one text: a score for each word, a description, and the text to mark.
 
     `unit` is the meaning of a score in a few words, such as "fall in the log-odds of POSITIVE without the word".
     """
@@ -201,7 +201,7 @@ def together(spans: Sequence[Span], size: int) -> list[Span]:
 def logits_of(model: Any, inputs: Sequence[Any], progress: bool | None) -> Iterator[np.ndarray]:
     """Yields each input's logits, computed in packed batches. `progress` shows a bar."""
     words = model.config.head in ("causal-lm", "translation")  # their logits take V numbers per token
-    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edits need whole forwards
+    tokens = BATCH if listening() else BATCH * model.threads if words else TOKENS  # edits need whole forward passes
     size = max(1, tokens // len(inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]))
     batches = (model.run(inputs[first : first + size]) for first in range(0, len(inputs), size))
     yield from with_bar((answers["logits"] for batch in batches for answers in batch), len(inputs), shown=progress)

@@ -16,7 +16,7 @@ where it was written:
     x = r + FFN                    the FFN adds u . (FFN - b_2), the bias u . b_2
 
 and the walk continues with r, down to the embeddings. Each part of a model implements its line as `pull`, next to its
-forward. In a decoder's layer (BART), cross-attention precedes the FFN and is split like attention; its heads
+forward pass. In a decoder's layer (BART), cross-attention precedes the FFN and is split like attention; its heads
 include everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is split by the rows
 of the embeddings that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
 through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. The parts add up to the
@@ -165,9 +165,9 @@ def logit_attribution(
 
     The parts add up to the logit. They are exact if the mean and deviation of layer norms, and the factor act(h) / h in
     the head, are held at their values on this text. A later norm scales the output of earlier layers.
-    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited
-    forward. An edit of a sum, a norm or a context shows as a difference between `total` and `logit`, because it belongs
-    to no part.
+    `interpret/direct_attribution.py` has the formula. Inside `npformer.edit`, the parts are those of the edited forward
+    pass. An edit of a sum, a norm or a context shows as a difference between `total` and `logit`, because it belongs to
+    no part.
 
     Parameters
     ----------

@@ -3,8 +3,8 @@
     with edit({"layers.2.attention.weights": fn}): model(...)      edit(ablate_head(2, 5))
 
 An edit gets the same array as a trace: a stage of one text, without a batch axis. `traces.py` records the result. A
-gradient taken inside `edit` is the gradient of the edited forward, so it needs the derivative of every change on its
-path. `Differentiable` is a function with its derivative.
+gradient taken inside `edit` is the gradient of the edited forward pass, so it needs the derivative of every change on
+its path. `Differentiable` is a function with its derivative.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Change = Callable[..., np.ndarray] | np.ndarray | list[np.ndarray]
 
 @contextmanager
 def edit(*changes: Mapping[str, Change]) -> Iterator[None]:
-    """Changes stages of every forward that runs inside the `with` block.
+    """Changes stages of every forward pass that runs inside the `with` block.
 
-    A gradient that is taken inside the block (training, attribution, a `Recording`) is that of the edited forward. A
-    stage that is replaced by an array has gradient 0.
+    A gradient that is taken inside the block (training, attribution, a `Recording`) is that of the edited forward pass.
+    A stage that is replaced by an array has gradient 0.
 
     Parameters
     ----------

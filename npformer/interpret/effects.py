@@ -51,7 +51,7 @@ class Effects:
         return "\n\n".join(blocks)
 
     def _repr_html_(self) -> str:
-        """Returns a heat map: orange for increases, blue for decreases, deeper for larger cells."""
+        """Returns a heat map: orange for increases, blue for decreases, deeper for larger values."""
         coloured = [column not in self.plain for column in self.columns]
         sizes = np.abs(self.values[:, coloured])
         largest = float(np.nanmax(sizes, initial=0.0)) or 1.0

@@ -29,7 +29,7 @@ def differentiate(
 
     If `metric` is True, the metric is the logit of the model's answer. Stages of one text do not affect another text's
     metric, so the gradient of the sum contains each text's gradient. Inside `npformer.edit`, gradients are those of the
-    edited forward, with respect to stages after their edits.
+    edited forward pass, with respect to stages after their edits.
     """
     wanted = None if metric is True else metric
     recording = Recording(unread(model.weights, model.config), keep_gradients=True)
@@ -57,6 +57,6 @@ def _fitting(name: str, grad: np.ndarray | None, answer: np.ndarray) -> np.ndarr
 
 
 def _joined(head: str, name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    """Packs the answers of several texts as the forward does: one row per text or per token."""
+    """Packs the answers of several texts as the forward pass does: one row per text or per token."""
     of_text = name == "pooler_output" or (name == "logits" and head in POOLED_HEADS)
     return np.stack(arrays) if of_text else np.concatenate(arrays)

@@ -17,12 +17,12 @@ from npformer.interpret.study_inputs import read_inputs
 
 @dataclass(frozen=True, eq=False)
 class HeadEffects:
-    """The result of `head_effects`: the change of an answer's probability without each head.
+    """The result of `head_effects`: the change in an answer's probability without each head.
 
-    `before` is the answer's probability. `changes` (attentions, heads) has its change without each head, or NaN if the
-    head does not exist or was not ablated. `outcomes` has the answers without each head and their probabilities, the
-    most probable first, or () where `changes` is NaN. `whole` has the answers with all heads. A translation keeps its
-    words, and its probability is their geometric mean.
+    `before` is the answer's probability. `changes` (attention blocks, heads) has the change in it without each head, or
+    NaN if the head does not exist or was not ablated. `outcomes` has the answers without each head and their
+    probabilities, the most probable first, or () where `changes` is NaN. `whole` has the answers with all heads. A
+    translation keeps its words, and its probability is the geometric mean over them.
     """
 
     answer: str
@@ -57,7 +57,7 @@ def head_effects(
     Raises
     ------
     NpformerError
-        If the model cannot read the text, or has no such head.
+        If the model cannot read the text, or lacks one of `heads`.
 
     References
     ----------

@@ -3,7 +3,7 @@
 Both differentiate the log-odds of the label (`attribution.Target`) with respect to the embeddings' output, the input of
 the first layer, as Captum's tutorial on BERT does with LayerIntegratedGradients on `model.bert.embeddings`. The forward
 and backward passes run with an edit of that stage, `Inputs`. Inside `npformer.edit`, gradients are those of the edited
-forward. An encoder-decoder with a head for labels reads each token in the encoder and, one position later, in the
+forward pass. An encoder-decoder with a head for labels reads each token in the encoder and, one position later, in the
 decoder. Its arrays of embeddings are (2, T, D), and a token's score is the sum over both stacks. Only the decoder reads
 the start token.
 """
@@ -109,7 +109,7 @@ def explained_by_gradients(
     methods: Sequence[str] = METHODS,
     progress: bool | None = None,
 ) -> list[Method]:
-    """Same as `by_gradients`, for a target. For a translation model, text is a pair, and only the source gets scores.
+    """Like `by_gradients`, for a given target. For a translation model, text is a pair; only the source gets scores.
 
     The integral is a sum over `steps` points, by default STEPS, or fewer for a long text. `columns` are the tokens that
     the model reads, with a decoder's start token.

@@ -20,14 +20,14 @@ from npformer.text.words import name_after_word
 
 WORDS = ("masked-lm", "causal-lm")  # heads with a vocabulary
 MASKS = ("[MASK]", "<mask>")
-MOST = 1 << 16  # maximum size of an answer to differentiate by differences
+MOST = 1 << 16  # maximum total size of the answers to differentiate by differences
 STEP = 1e-4  # relative step of central differences; their error is about its square
 
 Answers = Mapping[str, np.ndarray]
 
 
 class Logit(NamedTuple):
-    """A number in a text's answers: its description, the answer's name, and the index there."""
+    """A number in a text's answers: its description, the answer's name, and its index in the answer."""
 
     what: str
     answer: str
@@ -49,9 +49,9 @@ def metric_of(
     """Makes the metric for a text with these answers.
 
     `metric` is a function of the answers, which may be a `Differentiable`, or the label, word or number of a logit.
-    If it is None, the metric is the logit of the model's own answer. For heads on tokens, this is the mean over all
-    tokens, the masked tokens (masked-lm) or the last token (causal-lm). For spans, it is the mean of start and end. For
-    a translation, it is the mean log-probability of its tokens.
+    If it is None, the metric is the logit of the model's own answer. For a head with a row for each token, this is the
+    mean over all tokens, the masked tokens (masked-lm) or the last token (causal-lm). For spans, it is the mean of
+    start and end. For a translation, it is the mean log-probability of its tokens.
     """
     if isinstance(metric, Metric):
         return metric

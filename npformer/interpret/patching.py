@@ -27,7 +27,7 @@ from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
 BY = ("position", "head", "layer")
-MOST = 65_536  # tokens that patching by position may read: a minute for BERT-base, because copies skip lower layers
+MOST = 65_536  # most tokens that patching by position reads: a minute for BERT-base, because copies skip lower layers
 BLOCKS = ("attention", "cross_attention", "ffn")  # how the names of a layer's stages begin, in order
 
 
@@ -63,7 +63,7 @@ def ablate_heads(
 
     References
     ----------
-    Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 3.2, has the ablation.
+    Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 3.2, describes the ablation.
 
     Examples
     --------
@@ -191,7 +191,7 @@ def attribution_patching(
     position: int | None = None,
     by: str = "position",
 ) -> Effects:
-    """Estimates the effects of `patch` to first order, from one forward and backward on the corrupted text.
+    """Estimates the effects of `patch` to first order, from one forward and backward pass on the corrupted text.
 
     effect = sum((clean - corrupted) * d metric / d corrupted) over the elements of a part. Arguments, result and errors
     are those of `patch`. Nanda, 2023, "Attribution Patching: Activation Patching At Industrial Scale".

@@ -1,4 +1,4 @@
-"""Projects embeddings to the plane: principal components by NumPy's SVD, or t-SNE with scikit-learn."""
+"""Projects embeddings onto a plane: principal components by NumPy's SVD, or t-SNE with scikit-learn."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def stage_arrays(source: Any, stage: str) -> dict[tuple[str, str], dict[int, np.
 
 
 def one_text(name: str, array: Any) -> np.ndarray:
-    """Converts to an array. Raises NpformerError for a list, as in a trace of several texts."""
+    """Converts a stage to an array. Raises NpformerError for a list, as in a trace of several texts."""
     if isinstance(array, (list, tuple)):
         raise NpformerError(f"{name}: expected the trace of one text, got {len(array)}; trace each text on its own")
     return np.asarray(array)
@@ -179,7 +179,7 @@ def stack_title(prefix: str, block: str, both: Sides) -> tuple[str, Side, Side]:
 
 
 def _layer_list(weights: Any) -> list[np.ndarray]:
-    """Splits plain weights into layers: (L, L), (H, L, L), (N, H, L, L), or a list of (H, L, L) or (1, H, L, L)."""
+    """Splits weights into layers: (L, L), (H, L, L), (N, H, L, L), or a list of (H, L, L) or (1, H, L, L)."""
     if isinstance(weights, (list, tuple)):
         layers = [np.asarray(layer) for layer in weights]
         return [layer[0] if layer.ndim == 4 and layer.shape[0] == 1 else layer for layer in layers]

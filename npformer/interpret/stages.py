@@ -298,7 +298,7 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _with_layer(name: str) -> list[str]:
-    """Lists all names of other libraries, with the layer's number of `name`."""
+    """Lists all names in other libraries, with the layer's number from `name`."""
     return [each.replace("*", _template(name)[1]) for each in _elsewhere()]
 
 

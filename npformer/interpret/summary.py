@@ -1,6 +1,6 @@
 """A table with one row per stage: `Table` prints it, shows it as HTML, or converts it for JSON.
 
-`Trace.table` makes one. `teardown.py` prints the values of the stages.
+`Trace.table` returns one. `teardown.py` prints the values of the stages.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _layer(name: str) -> int | None:
 def _left_out(before: int, number: int) -> list[str]:
     """Returns a line for the layers omitted between `before`, the last one shown (-1: none), and `number`.
 
-    The first layer is shown completely, the model's last layer only by its output.
+    The selected layer is shown completely, the model's last layer only by its output.
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []

@@ -25,21 +25,21 @@ def is_input(name: str) -> bool:
 
 
 class TextParts:
-    """Finds the part of a stage that belongs to each text, from the taps of the running forwards.
+    """Finds the part of a stage that belongs to each text, from the taps of the forward passes that run.
 
-    A tap named `lengths` starts a forward. In an encoder-decoder, one forward starts in the encoder's scope and one in
-    the decoder's. Texts are numbered from 0 over all forwards in a scope.
+    A tap named `lengths` starts a forward pass. In an encoder-decoder, one forward pass starts in the encoder's scope
+    and one in the decoder's. Texts are numbered from 0 over all forward passes in a scope.
     """
 
     def __init__(self) -> None:
         self._rows: dict[str, list[slice]] = {}  # scope -> the rows of each of its texts
-        self._scope: dict[str, str] = {}  # stage -> the innermost scope with a forward
-        self._first: dict[str, int] = {}  # scope -> number of texts in earlier forwards
+        self._scope: dict[str, str] = {}  # stage -> the innermost scope with a forward pass
+        self._first: dict[str, int] = {}  # scope -> number of texts in earlier forward passes
         self._covered: dict[str, int] = {}  # stage -> number of texts it has fired for
         self._pooled = False
 
     def hear(self, name: str, array: np.ndarray) -> None:
-        """Records the lengths of a forward's texts, and whether its head pools each text to one row."""
+        """Records the lengths of the texts in a forward pass, and whether its head pools each text to one row."""
         scope, _, last = name.rpartition(".")
         if last == "lengths":
             self._first[scope] = self._first.get(scope, 0) + len(self._rows.get(scope, ()))
@@ -52,7 +52,7 @@ class TextParts:
     def split(self, name: str, array: np.ndarray) -> tuple[int, Cut, Join]:
         """Returns the index of the first text in `array`, a function that splits the array by text, and its inverse.
 
-        An array stays whole if it does not consist of texts or fires outside any forward.
+        An array stays whole if it does not consist of texts or fires outside any forward pass.
         """
         own = self._scope_of(name)
         first = max(self._covered.get(name, 0), self._first.get(own, 0))

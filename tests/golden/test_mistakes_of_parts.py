@@ -316,7 +316,7 @@ def test_layers_in_the_order_of_their_names_are_one_finding() -> None:
     sort = in_order(sorted(range(11), key=str))
     port = Model(model.config, unflatten(dict(sort(flatten(dict(model.weights))))))
     found = str(golden.diagnose(recorded, dict(trace(port, texts)), model))
-    assert "weights of another layer (sorted as texts, 10 before 2)" in found, found
+    assert "weights of another layer (sorted as strings, 10 before 2)" in found, found
     assert "next stage that diverges" not in found, found
 
 

@@ -70,7 +70,7 @@ def wrong_positions(port: Port) -> Ways:
             yield way, changed
 
 
-MOST = 1 << 28  # limit of the search for positions: size of the position table times number of tokens
+MOST = 1 << 28  # limit on the search for positions: size of the position table times number of tokens
 
 
 def found_positions(port: Port) -> Ways:
@@ -98,13 +98,13 @@ def found_positions(port: Port) -> Ways:
                 return made
 
             if changed := _at_positions(port, change):
-                yield f"{said}, where p is the right position", changed
+                yield f"{said}, where p is the correct position", changed
             return
     i, row = next(
         (i, int(j)) for i, (a, b) in enumerate(zip(right, found, strict=True)) for j in np.flatnonzero(a != b)
     )
     rows = {f"{stack}{POSITION}": lambda y, at: put_first(y, table[near[at.text]])}
-    yield f"text {i}: {found[i][row]} for {right[i][row]}, {found[i].tolist()!s:.60}", rows
+    yield f"text {i}: {found[i][row]} instead of {right[i][row]}, {found[i].tolist()!s:.60}", rows
 
 
 def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
@@ -146,7 +146,7 @@ def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: st
 def sinusoids(port: Port) -> Ways:
     if port.config.positions.table == "learned":
         for halves in (False, True):
-            way = "sines first, then cosines" if halves else "sines and cosines in turn"
+            way = "sines first, then cosines" if halves else "sines and cosines alternating"
             yield way, {POSITION: _rows_of(port, _sinusoids(port.config, halves))}
 
 
@@ -250,7 +250,7 @@ def other_segments(port: Port) -> Ways:
     changes: dict[str, Callable[[np.ndarray, Text], np.ndarray]] = {
         "all 1": lambda types, text: types * 0 + 1,
         "0 and 1 exchanged": lambda types, text: 1 - np.minimum(types, 1),
-        "0 and 1 in turn": lambda types, text: np.arange(len(types)) % 2,
+        "0 and 1 alternating": lambda types, text: np.arange(len(types)) % 2,
         "1 from a token later": lambda types, text: np.concatenate([types[:1], types[:-1]]),
         "1 from a token earlier": lambda types, text: np.concatenate([types[1:], types[-1:]]),
     }

@@ -1,6 +1,7 @@
 """Findings for a stage that no known mistake explains: relations between its values and the correct ones.
 
-They are tried late, and checked like known mistakes: the values must agree with the other program's within the budget.
+These findings are tried late, and checked like known mistakes: the values must agree with the other program's within
+the budget.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from npformer.golden.port import Port
 from npformer.mechanisms.rotary import ROTATED, rotated_in
 from npformer.runtime.packing import Text
 
-MOST = 1 << 31  # limit of the search for other ids: size of the token table times number of tokens
+MOST = 1 << 31  # limit on the search for wrong ids: size of the token table times number of tokens
 
 WEIGHTS = "*.attention.weights"
 LOWERED = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 10.0, 12.0, 15.0, 16.0, 20.0, 30.0, 50.0, 100.0)
@@ -109,7 +109,7 @@ def _with_mask_of(text: int) -> Rule:
 
 
 def lowered(port: Port) -> Ways:
-    """The mask adds a number to the hidden scores, or replaces them with it, and the number is not low enough."""
+    """The mask hides scores by adding a number, or by replacing them with a number, that is not low enough."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):
@@ -118,7 +118,7 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """Finds the number added to hidden scores: differences between scores equal those between log(weights)."""
+    """Finds the number added to hidden scores from differences in log(weights), which equal those in the scores."""
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
@@ -218,7 +218,7 @@ def other_texts(port: Port) -> Ways:
 
 
 def decoder_input(port: Port) -> Ways:
-    """Gives the decoder an input other than the start token followed by the text without its last token."""
+    """Gives the decoder the wrong ids; the correct ones are the start token and the text without its last token."""
     if not port.config.decoder:
         return
     yield "not shifted", read_by_decoder(port, lambda read, labels: labels)
@@ -280,7 +280,7 @@ MISTAKES = (
     Mistake("texts in the wrong order", "row i of the batch must be text i", other_texts, reorders=True),
     Mistake(
         "wrong token ids",
-        "these are embeddings of different tokens: a different tokenizer, or a different text",
+        "these are embeddings of different tokens; check the tokenizer and the text",
         other_ids,
     ),
 )

@@ -107,7 +107,7 @@ def _scaled_product(port: Port) -> Ways:
 
 
 def _inner_constant(port: Port) -> Ways:
-    """An inner stage is scaled by a factor that is a common mistake, such as that of dropout."""
+    """An inner stage is scaled by a factor that is a common mistake, such as the factor of dropout."""
     for name in inside(port):
         for c in (0.9, 0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0):
             yield f"{c:.4g} times {name}", changing(port, name, lambda y, at, c=c: c * y)
@@ -269,7 +269,7 @@ def _without_product(port: Port) -> np.ndarray | None:
 
 
 def rows(arrays: list[np.ndarray]) -> np.ndarray:
-    """Returns the concatenated rows of all texts; empty if they have heads or different numbers of columns."""
+    """Returns the concatenated rows of all texts; empty if arrays have heads or different numbers of columns."""
     if arrays[0].ndim > 2 or len({a.shape[-1] for a in arrays}) > 1:
         return np.zeros((0, 0))
     return np.concatenate([a.reshape(-1, a.shape[-1]) for a in arrays]).astype(np.float64)

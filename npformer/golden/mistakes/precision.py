@@ -1,6 +1,6 @@
 """Mistakes in precision: rounding of weights alone, of the inputs of each product, or of every stage.
 
-A port that uses 16 or 8 bits on purpose makes no mistake: `compare` has separate budgets for it.
+Using 16 or 8 bits on purpose is not a mistake; `compare` has separate budgets for such ports.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LEAST = 8  # the fewest numbers with a shared scale that can show rounding
 
 
 def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
-    """Describes how the port's numbers are rounded: to decimals, to steps, or to few values; "" if not rounded."""
+    """Describes how the port's numbers are rounded: to decimals, to steps, or to a few values; "" if not rounded."""
     for decimals in DECIMALS:
         if np.abs(theirs - np.round(ours, decimals)).max() <= 1e-6 * np.abs(ours).max():
             return f"rounded to {decimals} decimals"

@@ -28,7 +28,7 @@ SETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def wrong_rows(port: Port) -> list[np.ndarray] | None:
-    """Returns for each text which rows diverge; None if all do, or the stage has no rows (T, D)."""
+    """Returns which rows of each text diverge; None if all or none do, or if the stage has no rows (T, D)."""
     if port.theirs[0].ndim != 2 or any(a.shape != b.shape for a, b in zip(port.theirs, port.rightly, strict=True)):
         return None
     allowed = port.budgets[port.stage]
@@ -87,7 +87,7 @@ def some_rows(port: Port) -> Ways:
             yield f"{said}{of}: {what}", {in_all_layers(name): in_rows(wrong, rule)}
     if (other := _other_rows(port, wrong)) is not None:
         pairs = [f"{i} is {j}" for each, own in zip(other, wrong, strict=True) for i, j in enumerate(each) if own[i]]
-        way = f"{said}: other rows' values, {', '.join(dict.fromkeys(pairs[:4]))}"
+        way = f"{said}: values of other rows, {', '.join(dict.fromkeys(pairs[:4]))}"
         yield way, {port.stage: lambda y, at: np.concatenate([y[other[at.text]], y[len(other[at.text]) :]])}
 
 

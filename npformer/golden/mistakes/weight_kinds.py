@@ -149,7 +149,7 @@ def reordered(port: Port) -> Ways:
 
 
 def _moved(axis: int, order: np.ndarray, has_bias: bool) -> dict[str, Rule]:
-    """Returns the parts of a linear layer that are moved -> the rule: y = x W[order] + b, or columns of x W and b."""
+    """Maps the parts of a linear layer that are moved to a rule: y = x W[order] + b, or columns of x W and b."""
 
     def weight(y: np.ndarray, at: At) -> np.ndarray:
         b = at.weight(at.name, "bias")

@@ -69,7 +69,7 @@ def layer_weights(port: Port) -> Ways:
             "each layer has the previous layer's weights": [max(i - 1, 0) for i in range(count)],
             "all layers have the first layer's weights": [0] * count,
             "all layers have the last layer's weights": [count - 1] * count,
-            "sorted as texts, 10 before 2": sorted(range(count), key=str),
+            "sorted as strings, 10 before 2": sorted(range(count), key=str),
         }
         for way, order in orders.items():
             if list(order) != list(range(count)):
