@@ -17,7 +17,7 @@ from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
 
 SHELLS = ("bash", "zsh", "fish")
-MODELS = ("model", "models", "name", "source")  # arguments that are completed with the names of bundled models
+MODELS = ("model", "models", "source")  # arguments that are completed with the names of bundled models
 
 
 def script(shell: str) -> str:

@@ -28,7 +28,7 @@ CARD = 2**16  # maximum bytes read from a model card
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     add_options(parser, LOADING)
     what = "dtype of MODEL's memory estimate and of the same-bits test (default: float32, in which commands compute)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     damaged = False
     if args.verify:
         facts, damaged = _verified(args)
-    elif args.name is None:
+    elif args.model is None:
         facts = _installation(args)
     else:
         facts = _model(args)
@@ -71,10 +71,10 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from npformer.loading import bundled, find_folder
 
     models = bundled()  # `find_folder` refuses damaged bundled models, which are reported here
-    if args.name is None:
+    if args.model is None:
         folders = list(models.values())
     else:
-        folders = [models.get(args.name) or find_folder(args.name, args.revision, args.offline)]
+        folders = [models.get(args.model) or find_folder(args.model, args.revision, args.offline)]
     found = {str(folder / each.name): each for folder in folders for each in verify(folder)}
     facts = {name: f"{each.sha256}  {each.verdict}" for name, each in found.items()}
     return facts, any(each.damaged for each in found.values())
@@ -156,7 +156,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     from npformer.text.tokenizer import longest_text
 
     limits = loading(args)["limits"]
-    folder = find_folder(args.name, args.revision, args.offline, weights=False)
+    folder = find_folder(args.model, args.revision, args.offline, weights=False)
     data = read_description(folder, limits)
     config = config_of(folder, data, limits=limits)
     numbers = sum(prod(each.shape) for each in drawn(config).values())

@@ -46,6 +46,8 @@ def answers(line: str, shell: str = "bash") -> list[str]:
             ("npformer classify --long ", {"error", "truncate", "window"}),
             ("npformer classify -m disti", {"distilbert-sst2"}),
             ("npformer golden suite --c", {"--case"}),
+            ("npformer info disti", {"distilbert-sst2"}),
+            ("npformer learn hint disti", set()),  # an exercise, not a model
             ("npformer classify --to", {"--top-k"}),
             ("npformer golden sui", {"suite"}),
             ("npformer --print-completion ", {"bash", "zsh", "fish"}),
