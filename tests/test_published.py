@@ -1,4 +1,4 @@
-"""The published numbers of the real checkpoint, and a test that the comparison finds wrong numbers.
+"""The published numbers of the real checkpoint, and a test that the comparison detects wrong numbers.
 
 The checkpoint is taken from the Hugging Face cache or from the hub; if both lack it, one test is skipped with a
 message.

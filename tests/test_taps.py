@@ -142,7 +142,7 @@ def test_a_listener_hears_every_stage_once_and_whole(threads: int) -> None:
     assert len([name for name in once if not name.endswith(per_run)]) == len(
         {name for name in once if not name.endswith(per_run)}
     )
-    assert ear.names.count("layers.1.attention.scores") == 20  # a run of two texts of 60, then one of 30, ten times
+    assert ear.names.count("layers.1.attention.scores") == 20  # ten times a run of two texts of 60 and one of 30
     rows = dict(zip(ear.names, (len(array) for array in ear.arrays), strict=True))
     assert rows["layers.0.ffn.hidden"] == rows["layers.1.ffn_norm"] == 1500
     layers = [name.split(".")[1] for name in ear.names if name.startswith("layers.")]

@@ -119,7 +119,7 @@ def edge(start: tuple[float, float], end: tuple[float, float], rows: int, alone:
 
 
 def box(case: str, scope: str, name: str, stage: Stage | None, x: float, y: float) -> str:
-    """Draws a stage's last name and shape, linked to its row; a stage outside the layer has no box."""
+    """Draws the last part of a stage's name, and its shape, linked to its row; a stage outside the layer has no box."""
     if stage is None:
         source = scope.startswith("decoder") and name.startswith("encoder")
         return f'<text x="{x:g}" y="{y:g}">{"source" if source else "X"}</text>'

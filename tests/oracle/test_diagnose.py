@@ -1,7 +1,8 @@
 """Each known mistake is planted in a real torch model, and the diagnosis names it; a correct model has no mistake.
 
-The model is transformers' own, hooked live; the golden file is recorded from the same weights. Three texts of different
-lengths make a padded batch, and BERT's texts use both token types, so that masks and token types matter.
+The model is transformers' own, and hooks read its stages as it runs; the golden file is recorded from the same weights.
+Three texts of different lengths make a padded batch, and BERT's texts use both token types, so that masks and token
+types matter.
 """
 
 from __future__ import annotations

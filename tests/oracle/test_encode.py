@@ -17,7 +17,7 @@ from tests.oracle.test_sparse import saved
 from tests.support import tiny
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:input"),  # warns that long inputs are truncated
+    pytest.mark.filterwarnings("ignore:input"),  # the warning that long inputs are truncated
     pytest.mark.filterwarnings("ignore:.*has been renamed:FutureWarning"),
 ]
 CALLS: list[dict[str, Any]] = [

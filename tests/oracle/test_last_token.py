@@ -89,7 +89,7 @@ def save(
     return path / "saved", made
 
 
-@pytest.mark.filterwarnings("ignore:input 4")  # warns that input 4 is truncated
+@pytest.mark.filterwarnings("ignore:input 4")  # the warning that input 4 is truncated
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_match_a_sentence_transformer(case, tmp_path):
     """Vectors agree to 1e-12, thousands of times the float64 rounding of a length of 1; prompts change them by more

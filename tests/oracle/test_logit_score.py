@@ -21,7 +21,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:input 3")  # warns that an input is truncated
+@pytest.mark.filterwarnings("ignore:input 3")  # the warning that an input is truncated
 @pytest.mark.parametrize("false_id", [reranker.NO, None])
 @pytest.mark.parametrize("prompts", [{}, {"default_prompt_name": "query"}])
 def test_scores_match_a_cross_encoder(false_id, prompts, tmp_path):

@@ -1,4 +1,5 @@
-"""Gradients of stages against torch autograd and hooks, and logit attribution against torch with the norms held."""
+"""Gradients of stages compared with torch's autograd and hooks, and logit attribution compared with torch when the
+scales of norms are held constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores change as with transformers' processors, in the same order, and tokens have the same probabilities."""
+"""Scores change in the same way and order as with transformers' processors, and tokens have the same probabilities."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:input 3")  # warns that an input is truncated
+@pytest.mark.filterwarnings("ignore:input 3")  # the warning that an input is truncated
 @pytest.mark.parametrize(
     "stored",
     [

@@ -84,7 +84,7 @@ def distances_reversed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def convolved(change: Callable[[Any], None]) -> Plant:
-    """Returns a plant that changes the convolution beside the first layer."""
+    """Returns a function that changes a model's convolution, which runs beside the first layer."""
 
     def plant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         change(model.base_model.encoder.conv)

@@ -21,7 +21,7 @@ from tests.support import tiny
 from tests.support.sentence_folders import TOKENIZER
 
 TEXTS = ["I love ice cream", "", "not my MUSIC", "what [MASK] [SEP] the news 我爱 😀", "ice " * 90]
-pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # warns that inputs are truncated
+pytestmark = pytest.mark.filterwarnings("ignore:input [34]")  # the warning that inputs are truncated
 
 
 def save(path, poolings=("mean",), include_prompt=True, after=(), old=False, inside=False, settings=None, **more):

@@ -1,4 +1,4 @@
-"""Weights are read exactly after torch has made the thread flush subnormal numbers to 0, a setting of the processor."""
+"""Weights are read exactly even after torch has set the processor to flush subnormal numbers to 0 in this thread."""
 
 from __future__ import annotations
 

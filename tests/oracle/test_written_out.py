@@ -1,4 +1,5 @@
-"""Transformers' models with attention written out in modules: its stages are recorded, from scores to context."""
+"""Transformers models that compute attention in their own modules (MPNet, DeBERTa): every stage of attention is
+recorded, from scores to context."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_stage_of_attention_is_heard_and_within_its_budget(option: str, tmp_path: Path) -> None:
-    """The batch has masked padding. Only stages that no module returns are missing: probabilities and an activation."""
+    """The batch has masked padding. Only stages outside attention that no module returns are missing."""
     family, fields = OPTIONS[option]
     folder = tiny.folder(tmp_path / "m", family, **fields)
     model, random = Model(*load_folder(folder), folder=folder), np.random.default_rng(1)

@@ -239,7 +239,7 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
 def test_calls_in_constant_memory() -> None:
-    """After some calls to warm up, any number of calls lets the process grow by at most a few hundred kilobytes."""
+    """After some calls to warm up, the process grows by at most a few hundred kilobytes in any number of calls."""
     calls = int(os.environ.get("NPFORMER_TEST_CALLS", "500"))
     root = Path(__file__).parents[2]
     code = (

@@ -1,4 +1,4 @@
-"""Without the extra, errors name the package to install."""
+"""Without the extra `serve`, errors name the extra to install."""
 
 from __future__ import annotations
 

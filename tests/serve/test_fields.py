@@ -1,4 +1,4 @@
-"""Fields of requests: valid ones are read, invalid ones are refused with their place and without their text."""
+"""Fields of requests: valid ones are read; errors for invalid ones name their place but do not quote their text."""
 
 from __future__ import annotations
 

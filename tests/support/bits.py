@@ -8,7 +8,7 @@ from npformer.runtime import products
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two results of one computation are equal, bit by bit.
+    """Whether two results of one computation are equal, bit for bit.
 
     If no method for the same bits is known for this BLAS, they only need to be equal up to rounding.
     `tests/runtime/test_same_bits.py` lists the kernels for which a method must be known.

@@ -49,7 +49,7 @@ def folder(path: Path, family: str = "qwen2", template: str = TEMPLATE, generati
     fields = {"vocab_size": byte_level.N_TOKENS, "max_length": 512, "seed": 2, "tied": True}
     made = tiny.folder(path, family, "causal-lm", **{**fields, **sizes})
     tokenizer = byte_level.tokenizer(ends=False)
-    begin = [(byte_level.END, END)]  # begins each text, as Llama's tokenizer does
+    begin = [(byte_level.END, END)]  # put before each text, as by Llama's tokenizer
     tokenizer.post_processor = processors.TemplateProcessing(f"{byte_level.END} $A", special_tokens=begin)
     tokenizer.save(str(made / "tokenizer.json"))
     described = {

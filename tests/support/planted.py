@@ -1,8 +1,8 @@
 """Mistakes that people make in ports, each under a short name with a function that plants it in a `PlainPort`.
 
 `KNOWN` has the mistakes in the diagnosis's list, each with the name that the diagnosis must give. `HELD_BACK` has
-similar mistakes that are not in this list, each with the names that the diagnosis may give, often none at all. The
-diagnosis must not be certain of a wrong cause.
+similar mistakes that are not in this list, each with the names that the diagnosis may give; many may not be
+named at all. The diagnosis must not be certain of a wrong cause.
 """
 
 from __future__ import annotations

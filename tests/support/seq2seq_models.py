@@ -64,7 +64,7 @@ def folder_of_letters(path: Path) -> Path:
 
 
 def bart_folder(path: Path, **described: Any) -> Path:
-    """A tiny BART's folder with a tokenizer.json; described: more fields of its config.json."""
+    """The folder of a tiny BART, with a tokenizer.json. described: additional fields for its config.json."""
     tiny.folder(path, "bart", "translation", seed=3)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")
@@ -72,7 +72,7 @@ def bart_folder(path: Path, **described: Any) -> Path:
 
 
 def t5_folder(path: Path, head: str = "translation", **described: Any) -> Path:
-    """A tiny T5's folder with a tokenizer.json; described: more fields of its config.json."""
+    """The folder of a tiny T5, with a tokenizer.json. described: additional fields for its config.json."""
     tiny.folder(path, "t5", head, seed=3, scale_output=head == "translation", n_layers=1)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, **described}), encoding="utf-8")

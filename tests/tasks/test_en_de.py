@@ -1,4 +1,4 @@
-"""The bundled translator of a checkout: it loads, has the right size, and writes the texts on its card."""
+"""The translator bundled in a source checkout: it loads, has the right size, and writes the texts on its card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled GPT of a checkout: its size, its perplexity on unseen chapters, and the texts on its card."""
+"""The GPT bundled in a source checkout: its size, its perplexity on unseen chapters, and the texts on its card."""
 
 from __future__ import annotations
 

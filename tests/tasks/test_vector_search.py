@@ -1,4 +1,4 @@
-"""search: results equal a full sort's, in blocks of any size, on any number of threads, for one query or
+"""search: results equal those of a full sort, in blocks of any size, on any number of threads, for one query or
 several."""
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def test_every_way_to_read_a_text_has_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_takes_little_memory() -> None:
-    """Measures the memory of Python. The library's memory, measured by hand, is that of one block."""
+    """Measures only Python's memory. Measured by hand, the library needs the memory of one block."""
     made = encoder(bert(True))
     peaks = []
     for count in (20_000, 80_000):

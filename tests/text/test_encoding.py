@@ -178,8 +178,8 @@ def test_both_texts_are_cut_to_the_same_length_and_the_longer_one_has_the_odd_to
 
 
 def test_of_two_equally_long_texts_the_second_is_read_in_windows(model: Model) -> None:
-    """The longer text, or the second of two equally long ones, is divided into windows; each window has the whole of
-    the other."""
+    """The longer text, or the second of two equally long ones, is divided into windows; each window also contains
+    the whole of the other text."""
     (read,) = Encoder(model).read([Pair("ice " * 30, "cream " * 32)], "window", limit=40)
     assert [each.sequence_ids.count(0) for each in read.pieces] == [30] * len(read.pieces)
     (read,) = Encoder(model).read([Pair("ice " * 32, "cream " * 32)], "window", limit=40)

@@ -269,7 +269,7 @@ def test_pieces_with_differently_encoded_fields(tmp_path):
     """
     pieces = [
         b"\x15\x00\x00\x80\xbf\x0a\x02zz",  # the score, -1, comes first
-        b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # has its text twice
+        b"\x0a\x01q\x0a\x02zq\x15\x00\x00\x80\xbf\x18\x01",  # two text fields
         b"\x0a\x02qq",  # no score
         b"\x0a\x02##\x15\x00\x00\x80\xbf\x18\x04",  # never split
     ]
