@@ -119,7 +119,7 @@ def _leave(*_: Any) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """Ends the process for an interrupt in a destructor, where Python would only print the exception."""
+    """Ends the process if Ctrl-C interrupts a destructor, where Python would only print the exception."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     if not _interrupted:

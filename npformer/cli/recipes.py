@@ -28,7 +28,7 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def output(args: argparse.Namespace) -> Path:
-    """Returns the folder of the result. Raises NpformerError if it contains a model, or another run uses it."""
+    """Returns the folder of the result. Raises NpformerError if it contains a model or is in use by another run."""
     folder = Path(args.output)
     if (folder / "config.json").exists():
         left = f"; {folder / TRAINING} can be deleted" if (folder / TRAINING).exists() else ""

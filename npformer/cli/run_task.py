@@ -28,7 +28,7 @@ from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
 from npformer.text.inputs import Pair
 
-Answered = tuple[Line, Any]  # a line and its answer or None
+Answered = tuple[Line, Any]  # a line, and its answer or None
 
 
 def answer_all(name: str, command: Command, args: Namespace) -> int:

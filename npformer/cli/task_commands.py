@@ -1,4 +1,4 @@
-"""The commands that run a task on texts, declared in `tasks/catalogue.py`: their arguments.
+"""The arguments of the commands in `tasks/catalogue.py`, each of which runs a task on texts.
 
 `run_task.py` reads the texts, runs the task and writes the answers.
 """

@@ -54,7 +54,7 @@ def lines(args: Namespace) -> Iterator[Line]:
 
 
 def count(args: Namespace) -> int | None:
-    """Counts the texts, or returns None unless they are arguments or the lines of regular files."""
+    """Returns the number of texts if they are arguments or lines of regular files, otherwise None."""
     if not all(os.path.isfile(name) for name in args.file) or not (args.texts or args.file):
         return None
     return len(args.texts) + sum(_count_lines(name) for name in args.file)

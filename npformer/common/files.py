@@ -194,7 +194,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
     if old and not os.access(target.parent, os.W_OK):
         reason = "is not writable, but the new file must be written there before it replaces the old one"
         raise PermissionError(f"its folder {target.parent} {reason}")
-    # In a folder, because some writers depend on the suffix of the file, and some write additional files.
+    # The file keeps its name, in a temporary folder: some writers depend on its suffix, and some write more files.
     with partial_folder(target) as folder:
         partial = folder / path.name
         yield partial

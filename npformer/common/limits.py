@@ -24,7 +24,7 @@ class Limits:
     Parameters
     ----------
     json : int, bytes of a JSON file, such as tokenizer.json or the index of shards
-        The largest vocabularies, with 256,000 pieces, have tokenizer.json files of 35 MB.
+        The largest vocabularies, with 260,000 pieces, have tokenizer.json files of 35 MB.
     config : int, bytes of config.json
         The largest files, with labels for 21,000 classes, take 1 MB.
     header : int, bytes of the header of a safetensors file
@@ -51,10 +51,11 @@ class Limits:
     piece : int, characters of a piece, pattern or replacement in a tokenizer, and of a word that is split into pieces
     growth : int, maximum factor by which a tokenizer may lengthen a text, in the worst case of its parts
         SentencePiece tokenizers have factors of up to 72, because a rare Arabic character becomes eighteen characters.
-        The result for a long text is also measured, and refused above 8 times `characters`.
+        The normalized length of a long text is also measured. The text is refused if this exceeds 8 times `characters`.
     characters : int, characters of a text
         A million characters take up to 3 s and 600 MB to tokenize at once. The tokenizers of BERT and GPT-2 can split
-        longer texts into blocks: truncating such a text needs memory for one block, reading it in windows 100 MB.
+        longer texts into blocks: truncating such a text needs memory for one block, and reading it in windows needs
+        100 MB.
 
     Examples
     --------

@@ -102,7 +102,7 @@ def _clear(lock: Path) -> None:
 
 
 def _short(name: str) -> str:
-    """The beginning of a file's name, so that with a suffix it fits in the 255 bytes that file systems allow."""
+    """The beginning of a file's name, short enough for the 255 bytes that file systems allow, even with a suffix."""
     return name[:50]
 
 

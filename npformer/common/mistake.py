@@ -19,7 +19,7 @@ Ways = Iterator[tuple[str, Any]]
 
 
 class Mistake(NamedTuple):
-    """A mistake: its name, the correct computation in a sentence, and the ways to make it.
+    """A mistake: its name, the correct computation in a sentence, and the ways to make the mistake.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ ABSENCE = 120  # seconds without a worker after which a run gives up; Dask repla
 
 @contextmanager
 def connected(scheduler: str) -> Iterator[Any]:
-    """Yields a client of the scheduler "tcp://host:port", or of N new workers on this machine, "local:N"."""
+    """Yields a client of the scheduler at "tcp://host:port", or, for "local:N", of N new workers on this machine."""
     if find_spec("distributed") is None:
         raise NpformerError('a scheduler requires Dask: pip install "npformer[cluster]"')
     from distributed import Client, LocalCluster
@@ -139,7 +139,10 @@ def _no_workers(client: Any, seconds: float, then: str = "") -> NpformerError:
 
 
 def check_workers(client: Any, work: RemoteTask) -> None:
-    """Creates the task on every worker. Raises NpformerError for the first failure. Warns of different last bits."""
+    """Creates the task on every worker. Raises NpformerError for the first failure.
+
+    Warns if the last bits of a worker's answers may differ.
+    """
     try:
         client.wait_for_workers(1, timeout=PATIENCE)
     except TimeoutError:

@@ -44,7 +44,7 @@ def format_of(path: Path) -> Format | None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Converts errors of pyarrow and of the system to an NpformerError that names the file."""
+    """Converts pyarrow and operating system errors to an NpformerError that names the file."""
     try:
         yield
     except NpformerError:

@@ -22,7 +22,7 @@ from npformer.dataset.work import Place, answer, check_repeatable, identity, mac
 from npformer.tasks.task import Task
 from npformer.version import __version__
 
-PART = 8192  # rows: an interruption loses seconds to minutes of work, and the number of files stays moderate
+PART = 8192  # rows per part: an interruption loses seconds to minutes of work, and the number of files stays moderate
 
 #: Place, input, results and the worker's probe of each part, in any order.
 Answered = Iterator[tuple[Place, Any, Any, str]]
@@ -176,7 +176,7 @@ class _Run:
         return "part-{:05}-{:06}".format(*place)
 
     def _numbers(self, file: File) -> range:
-        """Returns the numbers of a file's parts. If no file has rows, each has an empty part for its columns."""
+        """Returns the indices of a file's parts. If no file has rows, each file has an empty part for its columns."""
         return range(len(file.parts) or int(self.source.rows == 0 and not file.error))
 
     def _rows(self, place: Place) -> int:

@@ -81,7 +81,7 @@ def conform(batches: list[Any], schema: Any) -> Any:
     columns = []
     for field in schema:
         chunks = [_cast(each[field.name], _plain(field.type)) for each in batches]
-        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk, whatever the batches
+        whole = pa.chunked_array(chunks, _plain(field.type)).combine_chunks()  # one chunk, however many batches
         columns.append(whole.dictionary_encode() if pa.types.is_dictionary(field.type) else whole)
     return pa.Table.from_arrays(columns, schema=schema)
 

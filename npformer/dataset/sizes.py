@@ -60,7 +60,7 @@ class Cuts:
 
 
 def grouped(items: Iterable[tuple[int, Any]], size: int) -> Iterator[list[Any]]:
-    """Groups consecutive items, given as (size, item). Every group except the last has at least `size` in total."""
+    """Groups consecutive items, given as (size, item). Every group except the last has a total of at least `size`."""
     held: list[Any] = []
     total = 0
     for own, item in items:

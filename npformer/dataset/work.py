@@ -140,7 +140,10 @@ def answer(task: Task, texts: Any, place: Place, tick: Callable[[int], object] =
 
 
 def _seeded(options: Any, place: Place) -> Any:
-    """Gives each part its own seed if the task samples, because samples depend on the seed and the index in a part."""
+    """Gives each part its own seed if the task samples.
+
+    Otherwise the random draws of all parts would be the same: they depend on the seed and the index in a part.
+    """
     settings = getattr(options, "settings", {})
     if not settings.get("do_sample"):
         return options

@@ -92,7 +92,7 @@ def encoders() -> dict[str, EncoderTable]:
 
 
 def distinct_encoders() -> dict[str, EncoderTable]:
-    """`encoders` without families, such as XLM-RoBERTa, that have the tensor names of an earlier family."""
+    """`encoders` without the families that have the tensor names of an earlier one, as XLM-RoBERTa has RoBERTa's."""
     tables: dict[tuple[tuple[str, str], ...], EncoderTable] = {}
     for each in encoders().values():
         tables.setdefault(tuple(each.encoder.items()), each)

@@ -122,9 +122,9 @@ class Source(NamedTuple):
 class PieceOrder(NamedTuple):
     """How the token ids of a family differ from the order of pieces in its SentencePiece file, as in fairseq."""
 
-    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before those of the file
+    first: tuple[tuple[str, float], ...] = ()  # role or name, and score, of pieces before those in the file
     dropped: int = 0  # number of pieces at the beginning of the file that `first` replaces
-    last: tuple[str, ...] = ()  # pieces after those of the file
+    last: tuple[str, ...] = ()  # pieces after those in the file
     sentinels: bool = False  # the last pieces are <extra_id_99> to <extra_id_0>, or as many as in tokenizer_config.json
 
 
@@ -272,7 +272,7 @@ class Family:
         )
 
     def optional(self, config: Config) -> frozenset[str]:
-        """The groups and arrays that may be missing in a file. A group can only be missing as a whole."""
+        """The groups and arrays that may be missing from a file. A group can only be missing as a whole."""
         return frozenset()
 
     # --- training ----------------------------------------------------------------------------------------------------

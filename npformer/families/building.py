@@ -70,5 +70,5 @@ def head_of(config: Config, head: str, groups: Container[str], norm: Norm, bias:
 
 
 def _width(config: Config, head: str) -> int:
-    """The width of the input of the head's linear layer: the width of the token table if the head predicts tokens."""
+    """The input width of the head's linear layer: the token table's width if the head predicts tokens, else d_model."""
     return config.table_width if head in ("masked-lm", "causal-lm") else config.d_model

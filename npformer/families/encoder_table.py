@@ -60,7 +60,7 @@ class EncoderTable(Family):
     eps: str = ""  # field of config.json with the eps of norms; "" means always 1e-12
     token_types: str = ""  # field of config.json with the number of token types; "" means no token type table
     padding: str = ""  # field of config.json with the padding token if positions begin after its id; else ""
-    layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means none
+    layer_groups: str = ""  # field of config.json with the number of groups that share weights; "" means no sharing
     group_layers: str = ""  # field of config.json with the layers per group; module names then have two `*`
     always_projected: bool = False  # a projection follows the tables even if they are as wide as the layers
     encoder: Mapping[str, str]  # group -> module

@@ -37,7 +37,7 @@ EXPECTED = {
     "mlp_fc2_bias": False,
     "rotary_emb_fraction": 1.0,
 }
-#: Supported values of optional fields. Experts come first, because models with experts differ in other fields too.
+#: Supported values of optional fields. Fields of experts come first: models with experts differ in other fields too.
 SUPPORTED = {
     "moe_every_n_layers": 0,
     "num_experts": 0,

@@ -1,4 +1,4 @@
-"""Rotary embeddings in config.json: `rope_parameters` in Transformers 5, `rope_theta` and `rope_scaling` before."""
+"""Rotary embeddings in config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` before Transformers 5."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ LONGEST = 2**20
 class T5Family(Transformer):
     """The family of T5."""
 
-    scales: bool = True  # read scale_decoder_outputs in config.json; if False, rows are never scaled
+    scales: bool = True  # whether scale_decoder_outputs is read from config.json; otherwise rows are never scaled
 
     # --- config.json -------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ def _decoder(fields: dict[str, Any], data: Mapping[str, Any], torch_class: objec
 
 
 def module(group: str, config: Config) -> str:
-    """The module of a group, or of a prefix of groups, in the state dict. `*` is the number of a layer.
+    """The name that the state dict uses for a group of weights, or for a prefix of such groups. `*` is any layer.
 
     >>> module("encoder.layers.*.attention", TORCH_MODULES.read_config({"d_model": 4, "n_heads": 2, "d_ffn": 8}, None))
     'encoder.layers.*.self_attn'

@@ -259,5 +259,5 @@ def _joined(steps: Iterator[Step], count: int) -> list[list[Hypothesis]]:
 
 
 def joined(likely: Sequence[Best]) -> Best | None:
-    """Concatenates a text's most likely tokens, (1, n) for each step, to (L, n). Returns None if there are no steps."""
+    """Concatenates a text's most likely tokens, (1, n) for each step, into (L, n). Returns None without steps."""
     return Best(*map(np.concatenate, zip(*likely, strict=True))) if likely else None

@@ -360,7 +360,7 @@ def _attend(
     """Attention of the beams of each text to its keys and values, (B * beams, H K) -> (B * beams, H K).
 
     blocks: rows of q with the keys (B, G, K, S), values (B, G, S, K) and mask of their texts. keep(heads) stores new
-    keys and values of some heads; the thread that reads these next calls it, so that its core has them in its cache.
+    keys and values of some heads. The thread that reads them next calls it, so that they are in the cache of its core.
     front: number of leading columns that all beams of a text read. terms: terms that mechanisms add to the scores.
     """
     if keep is not None and listening():

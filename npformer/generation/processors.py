@@ -14,7 +14,7 @@ import numpy as np
 from npformer.functions import log_softmax, softmax
 from npformer.generation.settings import Settings
 
-TOP_H = 100  # number of most likely tokens from which top_h chooses
+TOP_H = 100  # top_h chooses from this many of the most likely tokens
 
 
 def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tuple[int, ...], float], ...]) -> None:
@@ -79,7 +79,10 @@ class Processors:
 
     @property
     def rescales(self) -> bool:
-        """Whether scores can change other than by bans and forced tokens; the order with normalization then matters."""
+        """Whether more than bans and forced tokens can change scores.
+
+        If so, it matters whether scores are normalized before or after the changes.
+        """
         s = self.settings
         return s.repetition_penalty != 1 or bool(s.sequence_bias) or s.exponential_decay_length_penalty is not None
 

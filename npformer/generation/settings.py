@@ -1,6 +1,6 @@
 """`Settings`: generation settings with the names of Transformers, from the caller and generation_config.json.
 
-Settings that neither gives have the defaults of `generate` in Transformers.
+Settings that are in neither of these have the defaults of `generate` in Transformers.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Settings:
     begin_suppress_tokens: tuple[int, ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
-    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before it begins, and its factor
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # new tokens before it applies, and its factor
     renormalize_logits: bool = False
     logprobs: int | None = None  # number of most likely tokens to return with each chosen token
 

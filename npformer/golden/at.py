@@ -47,7 +47,7 @@ class Arrays:
         return self.kept.get((name, row))
 
     def given_array(self, name: str, row: int) -> np.ndarray | None:
-        """Returns the other program's values of a stage for a row's text; None if it has no such stage."""
+        """Returns the other program's values of a stage for a row's text; None if that program has no such stage."""
         name = self.parents.get(name, ("",))[0] if name.endswith(".input") else name
         return self.given[name][row // self.copies] if name in self.given else None
 
@@ -63,7 +63,7 @@ class At:
         self._here = f"{self.stack}layers.{self.layer}." if self.layer >= 0 else self.stack
 
     def __call__(self, name: str) -> np.ndarray:
-        """Returns the earlier stage of this name in the same layer, else in the same stack, else in the model.
+        """Returns the earlier stage with this name from the same layer, or otherwise from the same stack or the model.
 
         In a decoder's layer, "attention..." means cross-attention if cross-attention or the FFN reads it, and "input"
         means the rows after self-attention if cross-attention reads it.
