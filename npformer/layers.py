@@ -138,7 +138,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in sequence, then an optional norm. If the weights have fewer layers, the last layers are skipped.
+    """Layers in sequence, then an optional norm. If there are weights for fewer layers, the last layers are skipped.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class Stack:
         return found
 
     def pull(self, direction: Direction, at: str, weights: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
-        """The contributions of the blocks of each layer to a logit, as in `Layer.pull`.
+        """The contributions of each layer's blocks to a logit, as in `Layer.pull`.
 
         Pulls direction back to the input of the stack. at: the prefix of the names of the stages.
         """

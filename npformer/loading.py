@@ -53,7 +53,7 @@ def load(
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
     dtype : float32, or float64 to compute everything in double precision. "auto" means float32, not the stored
-        dtype (its meaning in Transformers).
+        dtype (as it does in Transformers).
     threads, same_bits : as in `Model`
     head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
     limits : Limits on the size of files and texts
@@ -64,7 +64,7 @@ def load(
     writable : bool, copy the weights so that they can be changed: `model.weights["layers"][0]...[0, 0] = 1`. The next
         call uses the change. By default weights are read-only, because the model also keeps copies in a different
         layout. A writable model has no such copies and is slower on short texts.
-    keep : dtype of the weights in memory. "bfloat16" and "float16" take half of the memory of "float32"; "int8", with a
+    keep : dtype of the weights in memory. "bfloat16" and "float16" take half the memory of "float32"; "int8", with a
         scale for each output, takes a quarter; "stored" keeps the dtype of each tensor. All computation is in float32:
         the weights are widened in parts, as they are used. A bfloat16 checkpoint kept in bfloat16 thus gives the same
         bits as "float32". Norms, biases and small weights stay float32. Such a model cannot be trained.
@@ -146,7 +146,7 @@ def bundled() -> dict[str, Path]:
     """The bundled models: name -> folder.
 
     They are in the package, in the checkout that contains the package, or in a checkout whose root is the working
-    directory or at most two levels above it, as for docs/learn.
+    directory or at most two levels above it (for work in docs/learn).
     """
     package = Path(__file__).parent
     places = [package / "_weights"]

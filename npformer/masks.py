@@ -53,7 +53,7 @@ def masked_softmax(
 ) -> np.ndarray:
     """softmax over the keys that the mask allows. A row without such a key becomes zeros.
 
-    The mask is boolean, or floats that are added to the scores. terms, front: as in `sum_in_order`. out: array for
+    The mask holds booleans, or floats that are added to the scores. terms, front: as in `sum_in_order`. out: array for
     the result, which may be `scores` itself.
     """
     if mask.dtype != bool and mask.dtype.kind != "f":

@@ -69,7 +69,7 @@ def _listed(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
 
 
 def _in_a_branch(exercise: Exercise, cases: Sequence[Case]) -> Iterator[Slip]:
-    """Yields programs with a mistake only if an optional argument is given, or only if it is None."""
+    """Yields programs that make a mistake only if an optional argument is given, or only if it is None."""
     name = exercise.optional
     if not name:
         return
@@ -163,7 +163,10 @@ def _in_some_values(exercise: Exercise, cases: Sequence[Case]) -> tuple[str, str
 
 
 def _only_0(cases: Sequence[Case], path: str) -> bool:
-    """Returns whether the right value is 0 up to rounding in every case. The learner's is then only rounding error."""
+    """Returns whether the right value is 0 up to rounding in every case.
+
+    The learner's value is then only rounding error.
+    """
     return all(
         near(np.zeros_like(value), value, case.true.budgets[path])
         for case in cases

@@ -213,7 +213,10 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def raised_at(error: BaseException, file: str) -> tuple[int, str]:
-    """Returns the number of a file's last line in a traceback, and the start of a sentence; 0 and "" without a line."""
+    """Returns the number of a file's last line in a traceback, and the start of a sentence about this line.
+
+    If no line of the file is in the traceback, returns 0 and "".
+    """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     if not frames:
         return 0, ""

@@ -21,7 +21,10 @@ def shown_case(names: list[str], args: tuple[Any, ...]) -> str:
 
 
 def shown_answer(names: list[str], args: tuple[Any, ...], answer: Any, true: Truth, values: Sequence[str]) -> str:
-    """Formats a case, the learner's answer and the right answer, or of several values only the first wrong value."""
+    """Formats a case, the learner's answer and the right answer.
+
+    If an answer has several values, only the first wrong value is shown.
+    """
     rows = [row for name, value in zip(names, args, strict=False) for row in _argument(name, value)]
     right, name = true.outcome.answer, ""
     exact, parts = dict(leaves(right)), dict(leaves(answer))
@@ -65,7 +68,7 @@ def _row(name: str, value: Any, width: int, digits: int) -> str:
 
 
 def _argument(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Formats an argument in one row, or a small dict in one row for each of its arrays."""
+    """Formats an argument as one row, or a small dict as one row for each of its arrays."""
     arrays = list(leaves(value)) if isinstance(value, Mapping) else []
     if 0 < len(arrays) <= ARRAYS and all(np.size(each) <= NUMBERS for _, each in arrays):
         return [(f"{name}.{path}", each) for path, each in arrays]

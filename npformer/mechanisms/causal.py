@@ -57,7 +57,7 @@ def pictured(pattern: str, picture: Picture, padding_seen: bool = False) -> Rule
 
 
 def misused(pattern: str) -> Ways:
-    """Ways to misuse the mask: applied after the softmax, inverted, or with 0 instead of -inf."""
+    """Ways to misuse the mask: applying it after the softmax, inverting it, or using 0 instead of -inf."""
     yield "applied after the softmax", {pattern: lambda y, at: np.tril(softmax(at.uncovered))}
     yield (
         "-10000 added to the visible scores",

@@ -1,7 +1,7 @@
 """Disentangled attention: a score is a sum of products of content and of distance. DeBERTa (He et al., 2021), 3.1.
 
 Each token has a vector for its content, and each distance between two tokens has a vector. `attention.py` computes the
-products of content.
+products of two content vectors.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def log_buckets(distance: np.ndarray, n_buckets: int, max_distance: int) -> np.n
 
     References
     ----------
-    He et al., 2021, in the published code of DeBERTa v2; Raffel et al., 2020, section 2.1, for the idea.
+    He et al., 2021, the published code of DeBERTa v2. The idea is from Raffel et al., 2020, section 2.1.
 
     Examples
     --------

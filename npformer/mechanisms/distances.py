@@ -6,7 +6,7 @@ import numpy as np
 
 
 def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of queries (N, L) and keys (N, S), of the first text only if all texts have the same distances."""
+    """The places of queries (N, L) and keys (N, S), or only the first text's if all texts have the same distances."""
     if len(keys) < 2:
         return queries, keys
     first = keys[:, :1]
@@ -18,8 +18,8 @@ def of_all(queries: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def at_distances(values: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """values[h, M - 1 + key - query], (H, 2 M - 1) and places (N, L), (N, S) -> (N or 1, H, L, S).
 
-    Distances of M or more count as M - 1. The result is a view without copies if places are consecutive, as in any text
-    without gaps, and all distances are below M.
+    Distances of M or more count as M - 1. The result is a view, not a copy, if places are consecutive (as in any text
+    without gaps) and all distances are below M.
     """
     length, width = queries.shape[1], keys.shape[1]
     if queries.size == 0:

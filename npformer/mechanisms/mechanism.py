@@ -54,7 +54,7 @@ class Mechanism:
         return None
 
     def farthest(self) -> int | None:
-        """The greatest distance of an earlier token to which a token may attend; None if there is no limit."""
+        """The greatest distance at which a token may attend to an earlier token; None if there is no limit."""
         return None
 
     # --- weights ---
@@ -82,7 +82,7 @@ class Mechanism:
         return self
 
     def in_layer_backward(self, sums: Sums, projections: Mapping[str, Linear], grads: dict[str, Any]) -> Sums:
-        """Backward of `in_layer`: adds to the projections' `grads`. Returns the gradients of the arrays of `begin`."""
+        """Backward of `in_layer`: adds to `grads`, by projection. Returns the gradients of the arrays of `begin`."""
         return sums
 
     # --- queries and keys ---

@@ -203,8 +203,8 @@ def _other_buckets(port: Any) -> Ways:
 #: Number of buckets -> a wrong number of exact buckets, which hold one distance each.
 EXACT: dict[str, Callable[[int], int]] = {
     "all buckets": lambda count: count - 1,
-    "half the buckets and one more": lambda count: count // 2 + 1,
-    "half the buckets and one fewer": lambda count: count // 2 - 1,
+    "half the buckets plus one": lambda count: count // 2 + 1,
+    "half the buckets minus one": lambda count: count // 2 - 1,
     "a quarter of the buckets": lambda count: count // 4,
 }
 #: Wrong roundings of the buckets of far distances, which share buckets.
@@ -231,7 +231,7 @@ def _with_buckets(far: Callable[[np.ndarray], np.ndarray], exact: Callable[[int]
 
 
 def _rounded_otherwise(port: Any) -> Ways:
-    """Ways to round the buckets of far distances to the nearest or up, or to have a wrong number of exact buckets."""
+    """Ways to round the buckets of far distances up or to the nearest, or to use a wrong number of exact buckets."""
     for way, far in ROUNDINGS.items():
         yield f"far distances rounded {way}", _with_buckets(far, lambda count: count // 2)
     for way, exact in EXACT.items():

@@ -226,8 +226,8 @@ def _turned(port: Any) -> Ways:
     yield "d_model instead of d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
     yield "without the 2 in the frequencies' exponents, theta^(-i / d_head)", _with_power(lambda at: 0.5)
     yield "of the whole row, not of each head", dict.fromkeys(ROTATED, _whole_row)
-    yield "of the first half of each head alone, with whole heads' frequencies", _rotated(_half_of(slice(None)))
-    yield "of the first half of each head alone, with the half's frequencies", _rotated(_half_of(slice(None, None, 2)))
+    yield "of only the first half of each head, with a whole head's frequencies", _rotated(_half_of(slice(None)))
+    yield "of only the first half of each head, with the half's frequencies", _rotated(_half_of(slice(None, None, 2)))
     values: Rules = {"*.attention.value": rotated_in}
     yield "of the values too", port.rereading(values, "*.attention.value_heads")
     yield "of the values too", values
@@ -241,7 +241,7 @@ def _whole_row(y: np.ndarray, at: Any) -> np.ndarray:
 
 
 def _half_of(columns: slice) -> Formula:
-    """Rotates the first half of each head. columns: the angles of a whole head to use."""
+    """Rotates the first half of each head. columns: which of a whole head's angles to use."""
 
     def formula(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         half = cos.shape[-1]

@@ -88,7 +88,9 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """Linear scaling of low frequencies, a ramp, and unscaled high frequencies. Peng et al., 2023, YaRN, section 3.2.
+    """Low frequencies are divided by a factor, high frequencies are unchanged, and a ramp blends those in between.
+
+    Peng et al., 2023, YaRN, section 3.2.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ def _other_layers(port: Any) -> Ways:
 
 
 def _layers_seen(port: Any) -> set[int] | None:
-    """The layers with attention weights of 0 beyond the window of local layers; None if no key is beyond it."""
+    """The layers whose attention weights are 0 beyond the local layers' window; None if no key is beyond it."""
     reach = next((each.reach for each in port.config.local.mechanisms if isinstance(each, Window)), None)
     found = set()
     if reach is None:

@@ -57,7 +57,7 @@ ATTENTION = Exercise(
     (
         "k.swapaxes(-1, -2), or k.mT, transposes the last two axes of k. The scores are (H, L, S).",
         "Before the softmax, np.where(mask, scores, -np.inf) hides keys. sqrt(K) is math.sqrt(q.shape[-1]).",
-        "Multiply q by the transpose of k, divide by sqrt(K), hide keys if there is a mask, take softmax, "
+        "Multiply q by the transpose of k, divide by sqrt(K), hide keys if there is a mask, apply softmax, "
         "multiply by v.",
     ),
     ("npformer.attention:scaled_dot_product_attention", "npformer.attention:attend"),
@@ -244,7 +244,7 @@ CAUSAL_MASK = Exercise(
     right.causal_mask,
     lambda: [(3, 3), (2, 4), (1, 3), (1, 1), (4, 5)],
     (
-        "With as many keys as queries, the mask is a lower triangle with the diagonal: use np.tri or np.tril.",
+        "With as many keys as queries, the mask is a lower triangle that includes the diagonal: use np.tri or np.tril.",
         "The last query sees all keys, the previous query all but the last. Query i is token n_keys - n_queries + i.",
         "Compare np.arange(n_keys) with a column of the queries' positions, or give np.tri its third argument.",
     ),

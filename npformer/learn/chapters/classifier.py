@@ -155,7 +155,7 @@ CLASSIFY = Exercise(
         (np.array([1, 3]), 2, _flat_embeddings(tiny_classifier())),
     ],
     (
-        'The weights are nested dicts and lists: weights["layers"] is the argument of encoder named layers.',
+        'The weights are nested dicts and lists: pass weights["layers"] to encoder as layers.',
         'embeddings takes the two arrays weights["embeddings"]["token"]["weight"] and ["position"]["weight"]. '
         'Its output goes through layer_norm with **weights["embeddings"]["norm"].',
         "Call embeddings, layer_norm, encoder, pool and linear one after another, each with its weights.",

@@ -176,7 +176,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache after the new tokens",
-            "The new keys and values come first. The cached keys and values should, because their tokens are earlier.",
+            "The new keys and values come first. The cached ones should, because their tokens are earlier.",
             partial(_layer, append=_prepended),
         ),
         Slip(
@@ -291,10 +291,10 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "W_O left out",
-            "The combined heads do not pass through the layer output.",
+            "The combined heads do not pass through the output layer.",
             partial(_layer, project=False),
         ),
-        Slip("query and key exchanged", "The layers query and key are exchanged.", _swapped),
+        Slip("query and key exchanged", "The query and key layers are exchanged.", _swapped),
         Slip(
             "eps is always 1e-12",
             "eps is 1e-12, regardless of the argument. Use the argument, which is 1e-5 by default.",

@@ -90,7 +90,7 @@ MULTI_HEAD = Exercise(
     right.multi_head_attention,
     _multi_head_cases,
     (
-        "linear(x, **query) applies the layer query. The results of query, key and value are split into heads.",
+        "linear(x, **query) applies the query layer. The results of query, key and value are split into heads.",
         "Your scaled_dot_product_attention takes the mask, and all heads at once.",
         "Apply query, key and value to x, split the results into heads, attend, combine the heads, and apply output.",
     ),
@@ -98,7 +98,7 @@ MULTI_HEAD = Exercise(
     (
         Slip(
             "W_O left out",
-            "The combined heads are returned. They should pass through the layer output first.",
+            "The combined heads are returned. They should pass through the output layer first.",
             partial(_multi_head, project=lambda heads, value, output: heads),
         ),
         Slip(
@@ -108,52 +108,52 @@ MULTI_HEAD = Exercise(
         ),
         Slip(
             "query and key exchanged",
-            "The layers query and key are exchanged.",
+            "The query and key layers are exchanged.",
             partial(_multi_head, layers=lambda q, k, v: (k, q, v)),
         ),
         Slip(
             "key and value exchanged",
-            "The layers key and value are exchanged.",
+            "The key and value layers are exchanged.",
             partial(_multi_head, layers=lambda q, k, v: (q, v, k)),
         ),
         Slip(
             "query and value exchanged",
-            "The layers query and value are exchanged.",
+            "The query and value layers are exchanged.",
             partial(_multi_head, layers=lambda q, k, v: (v, k, q)),
         ),
         Slip(
-            "keys from the layer query",
-            "The keys are computed by the layer query. They should be computed by the layer key.",
+            "keys from the query layer",
+            "The keys are computed by the query layer. They should be computed by the key layer.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, v)),
         ),
         Slip(
-            "values from the layer key",
-            "The values are computed by the layer key. They should be computed by the layer value.",
+            "values from the key layer",
+            "The values are computed by the key layer. They should be computed by the value layer.",
             partial(_multi_head, layers=lambda q, k, v: (q, k, k)),
         ),
         Slip(
-            "values from the layer query",
-            "The values are computed by the layer query. They should be computed by the layer value.",
+            "values from the query layer",
+            "The values are computed by the query layer. They should be computed by the value layer.",
             partial(_multi_head, layers=lambda q, k, v: (q, k, q)),
         ),
         Slip(
-            "value's layer left out",
-            "The values are x itself. They should be computed by the layer value.",
+            "value layer left out",
+            "The values are x itself. They should be computed by the value layer.",
             partial(_multi_head, layers=lambda q, k, v: (q, k, _bare({**v, "weight": np.eye(len(v["weight"]))}))),
         ),
         Slip(
             "one layer for queries, keys and values",
-            "Queries, keys and values are all computed by the layer query. Use a separate layer for each.",
+            "Queries, keys and values are all computed by the query layer. Use a separate layer for each.",
             partial(_multi_head, layers=lambda q, k, v: (q, q, q)),
         ),
         Slip(
-            "layer value instead of output",
-            "The combined heads pass through the layer value. They should pass through the layer output.",
+            "value layer instead of output",
+            "The combined heads pass through the value layer. They should pass through the output layer.",
             partial(_multi_head, project=lambda heads, value, output: linear(heads, **value)),
         ),
         Slip(
-            "output's bias left out",
-            "The bias of the layer output is not added.",
+            "bias of the output layer left out",
+            "The bias of the output layer is not added.",
             partial(_multi_head, project=lambda heads, value, output: _unbiased(heads, **output)),
         ),
         Slip(
@@ -290,12 +290,12 @@ FEED_FORWARD = Exercise(
         ),
         Slip(
             "second layer left out",
-            "The layer output is not applied.",
+            "The output layer is not applied.",
             lambda x, act, hidden, output: act(linear(x, **hidden)),
         ),
         Slip(
             "layers exchanged",
-            "The layer output is applied before hidden.",
+            "The output layer is applied before the hidden layer.",
             lambda x, act, hidden, output: feed_forward(x, act, output, hidden),
         ),
         Slip(

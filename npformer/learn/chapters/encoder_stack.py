@@ -94,7 +94,7 @@ ENCODER_LAYER = Exercise(
     right.encoder_layer,
     _layer_cases,
     (
-        "Two steps of the same form: x + block(x), then a norm. multi_head_attention(x, n_heads, **attention) is "
+        "The two steps have the same form: x + block(x), then a norm. multi_head_attention(x, n_heads, **attention) is "
         "the first block.",
         "The second step reads Y, the output of the first: layer_norm(y + feed_forward(y, gelu, **ffn), **ffn_norm).",
         "y = layer_norm(x + multi_head_attention(x, n_heads, **attention), **attention_norm). Then apply the second "
@@ -252,7 +252,7 @@ ENCODER = Exercise(
         ),
         Slip(
             "every layer reads x",
-            "All layers read x, so only the last layer has an effect. Layers should read the previous layer's output.",
+            "All layers read x, so only the last has an effect. Each layer should read the previous layer's output.",
             lambda x, h, layers: _stacked(x, h, layers[-1:]),
         ),
         Slip("layers applied twice", "The stack is applied twice.", lambda x, h, layers: _stacked(x, h, layers * 2)),

@@ -104,7 +104,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "means over the first axis",
-            "The means are over axis 0. They should be over each row, the last axis.",
+            "The means are over axis 0. They should be over the last axis, one per row.",
             partial(_norm, dx=lambda g, n, s: (g - g.mean(0) - n * (g * n).mean(0)) / s),
         ),
         Slip(

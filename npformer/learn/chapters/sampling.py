@@ -213,7 +213,7 @@ SAMPLE = Exercise(
     right.sample,
     _sample_cases,
     (
-        "Divide the logits by the temperature, take softmax, and sort the probabilities in descending "
+        "Divide the logits by the temperature, apply softmax, and sort the probabilities in descending "
         "order: np.argsort(-p).",
         "A word belongs to the set if the sum of all more likely words is still below top_p. Set the "
         "probabilities of the other words to 0, and divide by the sum.",
@@ -281,7 +281,7 @@ SAMPLE = Exercise(
         Slip(
             "set by rank, not by id",
             "The set is computed for the sorted probabilities, but applied to the unsorted "
-            "probabilities. Word order[i] has rank i.",
+            "probabilities. The word with id order[i] has rank i.",
             partial(_drawn, keep=_kept_ranks),
         ),
         Slip(
