@@ -109,7 +109,10 @@ class Model(GeneratingModel):
         return output
 
     def run(self, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
-        """The answers for each text, without padding. With same_bits, other texts or threads do not change the bits."""
+        """The answers for each text, without padding.
+
+        With same_bits, their bits do not depend on the other texts or the number of threads.
+        """
         c = self.config
         check_texts(texts, c.max_length, c.vocab_size, c.n_token_types, first_position=-c.positions.first)
         lengths = [len(text) for text in texts]

@@ -147,7 +147,7 @@ def transform_backward(
 
 
 def transform_stages(x: str, activation: Activation, norm: Norm | None) -> list[Stage]:
-    """The stages of `transform` for the rows in stage x. Without a norm, the stages of `replaced_tokens` up to act."""
+    """The stages of `transform` for the rows in stage x. Without a norm, those of `replaced_tokens` up to act."""
     function = f"activations.{activation.__name__}"
     found = [
         Stage("head.hidden", "(T, E)", "Z W + b", "functions.linear", parents=(x,)),

@@ -34,7 +34,7 @@ class OutputScale:
     output: ClassVar[str] = "head.scaled"
     mistakes: ClassVar[tuple[Mistake, ...]] = (
         Mistake(
-            "rows below the projection not scaled",
+            "rows before the projection not scaled",
             "the decoder's rows are divided by sqrt(d_model) before they are projected with the token table",
             {
                 "": {"head.scaled": lambda y, at: at.source},

@@ -41,7 +41,7 @@ class ParallelLayer(Layer):
             h = tap(f"{name}_norm", self.norm(read, **weights[f"{name}_norm"]))
             with scope(name):
                 y = block(h, rows, **weights[name])
-            if len(y) != len(total):  # attention returned only the attending rows
+            if len(y) != len(total):  # attention returned only the rows that attend
                 total = read = x[rows.attending]
             total = total + y
             rows = rows.whole

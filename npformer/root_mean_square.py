@@ -141,7 +141,7 @@ RMSNorm.mistakes = (
         everywhere(
             {
                 "left out": of_norms(without_weight),
-                "1 + weight for weight": of_norms(_one_more),
+                "1 + weight instead of weight": of_norms(_one_more),
                 "multiplied before normalizing": of_norms(
                     lambda y, at: over_root_mean_square(at.source * at.weight(at.name), at.config.eps)
                 ),
@@ -149,7 +149,7 @@ RMSNorm.mistakes = (
         ),
     ),
     Mistake(
-        "RMSNorm rounded before its weight",
+        "RMSNorm rounded before the weight is applied",
         "the normalized row is multiplied by the weight in float32",
         {f"to {kind}": normed(partial(_rounded, kind)) for kind in HALVES},
     ),

@@ -33,7 +33,7 @@ class Stage(NamedTuple):
 def within(
     scope: str, stages: Iterable[Stage], given: Mapping[str, str], hooks: str | None = "", x: str = "X"
 ) -> list[Stage]:
-    """Prefixes the names of a part's stages with a scope. given: the stages that are its INPUT, SOURCE and EMBEDDED.
+    """Prefixes the names of a part's stages with a scope. given: the stages for INPUT, SOURCE and EMBEDDED.
 
     hooks: prefix of the hooks, None for a part without hooks. x: the letter of the part's input in formulas.
     """

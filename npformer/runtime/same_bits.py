@@ -118,7 +118,7 @@ class Kernel:
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019
     def k_blocks(self, inner: int) -> tuple[slice, ...]:
-        """The blocks of the inner axis of a large product, which sums first within each block, then across blocks.
+        """The blocks in which a large product sums its inner axis: first within each block, then across blocks.
 
         Let b be so large that b + 1 rounds to b. Then the sum b + 1 - b is 0 if b and 1 are added first, and 1 if a
         block boundary is between them. Each column of a product tests one index.

@@ -65,7 +65,10 @@ def sum_in_order(
 def matmul_in_order(
     a: np.ndarray, b: np.ndarray, terms: int = TERMS, front: int = 0, scratch: Scratch | None = None
 ) -> np.ndarray:
-    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`. scratch: for products."""
+    """a @ b, (..., M, N) and (..., N, K) -> (..., M, K), with each sum added in `groups`.
+
+    scratch: memory for products.
+    """
     together = TOGETHER if scratch is None else IN_SCRATCH
     some = max(1, together // max(1, math.prod(a.shape[:-1]) * b.shape[-1]))
     total: np.ndarray | None = None

@@ -1,8 +1,8 @@
 """Worker threads for shards of a batch or parts of a product, with BLAS limited to one thread.
 
-Threads suffice, because NumPy releases the GIL inside its loops. While these work, BLAS uses one thread in each;
-afterwards its original setting is restored. `runner.py` distributes shards; `weight_products.py` and `tiles.py`
-distribute parts of products and of activations.
+Threads suffice, because NumPy releases the GIL inside its loops. While the threads work, BLAS uses one thread in
+each of them; afterwards its original setting is restored. `runner.py` distributes shards; `weight_products.py` and
+`tiles.py` distribute parts of products and of activations.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def wants_same_bits(same_bits: bool | None = None) -> bool:
 # --- workers: threads that wait for jobs, started when first needed, shared by all callers ---------------------------
 #
 # concurrent.futures would not do: its executor does not report how many threads it could start, which
-# `run_row_parallel` must know. It is not faster either: submitting a task takes 24 us with it, and 21 us here.
+# `run_row_parallel` must know. The executor is not faster either: submitting a task takes 24 us with it,
+# and 21 us here.
 
 
 class _Job:
@@ -261,13 +262,13 @@ def run_row_parallel(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         try:
             runs = [functools.partial(member.run, task) for member, task in zip(members, tasks, strict=True)]
             return run_tasks(runs, len(tasks))
-        except BaseException:  # if Ctrl-C stops the caller before it becomes a member, workers would wait forever
+        except BaseException:  # if Ctrl-C stopped the caller before it was a member, workers would wait forever
             barrier.abort()
             raise
 
 
 def all_gather(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-    """Concatenates each array's rows from all threads that share a text. If none do, returns the arrays."""
+    """Concatenates each array's rows from all threads that share a text, or returns the arrays if no text is shared."""
     member = _local.member
     return arrays if member is None else member.all_gather(arrays)
 

@@ -116,7 +116,7 @@ def _way(dtype: np.dtype, count: int, shapes: tuple[tuple[int, int], ...], plain
 def _trial(
     shapes: tuple[tuple[int, ...], ...], rows: int, dtype: str, counts: tuple[int, ...], first: int, paneled: bool
 ) -> Trial[tuple[int, bool]] | None:
-    """The trial that chooses (number of parts, with panels or not) for about `rows` rows, or None for only one way."""
+    """The trial of (number of parts, with panels or not) for about `rows` rows, or None if there is only one way."""
     if len(counts) == 1 and not paneled:
         return None
     guess = paneled and panels_pay(rows)

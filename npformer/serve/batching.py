@@ -71,7 +71,7 @@ class Entry:
 
 
 class Call:
-    """Work that calls a single function, alone in its batch, such as for the next piece of a stream."""
+    """Work that calls a single function alone in its batch, for example to compute the next piece of a stream."""
 
     together = False
 

@@ -115,7 +115,7 @@ def _text_list(where: str, value: Any) -> list[str]:
 
 
 def _stops(where: str, value: Any) -> list[str]:
-    """Reads stop strings. Clients of text-generation-inference send an empty list if there are none."""
+    """Reads stop strings. Clients of text-generation-inference send an empty list if they want no stop strings."""
     if isinstance(value, list) and len(value) > MOST_STOPS:
         raise wrong(where, f"expected at most {MOST_STOPS} texts, got {len(value)}")
     texts = [] if value == [] else [str(each) for each in _texts(where, value).items]
@@ -171,7 +171,7 @@ def _content(where: str, value: Any) -> str:
 
 
 def _documents(where: str, value: Any) -> list[str]:
-    """Texts, or objects with a field "text", as Cohere's and Jina's clients send."""
+    """Texts, or objects with a field "text", as sent by Cohere's and Jina's clients."""
     if not isinstance(value, list) or not value:
         raise expected(where, "a list of texts", value)
     found = []
@@ -233,7 +233,7 @@ def one_of(*names: str) -> Kind:
 
 
 def nothing_else(why: str, *values: Any) -> Kind:
-    """Returns the kind of a field that other servers have, and for which this server supports only these values."""
+    """Returns the kind of a field for which other servers have more values, and this server supports only these."""
 
     def read(where: str, value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):

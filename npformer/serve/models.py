@@ -87,10 +87,11 @@ class Served:
 
 
 def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: Any) -> dict[str, Served]:
-    """Loads models by name: as in a mapping, or else by folder name, bundled name, hub id or model type.
+    """Loads models and returns them by name.
 
-    `loading` has threads, revision and offline, as in `pipeline`. Raises NpformerError if there is no model or a name
-    is duplicated.
+    The name is the key if `models` is a mapping, else the folder name, bundled name, hub id or model type. `loading`
+    has threads, revision and offline, as in `pipeline`. Raises NpformerError if there is no model or a name is
+    duplicated.
     """
     if isinstance(models, Given):
         models = [models]
@@ -151,7 +152,8 @@ def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
 def choose(models: Mapping[str, Served], name: str | None, task: str) -> tuple[str, Any]:
     """Returns the name and Task of the model with this name, or of the first model that has the task.
 
-    Raises Refusal for an unknown name, or if the model (without a name: every model) lacks the task.
+    Raises Refusal for an unknown name, or if the task is missing from the named model or, without a name, from every
+    model.
     """
     some = candidates(models, name)
     for each in some:

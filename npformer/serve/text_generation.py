@@ -74,8 +74,8 @@ COMPLETIONS = {
     "logprobs": Field(f.whole(0, 5), None, "Log probabilities of each new token and of this many top tokens."),
     "suffix": Field(f.nothing_else("there is no infilling"), None),
     "logit_bias": Field(f.nothing_else("logits cannot be biased", {}), None),
-    "frequency_penalty": Field(f.nothing_else("this penalty is not supported", 0), None),
-    "presence_penalty": Field(f.nothing_else("this penalty is not supported", 0), None),
+    "frequency_penalty": Field(f.nothing_else("there are no additive penalties", 0), None),
+    "presence_penalty": Field(f.nothing_else("there are no additive penalties", 0), None),
     "user": Field(f.TEXT, None, "Ignored."),
     **TRUNCATE,
 }

@@ -80,7 +80,7 @@ class MultiVectorEmbedding(Encoding):
         return "meanmaxsim"
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each text in a to each text in b: the mean, over a's tokens, of each best match in b.
+        """The similarity of each text in a to each text in b: the mean over a's tokens of each one's best match in b.
 
         Parameters
         ----------

@@ -39,7 +39,7 @@ class AnswerOptions(Options):
 
 
 class QuestionAnswering(Task):
-    """Returns a dict with "score", "start", "end" and "answer" for each question; with top_k above 1 a list of dicts.
+    """Returns a dict with "score", "start", "end" and "answer" for each question, or a list of dicts for top_k > 1.
 
     Call it with question= and context=, each a string or a list, or with dicts of both, or Pairs (question, context).
     "start" and "end" are character positions in the context. Answers with the same words (ignoring case) are

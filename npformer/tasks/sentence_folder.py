@@ -149,7 +149,7 @@ def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Returns whether a folder was saved as a `CrossEncoder` by version 6 of sentence-transformers."""
+    """Returns whether a folder is in the format in which sentence-transformers 6 saves a `CrossEncoder`."""
     return (folder / MODULES).exists() and _optional(folder / DESCRIPTION).get("model_type") == "CrossEncoder"
 
 

@@ -96,7 +96,7 @@ class Encoding(PromptedTask):
         return self.recipe.similarity or self.default_similarity
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
-        """The similarity of each vector in a to each vector in b, (N, D) and (M, D) -> (N, M), by the model's function.
+        """The similarity of each vector in a to each vector in b, (N, D) and (M, D) -> (N, M).
 
         Parameters
         ----------
@@ -104,9 +104,9 @@ class Encoding(PromptedTask):
 
         Returns
         -------
-        (N, M) array. The function is similarity_fn_name in config_sentence_transformers.json: "cosine", "dot",
-        "euclidean" or "manhattan" (both as negative distances). The default is the cosine for dense vectors, and the
-        dot product for sparse vectors.
+        (N, M) array. The similarity function is similarity_fn_name in config_sentence_transformers.json: "cosine",
+        "dot", "euclidean" or "manhattan" (the last two as negative distances). The default is the cosine for dense
+        vectors, and the dot product for sparse vectors.
 
         Raises
         ------

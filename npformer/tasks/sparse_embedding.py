@@ -38,7 +38,8 @@ class SparseEmbedding(SparseEncoding):
     Parameters
     ----------
     model : Model with a masked-lm head, or with sparse_linear.pt in its folder, as in BGE-M3's
-        SpladePooling of a sentence-transformers folder sets the pooling of logits. The default is the maximum.
+        The SpladePooling module of a sentence-transformers folder determines how logits are pooled. The default is the
+        maximum.
     prompt, prompt_name : str, optional
         The text to put before each input, or the name of one of the folder's prompts.
     max_active_dims : int, optional

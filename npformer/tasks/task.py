@@ -187,7 +187,7 @@ class Task(Answering):
     # --- the form of answers in datasets and on the command line -------------------------------------------------
 
     def gives_lists(self) -> bool:
-        """Returns whether an answer is a list, with the task's options."""
+        """Returns whether the task's options make each answer a list."""
         return bool(self.form.several)
 
     def columns(self) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ class ClassificationOptions(Options):
 
 
 class TextClassification(Task):
-    """Returns a dict with "label" and "score" for each text; with top_k a list of such dicts, best first.
+    """Returns a dict with "label" and "score" for each text, or with top_k a list of such dicts, best first.
 
     transformers.pipeline returns the dict of a single text in a list; here `answer[0]` is the dict itself.
 

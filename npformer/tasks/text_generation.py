@@ -54,7 +54,7 @@ class TextGenerationOptions(WritingOptions):
             got = shown(self.chat_template_kwargs)
             raise NpformerError(f"chat_template_kwargs: expected a dict of the template's variables, got {got}")
         if self.system is not None and not boolean("chat", self.chat):
-            raise NpformerError("system: needs chat=True (--chat); to a list of messages, add one with the role system")
+            raise NpformerError("system: needs chat=True (--chat); in a list of messages, add one with the role system")
 
 
 class TextGeneration(Writing):
@@ -66,7 +66,8 @@ class TextGeneration(Writing):
 
     The defaults are those of transformers.pipeline: sampling at temperature 0.7, and at most 256 new tokens or as many
     as fit. The model's generation_config.json overrides them. do_sample=False means greedy decoding, and num_beams=4
-    beam search. In a call, num_beams above 1 turns off the pipeline's sampling, and do_sample=True its beam search.
+    means beam search. In a call, num_beams above 1 turns off the pipeline's sampling, and do_sample=True turns off its
+    beam search.
 
     A prompt includes the tokenizer's special tokens, as in Transformers: a BERT continues after [SEP]. For a prompt
     without tokens, the model reads the start token.
@@ -82,7 +83,7 @@ class TextGeneration(Writing):
     system : str
         The system message before each text, with chat=True.
     chat_template_kwargs : dict, also under the name tokenizer_encode_kwargs
-        Further variables of the chat template, such as {"enable_thinking": False} for Qwen3.
+        Additional variables for the chat template, such as {"enable_thinking": False} for Qwen3.
     stop_strings : str or list of str, also under the names stop_sequence and stop
         Generation stops after one of these, which stays in the text and may begin in the prompt, as in Transformers.
     long : "error" or "truncate"
@@ -126,7 +127,7 @@ class TextGeneration(Writing):
         return self.resolved(self.options).num_return_sequences > 1
 
     def settle(self, options: TextGenerationOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, generation settings included. None counts as not given."""
+        """Returns the options, including generation settings, updated with the given ones. None counts as not given."""
         given = {name: value for name, value in given.items() if value is not None}
         for alias, name in ALIASES.items():
             if alias in given:
@@ -142,7 +143,7 @@ class TextGeneration(Writing):
         return settled
 
     def resolved(self, options: TextGenerationOptions, n_tokens: int | None = None) -> Settings:
-        """Returns the generation settings for a prompt of `n_tokens` tokens, or of unknown length if it is None.
+        """Returns the generation settings for a prompt of `n_tokens` tokens, or of unknown length if that is None.
 
         Raises NpformerError for impossible settings.
         """

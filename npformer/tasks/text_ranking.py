@@ -42,7 +42,7 @@ class RankingOptions(PromptOptions):
 
 
 class TextRanking(Ranking):
-    """Returns a dict with "score" for each query with a text: higher scores mean better matches.
+    """Returns a dict with "score" for each pair of a query and a text. Higher scores mean better matches.
 
     The query and the text are given as a `Pair`, a tuple or list of two, or {"text": query, "text_pair": text}.
 
@@ -134,10 +134,10 @@ class TextRanking(Ranking):
 
 
 def stored_function(model: Model, activation: Any) -> str:
-    """Returns the function_to_apply of the activation stored by sentence-transformers; "sigmoid" by default.
+    """Returns the function_to_apply of the activation stored by sentence-transformers, or "sigmoid" without one.
 
     `activation` from `cross_encoder_recipe` overrides the field that earlier versions store in config.json. Raises
-    NpformerError for an activation other than Identity and Sigmoid.
+    NpformerError for an activation other than Identity or Sigmoid.
     """
     if model.folder is None:
         return "sigmoid"
@@ -166,6 +166,6 @@ def _function(where: str, activation: Any) -> str:
 
 
 def _is_two_texts(item: Any) -> bool:
-    """Returns whether an item is a list, tuple or array of two texts, sentence-transformers' form of query and text."""
+    """Returns whether an item is a list, tuple or array of two texts, as sentence-transformers takes pairs."""
     two = item.shape == (2,) if isinstance(item, np.ndarray) else isinstance(item, list | tuple) and len(item) == 2
     return two and all(isinstance(each, str) for each in item)

@@ -72,7 +72,7 @@ class TextToText(Writing):
         return {self.key: ""} if answer is None else super().values(answer)  # None: a blank line
 
     def settle(self, options: TextToTextOptions, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, generation settings included."""
+        """Returns the options, including generation settings, updated with the given ones."""
         settled: TextToTextOptions = super().settle(options, given)
         resolve(self.model.folder, self.model.config, settled.settings)
         if settled.to is not None and settled.to not in self.pairs:
@@ -116,7 +116,7 @@ class TextToText(Writing):
 
 
 class Translation(TextToText):
-    """Returns a dict with "translation_text" for each text; a list of dicts if num_return_sequences is above 1.
+    """Returns a dict with "translation_text" for each text, or a list of dicts if num_return_sequences is above 1.
 
     The parameters are those of `TextToText`.
 
@@ -133,7 +133,7 @@ class Translation(TextToText):
 
 
 class Summarization(TextToText):
-    """Returns a dict with "summary_text" for each text; a list of dicts if num_return_sequences is above 1.
+    """Returns a dict with "summary_text" for each text, or a list of dicts if num_return_sequences is above 1.
 
     Settings come from the caller, else from those for summarization in config.json, else from generation_config.json,
     else from the defaults of Transformers 4: 4 beams and at most 256 tokens.
@@ -153,10 +153,10 @@ class Summarization(TextToText):
 
 
 class Text2TextGeneration(TextToText):
-    """Returns a dict with "generated_text" for each text; a list of dicts if num_return_sequences is above 1.
+    """Returns a dict with "generated_text" for each text, or a list of dicts if num_return_sequences is above 1.
 
     For encoder-decoders that paraphrase or correct texts, or answer questions. Settings come from the same files as for
-    `Summarization`, but in config.json from those for text2text-generation.
+    `Summarization`, except that those from config.json are for text2text-generation.
 
     The parameters are those of `TextToText`.
 

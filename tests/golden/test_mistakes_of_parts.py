@@ -99,11 +99,11 @@ NORMS, TURNS = (root_mean_square, "rms_norm"), (rotary, "rotate")
 LLAMA: dict[str, tuple[str, str, Plant]] = {
     "norms unbiased": ("unbiased mean square in RMSNorm", "", (*NORMS, unbiased)),
     "1 + w everywhere": (
-        "weight of RMSNorm misused", "1 + weight for weight",
+        "weight of RMSNorm misused", "1 + weight instead of weight",
         (*NORMS, lambda x, weight, eps, out=None: rms_norm(x, 1 + weight, eps)),
     ),
     "norms in bfloat16": (
-        "RMSNorm rounded before its weight", "to bfloat16",
+        "RMSNorm rounded before the weight is applied", "to bfloat16",
         (*NORMS, lambda x, weight, eps, out=None: half("bfloat16", rms_norm(x, eps=eps)) * weight),
     ),
     "mean subtracted": (

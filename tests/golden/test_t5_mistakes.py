@@ -56,7 +56,7 @@ PLANTED: dict[str, tuple[str, Plant]] = {
     "decoder's buckets of both directions": ("wrong buckets", put("goes_both_ways", lambda port, side: True)),
     "encoder's buckets of one direction": ("wrong buckets", put("goes_both_ways", lambda port, side: False)),
     "max_distance 128": ("wrong buckets", attr("most", lambda port: 128)),
-    "head not scaled": ("rows below the projection not scaled", attr("factor", lambda port: 1.0)),
+    "head not scaled": ("rows before the projection not scaled", attr("factor", lambda port: 1.0)),
     "bias across": ("relative bias in attention to the source", put("biased", biased)),
     "bias in the first layer only": (
         "relative bias only in the first layer",
