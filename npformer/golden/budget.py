@@ -33,7 +33,7 @@ RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**
 
 
 def run(model: Model | Seq2Seq, inputs: list[Any], stages: str | Iterable[str] = "*", seed: int | None = None) -> Trace:
-    """Runs the model and records its stages. A seed moves each value by -1, 0 or 1 unit in the last place."""
+    """Runs the model and records its stages. With a seed, moves each value by -1, 0 or 1 unit in the last place."""
     with ExitStack() as stack:
         if seed is not None:
             moved = jitter(seed)

@@ -103,7 +103,7 @@ def compare(
         each text, like a trace of several texts. A torch model runs on the file's token ids, in its current mode
         (training or evaluation).
     names : mapping, optional
-        From the other program's names to npformer's, for any other naming.
+        Maps the other program's names to npformer's, if it uses none of these namings.
     dtype : "float32", "float16", "bfloat16", "tf32" or "int8", optional
         The intended precision of the port. By default, float16 or bfloat16 if at least half of the stages have that
         precision, else float32.
@@ -133,7 +133,7 @@ def compare(
         return _compare(golden, arrays, names, dtype)
     if not hasattr(arrays, "state_dict"):
         raise NpformerError(
-            f"arrays: expected a mapping from names to arrays, such as a trace, or a torch model, got {shown(arrays)}"
+            f"arrays: expected a torch model, or a mapping from names to arrays such as a trace, got {shown(arrays)}"
         )
     from npformer.golden.torch_model import is_training, stages_of
 

@@ -73,13 +73,13 @@ def diagnose(
     Returns
     -------
     Diagnosis
-        `stage`, `mistake` (the name of the best one, "" if no mistake is certain), `fits` and `then`; printing it shows
+        `stage`, `mistake` (the name of the best fit, "" if no mistake is certain), `fits` and `then`; printing it shows
         the reasons.
 
     Raises
     ------
     NpformerError
-        If the weights of `model` differ from those of the golden file, or as in `compare`.
+        If the weights of `model` differ from those of the golden file, or for the reasons given in `compare`.
 
     Examples
     --------
@@ -198,7 +198,7 @@ class _Case:
             return None
         of = parents(self.right.config, self.right.weights)
         if all(set(of.get(stage, ())) & set(names) for stage, names in found.items()):
-            return None  # every stage has the values of one of its parents: a step was left out, the names are correct
+            return None  # every stage has the values of one of its parents: the names are correct, a step was left out
         first = diverging[0]
         each, certain = self.explain(first, self.right)
         others = [fit for fit, port in certain if all(self.explained(name, [port]) for name in self.given)]

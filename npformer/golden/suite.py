@@ -4,7 +4,7 @@
 
 A case is a folder with config.json, model.safetensors, inputs.safetensors and golden.safetensors; suite.json says what
 each case tests. `conformance.py` runs a port's program on them. Models and inputs have the same bytes on every machine,
-but golden files only on the same machine with the same version of NumPy, because BLAS kernels round differently. This
+but golden files only if the machine and the version of NumPy are the same, because BLAS kernels round differently. This
 changes the last digits of stages, far within the budgets.
 """
 
@@ -34,7 +34,7 @@ from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope
 MANIFEST, INPUTS = "suite.json", "inputs.safetensors"
 FORMAT, VERSION = "npformer-suite", "1"
 LENGTHS = (6, 3)
-#: The longer text of LENGTHS exceeds the original length, 5, of the scalings that depend on the text's length.
+#: The longer text of LENGTHS exceeds 5, the original length of the scalings that depend on the text's length.
 SCALINGS = {
     "linear": Linear(2.0),
     "dynamic": Dynamic(2.0, 5),

@@ -252,7 +252,7 @@ def roll_out(stack: Stack, token: int) -> Method:
         mean = weights.mean(axis=0, dtype=np.float64)
         shares = (mean + np.eye(len(mean))) / 2 @ shares
     name = stack.queries.tokens[token]
-    about = f"Share of each word of the output at {name}: attention averaged over heads, multiplied through the layers"
+    about = f"Each word's share of the output at {name}: attention averaged over heads, multiplied through the layers"
     about += ", with half of each layer for the residual. It does not depend on the label."
     return on_tokens("Attention roll-out", about, stack.keys.tokens, shares[token], signed=False)
 
@@ -262,8 +262,8 @@ def on_logit(found: Any) -> Method:
     layer, head = np.unravel_index(np.abs(found.heads.sum(axis=-1)).argmax(), found.heads.shape[:2])
     about = f"Contribution of each word to {found.what} ({found.logit:z.4f}), with layer norms fixed: through the heads"
     about += f" that read it for token {found.position}. That token also contributes through its own row. Biases add"
-    about += f" {sum(found.biases.values()):z.4f}. The largest head is head {head} of layer {layer}, with"
-    about += f" {found.heads[layer, head].sum():z.4f}."
+    about += f" {sum(found.biases.values()):z.4f}. Head {head} of layer {layer} has the largest contribution of"
+    about += f" all heads: {found.heads[layer, head].sum():z.4f}."
     return on_tokens("Logit attribution", about, found.tokens, found.words.sum(axis=0), signed=True)
 
 

@@ -19,8 +19,8 @@ and the walk continues with r, down to the embeddings. Each part of a model impl
 forward pass. In a decoder's layer (BART), cross-attention precedes the FFN and is split like attention; its heads
 include everything that the encoder adds. A convolution that is added to the first layer (DeBERTa) is split by the rows
 of the embeddings that it reads. In a post-norm layer (BERT), a norm follows each addition, so a layer's output goes
-through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. The parts add up to the
-logit, up to rounding.
+through the norms of all later layers; in a pre-norm layer (GPT), only the last norm follows. Except for rounding,
+the parts add up to the logit.
 
 Elhage et al., 2021, "A Mathematical Framework for Transformer Circuits", describes the decomposition; nostalgebraist,
 2020, "interpreting GPT: the logit lens", the lens.

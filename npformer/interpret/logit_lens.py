@@ -41,7 +41,7 @@ class LogitLens:
 def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = None, most: int = 5) -> LogitLens:
     """Computes logits from the hidden states of each layer, with the final norm and the head.
 
-    logits_l = head(Normalize(x_l)), x_l the output of layer l. Layers of a translation model are the decoder's.
+    logits_l = head(Normalize(x_l)), x_l the output of layer l. In a translation model, these are the decoder's layers.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ def logits_asked(
     logits = answers["logits"]
     if head == "replaced-token":
         if label is not None:
-            raise NpformerError(f"{caller}: {label!r:.80}: omit it; a {head} model has one logit per token")
+            raise NpformerError(f"{caller}: label={label!r:.80}: omit it; a {head} model has one logit per token")
         places = range(len(logits)) if position is None else [position_of(position, len(logits), caller)]
         return [Logit(f"the replaced-token logit of token {at}", "logits", (at,)) for at in places]
     if position is None:

@@ -193,8 +193,9 @@ def attribution_patching(
 ) -> Effects:
     """Estimates the effects of `patch` to first order, from one forward and backward pass on the corrupted text.
 
-    effect = sum((clean - corrupted) * d metric / d corrupted) over the elements of a part. Arguments, result and errors
-    are those of `patch`. Nanda, 2023, "Attribution Patching: Activation Patching At Industrial Scale".
+    effect = sum((clean - corrupted) * d metric / d corrupted) over the elements of a part. The arguments (except
+    `group` and `progress`), the result and the errors are those of `patch`. Nanda, 2023, "Attribution Patching:
+    Activation Patching At Industrial Scale".
 
     >>> model = npformer.load("distilbert-sst2")
     >>> attribution_patching(model, "I love ice cream", "I hate ice cream", by="head").values.shape

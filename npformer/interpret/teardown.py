@@ -24,7 +24,7 @@ ROWS = 8  # maximum number of rows shown without gaps
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
     """Selects the stages to show: those outside the layers, those of `layer` (default: 0), and the last layer's output.
 
-    With `patterns`, selects the stages that match; if `layer` is given, those of other layers are omitted. Raises
+    With `patterns`, selects the matching stages, without those of other layers if `layer` is given. Raises
     NpformerError for an unknown layer, or a pattern without matches.
     """
     of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
@@ -63,9 +63,9 @@ def _layer(name: str) -> int | None:
 
 
 def _left_out(before: int, number: int) -> list[str]:
-    """Returns a line for the layers omitted between `before`, the last one shown (-1: none), and `number`.
+    """Returns a line for the layers omitted between `before`, the last one shown (-1 at first), and `number`.
 
-    The selected layer is shown completely, the model's last layer only by its output.
+    The selected layer is shown completely; of the model's last layer, only the output is shown.
     """
     first, last = before + 1, number - 1
     parts = [f"layer {first}" if first == last else f"layers {first} to {last}"] if first <= last else []

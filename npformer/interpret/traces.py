@@ -246,7 +246,7 @@ class Trace(Mapping[str, Any]):
             if labels and any(logits.shape[-1:] != (len(labels),) for logits in trace._arrays.get("logits", ())):
                 raise ValueError(f"logits: expected one per label, {len(labels)}")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise NpformerError(f"{path}: not a trace that npformer saved: {error!s:.200}") from None
+            raise NpformerError(f"{path}: not a trace saved by npformer: {error!s:.200}") from None
         return trace
 
 

@@ -341,7 +341,7 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
         (lambda w: w | {"layers.0.ffn.output.weight": quantised(w["layers.0.ffn.output.weight"])}, "quantised weights", "quantised to int8"),
         (lambda w: {n: np.round(a, 2) for n, a in w.items()}, "quantised weights", "rounded to 2 decimals"),
         (lambda w: {n: in_blocks(a) for n, a in w.items()}, "quantised weights", "4 bits, one scale per group of 16 columns"),
-        (lambda w: {n: np.rint(a * 40) / 40 for n, a in w.items()}, "quantised weights", "rounded to few values"),
+        (lambda w: {n: np.rint(a * 40) / 40 for n, a in w.items()}, "quantised weights", "rounded to a few values"),
         (lambda w: w | {"layers.0.ffn.output.weight": w["layers.0.ffn.output.weight"] * 2}, "scaled by a constant", "2 times the correct values"),
     ],
 )  # fmt: skip

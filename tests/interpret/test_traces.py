@@ -397,7 +397,7 @@ def test_any_other_file_is_an_error(model: Model, tmp_path: Path) -> None:
         with pytest.raises(NpformerError, match=r"t.safetensors"):
             Trace.load(path)
     tiny.folder(tmp_path / "model")
-    with pytest.raises(NpformerError, match="not a trace that npformer saved"):
+    with pytest.raises(NpformerError, match="not a trace saved by npformer"):
         Trace.load(tmp_path / "model" / "model.safetensors")
     for name, message in (
         ("nowhere/t.safetensors", "cannot be written"),

@@ -235,7 +235,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "1 / int(sqrt(K))": (
         "scores scaled differently", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))
     ),
-    "first text's mask": ("mask misused", "text 2's for all texts", put("masked", with_first_mask)),
+    "first text's mask": ("mask misused", "text 2's mask for all texts", put("masked", with_first_mask)),
     "a head copied": (MISSING, "columns of head 2 are those of head 1", weights(copied_head)),
     "rows in (K, H)": ("weight in the wrong order", "in the order (K, H)", weights(rows_by_column)),
     "query scaled before its bias": ("wrong bias", "sqrt(K) times, query.bias", weights(larger_query_bias)),

@@ -1,6 +1,6 @@
 """The known mistakes of ports: `of_model` collects the mistakes that a model's parts declare, and `ANYWHERE`.
 
-Each part, such as a mechanism, declares its own mistakes in `mistakes`. The modules here have mistakes in inputs,
+Each part, such as a mechanism, declares its own mistakes in `mistakes`. The modules here define mistakes in inputs,
 embeddings, heads, weights, the order of a layer's parts, and precision. `diagnose.py` puts them into a `Port`, which is
 the correct model without them.
 """

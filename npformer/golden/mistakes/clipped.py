@@ -12,7 +12,10 @@ BOUNDS = (1.0, 2.0, 3.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1e3
 
 
 def clipped(port: Port) -> Ways:
-    """The stage or an earlier one is clipped at a bound; if stages between are missing, only scores or activations."""
+    """Clips the stage or an earlier one at a bound.
+
+    If stages in between are missing, only scores and activations are tried as earlier stages.
+    """
     numbers = np.concatenate([np.ravel(array) for array in port.theirs])
     low, high = numbers.min(), numbers.max()
     cut_below, cut_above = ((numbers == bound).sum() > 1 for bound in (low, high))  # clipped values are equal

@@ -137,7 +137,7 @@ PROBABILITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 MISTAKES = (
     Mistake(
         "wrong pooling",
-        "a head reads the first token's row; in causal models, the last; in encoder-decoders, the last end token's",
+        "a head reads the row of the first token (causal models: the last; encoder-decoders: the last end token)",
         other_pooling,
     ),
     Mistake(

@@ -63,11 +63,11 @@ def mask_ignored(port: Port) -> Ways:
 def mask_inverted(port: Port) -> Ways:
     port = port.padded() or port
     ways: dict[str, Formula] = {
-        "added, the lowest number": lambda scores, seen: softmax(
+        "lowest float32 number added": lambda scores, seen: softmax(
             (scores + np.where(seen, LOWEST, 0)).astype(np.float32)
         ),
-        "added, -10000": lambda scores, seen: softmax(scores + np.where(seen, -1e4, 0)),
-        "added, -10000 in half precision": lambda scores, seen: softmax(
+        "-10000 added": lambda scores, seen: softmax(scores + np.where(seen, -1e4, 0)),
+        "-10000 added in half precision": lambda scores, seen: softmax(
             (scores + np.where(seen, -1e4, 0)).astype(np.float16).astype(np.float64)
         ),
         "filled with -1e9": lambda scores, seen: softmax(np.where(seen, -1e9, scores)),
@@ -81,7 +81,7 @@ def mask_misused(port: Port) -> Ways:
         return
     ways: dict[str, Formula] = {
         "applied after the softmax": lambda scores, seen: softmax(scores) * seen,
-        "applied after the softmax, with -10000": lambda scores, seen: softmax(scores) + np.where(seen, 0, -1e4),
+        "-10000 added after the softmax": lambda scores, seen: softmax(scores) + np.where(seen, 0, -1e4),
         "one place late": lambda scores, seen: hidden(scores, np.insert(seen[:-1], 0, True)),
         "one place early": lambda scores, seen: hidden(scores, np.append(seen[1:], False)),
         "added unchanged, as 1 and 0": lambda scores, seen: softmax(scores + seen),
@@ -97,7 +97,7 @@ def mask_misused(port: Port) -> Ways:
         for way, formula in ways.items():
             yield f"{way}{said and f', {said}'}", padded.ruling(masked(formula))
         for i in range(len(port.texts)):
-            yield f"text {i}'s for all texts{said and f', {said}'}", padded.ruling({WEIGHTS: _with_mask_of(i)})
+            yield f"text {i}'s mask for all texts{said and f', {said}'}", padded.ruling({WEIGHTS: _with_mask_of(i)})
 
 
 def _with_mask_of(text: int) -> Rule:
@@ -109,12 +109,12 @@ def _with_mask_of(text: int) -> Rule:
 
 
 def lowered(port: Port) -> Ways:
-    """The mask hides scores by adding a number, or by replacing them with a number, that is not low enough."""
+    """The mask adds a number to hidden scores, or replaces them with it, but the number is not low enough."""
     if not any(name.endswith("attention.weights") for name in port.span):
         return
     for c in (*_solved(port), *LOWERED):
         yield f"{-c:g} added", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: scores - c)}
-        yield f"{-c:g} for the scores", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: 0 * scores - c)}
+        yield f"{-c:g} instead of the scores", {WEIGHTS: lambda y, at, c=c: _hiding(at, lambda scores: 0 * scores - c)}
 
 
 def _solved(port: Port) -> list[float]:

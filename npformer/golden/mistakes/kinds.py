@@ -75,7 +75,7 @@ def _ratios(port: Port) -> list[float]:
 
 
 def constant(port: Port) -> Ways:
-    """All values of the stage have a wrong factor, the same for all texts or one per text, or a wrong summand."""
+    """All values of the stage have a wrong factor (one for all texts, or one per text) or a wrong summand."""
     right, theirs = flat(port.rightly), flat(port.theirs)
     yield from _scaled_product(port)
     if right.size < 8 or not right.any():
@@ -204,7 +204,7 @@ def _heads(port: Port) -> np.ndarray | None:
 
 
 def _subsets(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields all smaller subsets of up to four heads; for more heads, only single heads and runs from either end."""
+    """Yields all smaller subsets of at most four heads; of more heads, only single heads and runs from either end."""
     if count <= 4:
         yield from (some for size in range(1, count) for some in combinations(range(count), size))
         return
@@ -291,7 +291,7 @@ def _unread(port: Port) -> tuple[str, np.ndarray] | None:
     x, error = rows(arrays), rows(port.theirs) - rows(port.rightly)
     if x.shape[1] != len(weight) or len(weight) > MOST_COLUMNS or error.shape != (len(x), weight.shape[1]):
         return None
-    gram = (x.T @ x) * (weight @ weight.T)  # Gram matrix of the products x_j W_j, without the products
+    gram = (x.T @ x) * (weight @ weight.T)  # Gram matrix of the products x_j W_j, found without them
     m = 1 + np.linalg.lstsq(gram, ((error @ weight.T) * x).sum(0), rcond=1e-12)[0]
     zero = np.flatnonzero(m < 0.5)
     return (names[0], zero) if 0 < len(zero) < len(m) else None

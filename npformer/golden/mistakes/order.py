@@ -104,7 +104,7 @@ def other_residual(port: Port) -> Ways:
             f"*.{block}_residual": lambda y, at, block=block: at(f"{block}_norm") + at.written(block)
             for block in ("attention", "ffn")
         }
-        yield "each block's input, normalized, after both", rules
+        yield "each block's input, normalized, after both blocks", rules
 
 
 def residual_scaled(port: Port) -> Ways:

@@ -85,7 +85,7 @@ def rounded(theirs: np.ndarray, ours: np.ndarray) -> str:
         if bits := next((bits for bits in BITS if _in_steps(a, b, bits)), 0):
             return f"rounded to {bits} bits, one scale{per}"
         if all(map(_is_nearest, a, b)):
-            return f"rounded to few values{per}"
+            return f"rounded to a few values{per}"
     return ""
 
 

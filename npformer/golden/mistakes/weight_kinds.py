@@ -137,7 +137,7 @@ def reordered(port: Port) -> Ways:
         weight, bias = (port.weights.get(f"{stage}.{part}") for part in ("weight", "bias"))
         if weight is None or weight.ndim != 2 or parted(stage)[2].startswith("embeddings."):
             continue
-        of_heads = f"{stage.rpartition('.')[0]}.query.weight" in port.weights  # else the stage has no heads
+        of_heads = f"{stage.rpartition('.')[0]}.query.weight" in port.weights  # otherwise the stage has no heads
         by_head = [stage.endswith(".output"), not stage.endswith(".output")] if of_heads else [False, False]
         for axis, kind in enumerate(("rows", "columns")):
             for said, order in maps_of(weight.shape[axis], port.d_head if by_head[axis] else 0).items():
@@ -149,7 +149,7 @@ def reordered(port: Port) -> Ways:
 
 
 def _moved(axis: int, order: np.ndarray, has_bias: bool) -> dict[str, Rule]:
-    """Maps the parts of a linear layer that are moved to a rule: y = x W[order] + b, or columns of x W and b."""
+    """Returns "weight", "bias" or both -> a rule that moves them: y = x W[order] + b, or columns of x W and b."""
 
     def weight(y: np.ndarray, at: At) -> np.ndarray:
         b = at.weight(at.name, "bias")

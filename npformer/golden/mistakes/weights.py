@@ -101,15 +101,15 @@ def exchanged_norms(port: Port) -> Ways:
     norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
     pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
     yield (
-        "attention's and the FFN's, in every layer",
+        "those of attention and the FFN, in every layer",
         port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
     )
     if port.config.decoder:
         across = [layer for layer in port.layers if f"{layer}cross_attention_norm.weight" in port.weights]
-        for said, own in (("attention's", "attention_norm"), ("the FFN's", "ffn_norm")):
+        for said, own in (("attention", "attention_norm"), ("the FFN", "ffn_norm")):
             pairs = [(f"{layer}cross_attention_norm", layer + own) for layer in across]
             exchanged = port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
-            yield f"cross-attention's and {said}, in every layer", exchanged
+            yield f"those of cross-attention and {said}, in every layer", exchanged
     for one in norms:
         for other in norms:
             shapes = {port.weights[f"{norm}.weight"].shape for norm in (one, other)}
