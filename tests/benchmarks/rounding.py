@@ -81,7 +81,7 @@ def least(action: Callable[[], object]) -> float:
 
 
 def price(inner: int, columns: int) -> list[str]:
-    """Returns a batch's error, and its time divided by that of undivided sums, for undivided sums and for PARTS."""
+    """Returns a batch's error and its relative time (1 for undivided sums), for undivided sums and for each of PARTS."""
     x, weight, truth = operands(BATCH, inner, columns)
     room = np.empty(truth.shape, np.float32)
     whole = least(lambda: np.matmul(x, weight, out=room))

@@ -6,7 +6,7 @@ The figures are requests per second, latencies, and processor time per request. 
 requests over loopback, on the same cores as the server. Each request sends one of 64 texts of 6 to 60 words to /embed.
 The servers take turns, and for each figure the best turn counts. `--export FOLDER` only makes the ONNX file; for this
 step, torch and transformers may be in another environment. `--soak` sends requests to one server with two workers for
-minutes, kills a worker each minute, and shows memory and errors.
+this many minutes, kills a worker each minute, and shows memory and errors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load(url: str, lua: Path, connections: int, seconds: int) -> dict[str, float
 
 
 def processor_time(server: Server) -> float:
-    """Returns the processor seconds of the server and its workers, which depend little on other load."""
+    """Returns the CPU time of the server and its workers in seconds; it depends little on other load."""
     ticks = 0
     for pid in (server.process.pid, *server.workers()):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -169,7 +169,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def memory(server: Server) -> float:
-    """Returns the megabytes of the server and its workers, counting shared pages once."""
+    """Returns the memory of the server and its workers in megabytes, counting shared pages once."""
     total = 0
     for pid in (server.process.pid, *server.workers()):
         rollup = Path(f"/proc/{pid}/smaps_rollup")

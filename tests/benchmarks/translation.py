@@ -1,4 +1,4 @@
-"""Translation against Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
+"""Compares translation with Transformers and CTranslate2: `python -m tests.benchmarks.translation [--quick] [--json FILE]`.
 
 A model of Marian-base's size with random weights (6 + 6 layers, 512 wide, 58,101 tokens) translates 64 sources of mixed
 length, greedily and with four beams, into targets of a fixed length. For npformer alone, the program also measures the

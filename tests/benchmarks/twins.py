@@ -62,7 +62,7 @@ class DistilBert(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The encoder with a classifier on its first row, and dropout on the output of attention and feed-forward network."""
+    """The encoder with a classifier on its first row, and dropout on the outputs of attention and the FFN."""
 
     def __init__(self, tree: layout.Tree, config: Config, rate: float) -> None:
         super().__init__()

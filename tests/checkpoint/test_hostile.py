@@ -128,7 +128,7 @@ def headed(folder: Path, header: bytes) -> Path:
 
 
 def entries(count: int) -> bytes:
-    """Returns the header of this many tensors without elements."""
+    """Returns a header that lists this many tensors without elements."""
     entry = {"dtype": "I8", "shape": [0], "data_offsets": [0, 0]}
     return json.dumps(dict.fromkeys(map(str, range(count)), entry), separators=(",", ":")).encode()
 
@@ -224,7 +224,7 @@ def test_hostile_folders_are_refused_cheaply(loader, tmp_path, name):
 
 
 def test_tensors_over_the_same_bytes_are_one(loader, tmp_path):
-    """Views of the same bytes take memory once: 100 layers that are views of one megabyte take 1 MB, not 600 MB."""
+    """Views of the same bytes take memory once: 100 layers whose weights share one megabyte take 1 MB, not 600 MB."""
     config = {**BERT, "hidden_size": 500, "num_hidden_layers": 100, "intermediate_size": 500}
     said, grown = loaded_alone(loader, views(tmp_path, config, rows, 0, 10**6 + 16_000))
     assert said.startswith("<npformer.Model bert base: 100 layers")

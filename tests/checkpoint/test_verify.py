@@ -107,7 +107,7 @@ def test_arrays_that_npformer_reads_back_are_checked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Returns a list that collects the checked files; makes `folder` a bundled model, and the cache empty."""
+    """Makes `folder` a bundled model and uses an empty cache; returns a list that collects the checked files."""
     found: list[Path] = []
     check = verifying.check_sums
     monkeypatch.setattr(verifying, "check_sums", lambda path, *rest: [found.append(path), check(path, *rest)][1])

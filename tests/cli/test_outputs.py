@@ -1,4 +1,4 @@
-"""Every command that writes a file, with a device, a pipe, a link or stdout as its output, a full disk or a size limit.
+"""Every command that writes a file: to a device, a pipe, a link or stdout, on a full disk, and above a size limit.
 
 Only regular files are replaced. A failure prints one line that names the output, and leaves no file behind.
 """

@@ -162,7 +162,7 @@ sys.exit(ended(main([{argument!r}])))
 
 
 def test_exit_functions_registered_earlier_still_run(tmp_path):
-    """Exit functions registered before the command begins, such as coverage's during Python's start-up, still run."""
+    """Exit functions registered before the command begins, as by coverage when Python starts, still run."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'before')")
     paths = f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"
     for arguments, code in ((["--version"], 0), (["nothing"], 2)):
@@ -222,7 +222,7 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [(name, (0, *range(i, 11, 3))) for i, name in enumerate(COMMANDS, 1)])
 def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
-    """Interrupts each command after set-up and at some tenths of its time; the commands together cover every tenth."""
+    """Interrupts each command after set-up and at some tenths of its run time; together they cover every tenth."""
     taken = None
     codes = []
     for step in (None, *steps):

@@ -15,7 +15,7 @@ from npformer.tasks.text_classification import TextClassification
 
 
 def slow(seconds: float) -> None:
-    """Makes every text of this worker take longer."""
+    """Makes this worker take longer for every text."""
     real = TextClassification.answer
 
     def answer(self, requests, options):

@@ -108,7 +108,7 @@ def test_a_missing_scheduler_is_an_error(monkeypatch):
 
 
 def test_a_run_without_workers_ends_with_an_error(classify, source_of_500, tmp_path, monkeypatch):
-    """In the first run, all workers leave after the first part; in the second, there are none from the start."""
+    """In the first run, all workers leave after the first part; in the second, there are no workers from the start."""
     monkeypatch.setattr(cluster, "ABSENCE", 0)
     monkeypatch.setattr(cluster, "PATIENCE", 0.1)
     real = npformer.dataset.mapping._Run._write

@@ -61,7 +61,7 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
                 # Dask does not replace a worker that dies before it is registered, so such workers are spared.
                 known = made.scheduler.workers
                 alive = [each.pid for each in made.workers.values() if each.pid and each.worker_address in known]
-                if alive:  # if not, both workers are still starting
+                if alive:  # otherwise both workers are still starting
                     killed.append(chosen.choice(alive))
                     os.kill(killed[-1], signal.SIGKILL)
 
@@ -166,7 +166,7 @@ def addresses(client: Client) -> dict[str, str]:
 
 
 def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tmp_path):
-    """If the oldest kernels give different bits in a trial, the run warns, and the manifest marks their parts."""
+    """If one worker has old kernels that give different bits, the run warns, and the manifest marks its parts."""
     kernel = kernels.working()[-1]
     environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": kernel}
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]

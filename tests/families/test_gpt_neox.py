@@ -41,7 +41,7 @@ def test_rotations_of_older_and_newer_files() -> None:
 
 
 def test_every_number_of_columns_is_written_back() -> None:
-    """The file stores the number of columns as a fraction of the width. In float64, 2 / 98 * 98 < 2."""
+    """The file stores the number of rotated columns as a fraction of the width. In float64, 2 / 98 * 98 < 2."""
     for columns in range(2, 98, 2):
         rotary = PartialRotary(10.0, columns=columns)
         config = tiny.config("gpt_neox", "base", d_model=98, n_heads=1, mechanisms=(rotary,))

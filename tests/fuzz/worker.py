@@ -24,7 +24,7 @@ GROWTH = 96 * 2**20  # memory that a case may actually use
 MESSAGE = 2000  # maximum length of an error or a warning
 WRITTEN = 64 * 2**20  # maximum size of a file that a case writes, so that a copy of a sparse file cannot fill the disk
 
-#: Forbidden audit events: running programs, connecting, or reading a real pickle.
+#: Forbidden audit events, such as running a program, opening a connection or reading a real pickle.
 FORBIDDEN = (
     "pickle.find_class", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile",
     "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "os.kill",

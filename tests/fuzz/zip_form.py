@@ -1,4 +1,4 @@
-"""Writes zip archives field by field, so that any field can be wrong; and npy files, for the npz archives of NumPy."""
+"""Writes zip archives field by field, so that any field can be wrong, and npy files for NumPy's npz archives."""
 
 from __future__ import annotations
 

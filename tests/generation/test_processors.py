@@ -1,4 +1,4 @@
-"""Processed scores equal golden probabilities from transformers, with the same bits in any batch."""
+"""The softmax of processed scores equals golden probabilities from transformers; bits are the same in any batch."""
 
 from __future__ import annotations
 

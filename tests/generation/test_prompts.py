@@ -1,5 +1,5 @@
 """Texts after prompts: the same bits as in whole passes, alone and in a batch, sampling, and bad input.
-tests/oracle/test_prompts.py has Transformers' tokens."""
+tests/oracle/test_prompts.py compares the tokens with those of Transformers."""
 
 from __future__ import annotations
 

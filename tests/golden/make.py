@@ -10,7 +10,7 @@ It needs the `oracle` group (torch, transformers, mpmath); the tests that read t
     distilbert-sst2.safetensors                the bundled checkpoint on the forty texts of `texts.py`
 
 Every number is stored twice, as torch's float32 and float64 results. A model's stages come with the errors of float32
-runs that add in each order of `orders.py`: `error/<stage>`, the orders' names in the file's metadata.
+runs that add in each order of `orders.py`. These errors are named `error/<stage>`, and the metadata lists the orders.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def make_functions(folder: Path) -> None:
 def make_bundled(folder: Path) -> None:
     """Stores ids and logits in full, and each stage's float32 error, its magnitude and a float64 checksum.
 
-    Also stores each stage's largest error for each batch and each of BUNDLED_ORDERS. Batches are padded, which is the
-    usual way to run torch: for products of fewer than 16 rows, torch's BLAS has a separate kernel, which adds up 16
-    partial sums and has a third of the error of the same product in a batch. A library that gives each text the same
-    bits alone and in a batch can have only one of these errors.
+    Also stores each stage's largest error for each batch and each of BUNDLED_ORDERS. Texts run in padded batches, as
+    is usual in torch, because torch's BLAS has a separate kernel for products of fewer than 16 rows: it adds up 16
+    partial sums, and its error is a third of the error of the same product in a batch. A library that gives each text
+    the same bits alone and in a batch can have only one of these errors.
     """
     from npformer.checkpoint import convert
 
@@ -167,7 +167,7 @@ def differences(made: Path, committed: Path) -> list[str]:
 
 
 def keep_committed(made: Path, committed: Path) -> None:
-    """Keeps committed numbers unless new ones differ more than two CPUs' results would, so that files rarely change."""
+    """Keeps committed numbers unless new ones differ by more than results of two CPUs do, so that files rarely change."""
     for path in made.rglob("*.safetensors"):
         old_path = committed / path.relative_to(made)
         if old_path.exists() and path.name != "model.safetensors":
@@ -191,7 +191,7 @@ def _differences(made: Path, committed: Path) -> list[str]:
 
 
 def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exact: bool) -> bool:
-    """Whether two arrays have equal bits, or differ no more than the results of two CPUs do.
+    """Whether two arrays have equal bits, or differ by no more than the results of two CPUs do.
 
     torch's kernels for a different instruction set add in a different order. This changes the last bits of a float64
     number, and gives a float32 number a different error of about the same size. npformer's stages have the same error
@@ -216,7 +216,7 @@ def _same(key: str, new: dict[str, np.ndarray], old: dict[str, np.ndarray], exac
         return bool(a.max() <= 3 * b.max() + 1e-7 and b.max() <= 3 * a.max() + 1e-7)
     # Columns are those of `summary`: the error may differ by a factor of 3, the other columns only by float64 rounding.
     if key.startswith("summary/"):
-        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # the maximum over all texts: one text's varies at random
+        near = a[:, 0].max() <= 3 * b[:, 0].max() + 1e-12  # over all texts, because one text's error is random
         # some sums are 0 up to rounding, such as those of gradients for key biases
         size = np.maximum(b[:, 2:3], 0.01 * b[:, 2].max())
         return bool(near and (gap.reshape(a.shape)[:, 1:] <= 1e-12 * size).all())

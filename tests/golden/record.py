@@ -281,7 +281,7 @@ def _own_attention(
 
 
 def _with_alibi(forward: Any, scope_of: dict[Any, str], hear: Callable[[str, np.ndarray], None]) -> Any:
-    """Wraps BLOOM's attention, with biases slope * key position; npformer's are smaller by a constant per query."""
+    """Wraps BLOOM's attention. Its biases are slope * key position; npformer subtracts a constant for each query."""
 
     def attention(module: Any, hidden: Any, *args: Any, alibi: Any, **kwargs: Any) -> Any:
         result = forward(module, hidden, *args, alibi=alibi, **kwargs)

@@ -1,4 +1,4 @@
-"""The page of the golden format: its manifest comes from a real file, which its JavaScript, Rust and C readers read."""
+"""The page of the golden format: its manifest comes from a real file, which the page's JavaScript, Rust and C code reads."""
 
 from __future__ import annotations
 

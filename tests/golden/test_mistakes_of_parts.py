@@ -327,7 +327,7 @@ def test_each_layer_of_an_unusual_order_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cause_that_leaves_far_more_than_another_is_not_named() -> None:
-    """The tanh formula with 0.0447 for 0.044715 fits within the budget, but the right formula leaves only rounding."""
+    """The tanh formula with 0.0447 instead of 0.044715 fits the budget, but the right formula leaves only rounding."""
     model, texts = llama(), [Text(np.arange(3, 12))]
     recorded, port = golden.record(model, texts), Model(replace(model.config, activation="gelu_tanh"), model.weights)
     found = golden.diagnose(recorded, dict(trace(port, texts)), model)

@@ -237,7 +237,7 @@ def test_a_key(folders, tmp_path, source):
     ("sent", "workers"), [("SIGTERM", 1), ("Ctrl-C", 2), ("SIGTERM to the process and to its group", 2)]
 )
 def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, workers):
-    """A terminal sends Ctrl-C to the whole group; `timeout` sends SIGTERM to the process and then to its group."""
+    """A terminal sends Ctrl-C to the process group; `timeout` sends SIGTERM to the process and then to its group."""
     with Server("distilbert-sst2", "--workers", workers) as server:
         accepted = [raw(server, "/embed", SLOW) for _ in range(2)]
         until(lambda: metric(server, "npformer_queue_texts") + metric(server, "npformer_batch_texts_count") > 0)
@@ -336,7 +336,7 @@ def test_errors_at_the_start_are_one_line(folders, arguments, message):
 
 
 def test_an_app_in_a_server_of_ones_own(folders, tmp_path):
-    """Runs under the user's own server: `uvicorn service:app`."""
+    """The app runs in the user's own server: `uvicorn service:app`."""
     (tmp_path / "service.py").write_text(
         f"import npformer\napp = npformer.serve.app({{'mine': {str(folders['encoder'])!r}}}, api_key='k')\n"
     )

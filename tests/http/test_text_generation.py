@@ -279,7 +279,7 @@ def test_clients_share_a_batch_and_get_the_answers_they_get_alone(task: TextGene
 
 
 async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any], **limits: int) -> Reply:
-    """Returns a route's answer in this process, after reading its stream; `batches` gets the sizes of each batch."""
+    """Returns a route's answer in this process, after reading its stream; `batches` gets a list of sizes for each batch."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
     service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)

@@ -1,4 +1,4 @@
-"""Copies of a text with one change each have the bits of separate runs, for any change and family."""
+"""Copies of a text, each with one change, have the same bits as in separate runs, for any change and family."""
 
 from __future__ import annotations
 

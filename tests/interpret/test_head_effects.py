@@ -1,4 +1,4 @@
-"""The effect of each head, computed by hand: the answer's probability and the other answers without the head."""
+"""The effect of each head equals that of an edit: the probabilities of the answer and of others without the head."""
 
 from __future__ import annotations
 

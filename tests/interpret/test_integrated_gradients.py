@@ -122,7 +122,7 @@ def test_integrated_gradients_are_complete(kind: str, text: Any) -> None:
     assert end == pytest.approx(logits[0] - logits[1], abs=5e-5)  # as printed
     assert change == pytest.approx(end - start, abs=2e-4)
     assert total == pytest.approx(shown.scores.sum(), abs=5e-5)
-    # DistilBERT's pooler has ReLUs: where the gradient jumps, the error is up to half a step (1 / 50) times the jump.
+    # DistilBERT's pooler has ReLUs: where the gradient jumps, the error is up to 1 / 100 (half a step) of the jump.
     assert abs(shown.scores.sum() - change) < {"bert": 5e-4, "bart": 5e-4, "distilbert": 2e-2}[kind]
 
 

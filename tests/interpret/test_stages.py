@@ -1,4 +1,4 @@
-"""The stages derived from a model's parts are those that a forward reports, edits change and backward reads."""
+"""The stages derived from a model's parts are those that forward passes report, edits change and backward passes read."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Read(dict[str, list[np.ndarray]]):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_backward_reads_the_stages_that_are_kept(name: str) -> None:
-    """Backward reads all kept stages below the head. A head also keeps stages for other answers, such as a pooler's."""
+    """The backward pass reads all kept stages below the head. A head also keeps stages for other answers, such as a pooler's."""
     model, recording = model_of(name), Recording()
     weights, config = model.weights, model.config
     batch = packed(config, [text_of(model)])

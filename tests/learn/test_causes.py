@@ -33,12 +33,12 @@ from npformer.learn.template import signatures
 
 
 def named(name: str, function: Callable[..., Any]) -> tuple[str, str]:
-    """Returns the cause found for the answers of a function, as a solution of an exercise."""
+    """Returns the cause found when this function is the solution of an exercise."""
     return cause(EXERCISES[name], cases_of(name, function))
 
 
 def cases_of(name: str, function: Callable[..., Any]) -> list[Case]:
-    """The answers of the function in every case of an exercise."""
+    """The function's answers in every case of an exercise."""
     cases = []
     for args in EXERCISES[name].cases():
         true, outcome = truth(EXERCISES[name].right, args), call(function, args)

@@ -1,4 +1,4 @@
-"""Mistakes planted in transformers' own models, hooked live: `PLANTED` lists each with its name and first stage."""
+"""Mistakes planted in transformers' models, which hooks read as they run, each with its name and first stage."""
 
 from __future__ import annotations
 
