@@ -162,7 +162,7 @@ def _other(table: str) -> Any:
 
 ProjectedTokens.mistakes = (
     Mistake(
-        "projection of the tokens left out",
+        "missing projection of the token rows",
         "token rows are projected to the width of the layers by project_in before positions are added",
         {
             "padded with zeros": {"embeddings.project": _padded},
@@ -172,7 +172,7 @@ ProjectedTokens.mistakes = (
 )
 ProjectedStack.mistakes = (
     Mistake(
-        "projection of the last layer left out",
+        "missing projection of the last layer's rows",
         "the rows of the last layer are projected to the width of the token table by project_out",
         {
             "its first columns": {"project": lambda y, at: at.source[:, : y.shape[1]]},

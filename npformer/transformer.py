@@ -58,7 +58,7 @@ def forward(
 def backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
-    """Backward of `forward`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
+    """Backward of `forward`: the gradients, in a tree with the structure of `weights`, tables as `SparseRows`.
 
     grads: the gradients of the answers by name. stages: the recording of the forward pass. If the token table is also
     the projection to the vocabulary, "head" has the gradient of the projection, and "embeddings" that of the lookup.
@@ -118,7 +118,7 @@ def encode_backward(
 
 
 def head_stack(config: Config, weights: Mapping[str, Any]) -> tuple[Embeddings, Stack, str, Mapping[str, Any]]:
-    """The embeddings and stack before the head, the prefix of the names of their stages, and their weights."""
+    """The embeddings and stack before the head, the prefix of their stage names, and their weights."""
     if config.decoder:
         return *_decoder(config), "decoder.", weights["decoder"]
     parts = parts_of(config)
@@ -152,7 +152,7 @@ def transformer_backward(
     source: Batch,
     target: Batch,
 ) -> dict[str, Any]:
-    """Backward of `transformer`: the gradients of the weights in a tree of the same structure, tables as `SparseRows`.
+    """Backward of `transformer`: the gradients, in a tree with the structure of `weights`, tables as `SparseRows`.
 
     grads: the gradient of the logits. stages: the recording of the forward pass. If a token table is also the
     projection to the vocabulary, "head" has the gradient of the projection, and the stack of the table has that of the
@@ -201,7 +201,7 @@ def reread(weights: Mapping[str, Any], config: Config, batch: Batch) -> dict[str
 def reread_backward(
     grads: Mapping[str, np.ndarray], stages: Stages, weights: Mapping[str, Any], config: Config, batch: Batch
 ) -> dict[str, Any]:
-    """Backward of `reread`: the gradients of the weights in a tree of the same structure."""
+    """Backward of `reread`: the gradients, in a tree with the structure of `weights`."""
     x, head = last_decoded(stages, config), parts_of(config).head
     rows = _ends(config, batch) if head.of_texts else batch.first
     dx, d_read, tree = head.backward(grads, stages, x, x[rows], weights)

@@ -61,7 +61,7 @@ MISUSED = Mistake(
     "the normalized row is multiplied by 1 + weight, as in Gemma",
     everywhere(
         {
-            "weight for 1 + weight": of_norms(_weight_alone),
+            "weight instead of 1 + weight": of_norms(_weight_alone),
             "left out": of_norms(without_weight),
             "1 + weight multiplied before normalizing": of_norms(_weight_first),
             "1 added to the row, not to the weight": of_norms(lambda y, at: 1 + _weight_alone(y, at)),

@@ -167,7 +167,7 @@ def _with_scored(
 
 
 def _merged(parts: list[Hits], k: int) -> Hits:
-    """Returns the k best hits from parts of the corpus, which are in corpus order."""
+    """Returns the k best of the hits from several parts of the corpus, given in corpus order."""
     indices, scores = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     first = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Hits(np.take_along_axis(indices, first, axis=1), np.take_along_axis(scores, first, axis=1))

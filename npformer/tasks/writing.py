@@ -62,7 +62,7 @@ class Writing(Task):
         return self.options_type(settings={**usual, **self.own_settings})
 
     def settle(self, options: Any, given: Mapping[str, Any]) -> Any:
-        """Returns the options with the given ones changed, generation settings included."""
+        """Returns the options, including generation settings, updated with the given ones."""
         given = one_search(translated(given, self.cut))
         without = ("settings", "stride", "max_length")  # here max_length is a generation setting
         own = [each.name for each in fields(options) if each.name not in without]
@@ -106,7 +106,7 @@ class Writing(Task):
 
 
 def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds do_sample=False if num_beams is above 1, else num_beams=1 if do_sample is True. A given setting stays."""
+    """Adds do_sample=False if num_beams is above 1, else num_beams=1 if do_sample is True, unless it is given."""
     beams = settings.get("num_beams")
     if isinstance(beams, int) and beams > 1:
         return {"do_sample": False, **settings}

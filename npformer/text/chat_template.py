@@ -130,7 +130,7 @@ def render(
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens in the settings of a folder, such as bos_token, as variables of a template."""
+    """A folder's special tokens, such as bos_token, from its settings, as variables for a template."""
     settings = read_settings(folder)
     texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text}

@@ -56,7 +56,7 @@ class Encoded:
     n_tokens: int  # tokens of the whole text, including special tokens
     truncated: bool = False
     pieces: list[Encoding | Tokens] = field(default_factory=list)  # tokens of each piece; [] for ids or a source
-    starts: list[int] = field(default_factory=lambda: [0])  # index in the whole text of the first token of each piece
+    starts: list[int] = field(default_factory=lambda: [0])  # index of each piece's first token in the whole text
 
     def rows(self) -> list[slice]:
         """The rows to use from each piece, so that together they cover the text once. Overlaps are split in the middle.
@@ -286,7 +286,7 @@ class Encoder:
         return self._encoded(pieces, n_tokens, starts=starts)
 
     def _read_blocks(self, text: str) -> Iterator[tuple[int, int, Encoding]]:
-        """Yields for each block of a text where tokenizing starts, the block's first character, and the tokens.
+        """For each block of a text, yields where tokenizing starts, the block's first character, and the tokens.
 
         Tokenizing starts one character before the block, because a tokenizer may treat a leading space differently.
         """

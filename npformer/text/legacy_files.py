@@ -80,7 +80,7 @@ def describe_deberta(
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
     """The part that replaces spaces with a mark. With prefix_space, it also adds a mark before each text.
 
-    otherwise: its prepend_scheme without prefix_space.
+    otherwise: the prepend_scheme to use without prefix_space.
     """
     scheme = "always" if prefix_space else otherwise
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}

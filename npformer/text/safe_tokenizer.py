@@ -110,7 +110,7 @@ def strings(texts: Any) -> Iterator[str]:
 
 
 def check_growth(where: str, texts: Iterable[str], growth: int, limits: Limits, made_of: Callable[[str], int]) -> None:
-    """Refuses texts that would become too long when normalized, because the library holds the result in memory at once.
+    """Refuses texts that would become too long when normalized, because the library holds the whole result in memory.
 
     Only texts that could become too long are measured, block by block. A pattern that matches across two blocks is
     missed. growth: maximum ratio of new to old length, not counting Unicode normal forms. made_of: a function that

@@ -96,8 +96,8 @@ def check_charsmap(where: str, blob: bytes) -> int:
     """Checks the character map of SentencePiece. Returns the length of the longest replacement of a character.
 
     The map consists of the size of a trie (4 bytes), the trie (a double array of 32-bit units), and texts that end
-    with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside the trie. Yata, 2007,
-    "A compact static double-array keeping character codes". The units have the format of darts-clone.
+    with a zero byte. Readers follow the trie without bounds checks, so each step must stay inside the trie. Yata
+    et al., 2007, "A compact static double-array keeping character codes". The units have the format of darts-clone.
     """
     size = int.from_bytes(blob[:4], "little")
     if not 0 < size <= len(blob) - 4 or size % 1024:

@@ -1,4 +1,4 @@
-"""Initial weights, drawn from the distributions of torch with NumPy's generator."""
+"""Draws initial weights from BERT's or torch's distributions, with NumPy's generator."""
 
 from __future__ import annotations
 

@@ -136,7 +136,10 @@ class Adam:
     def step(
         self, gradients: Mapping[str, Gradient], learning_rate: float, scale: float = 1.0, threads: int = 1
     ) -> None:
-        """Updates the parameters by the gradients times `scale`. Parameters without a gradient do not change."""
+        """Updates the parameters from the gradients, which are first multiplied by `scale`.
+
+        Parameters without a gradient do not change.
+        """
         self.t += 1
         tasks = []
         for name, grad in gradients.items():
@@ -206,7 +209,8 @@ class Adam:
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores the result of `state`.
 
-        Raises NpformerError for a moment with a wrong shape, dtype or invalid numbers, and KeyError for a missing one.
+        Raises NpformerError for a moment with a wrong shape or dtype, or with invalid numbers, and KeyError if a moment
+        is missing.
         """
         for name in self.parameters:
             for key, moment, least in ((f"m.{name}", self.m[name], -np.inf), (f"v.{name}", self.v[name], 0)):

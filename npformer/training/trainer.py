@@ -111,7 +111,10 @@ class Recipe:
         return [order[start : start + size] for start in starts]
 
     def factors(self, total: int, width: int) -> Schedule:
-        """The schedule, from the step to a factor of the learning rate. total: number of steps. width: d_model."""
+        """The schedule, a function from the step to a factor of the learning rate.
+
+        total: number of steps. width: d_model.
+        """
         warmup = round(self.warmup * total) if self.warmup < 1 else int(self.warmup)
         if self.schedule == "linear":
             return linear(min(warmup, total), total)

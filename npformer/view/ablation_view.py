@@ -75,7 +75,7 @@ class AblationView(View):
         return sentence(Side(self.tokens))
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Returns the title and layer of each attention block, and the index of its kind in order of computation."""
+        """Returns each attention block's title and layer, and the number of its kind in order of computation."""
         names = [attention.partition("layers.")[::2] for attention in self.found.attentions]
         parts = [(prefix, *rest.split(".")) for prefix, rest in names]
         kinds = list(dict.fromkeys((prefix, block) for prefix, _, block in parts))

@@ -139,7 +139,7 @@ def attribution(
 def _translated(
     model: Any, pair: Any, steps: int | None, group: int | None, asked: Sequence[str], progress: bool | None
 ) -> tuple[list[Method], list[tuple[str, tuple[Method, ...]]]]:
-    """Computes how a translation depends on the words of its source: the whole translation, and each word by name."""
+    """Computes how a translation depends on the words of its source: the whole of it, and each of its words."""
     from npformer.interpret.source_attribution import by_source, each_word_by_source  # loads the backward passes
 
     names = piece_names(read_inputs(model, pair).tokens[0])[1:]
@@ -196,7 +196,7 @@ class AttributionView(View):
     """See `attribution`."""
 
     methods: tuple[Method, ...]
-    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # the words of a translation, each with its methods
+    each_word: tuple[tuple[str, tuple[Method, ...]], ...] = ()  # each word of a translation, with its measures
 
     kind: ClassVar[str] = "attribution"
     scripts: ClassVar[tuple[str, ...]] = ("attribution",)

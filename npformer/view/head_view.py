@@ -43,7 +43,7 @@ def heads(
     tokens, key_tokens : list of str, for weights
         The tokens of the queries, and of the keys if they differ, as in cross-attention.
     token_type_ids : list of 0 and 1, optional
-        For each token, the text of the pair that it belongs to.
+        For a pair, the index of the text that each token belongs to.
 
     Returns
     -------

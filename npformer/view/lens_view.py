@@ -15,7 +15,7 @@ from npformer.view.stack_view import sentence
 from npformer.view.svg import MUTED, Sheet, draw_cell, text_width, weight_cells
 from npformer.view.terminal import fit
 
-LAST = 16  # number of last tokens whose next words are shown by default
+LAST = 16  # by default, predictions are shown for this many tokens at the end of the text
 
 
 def lens(source: Any, text: Any = None, *, positions: Sequence[int] | None = None) -> LensView:

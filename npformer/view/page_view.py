@@ -35,7 +35,7 @@ LOOKS = 3  # maximum number of words, and of heads, listed for or against the an
 NEXT, TRANSLATION = "next token", "translation"
 PUNCTUATION = " .,;:!?"  # stripped from words that were left out together
 LEAST = -1e9  # replaces log 0, because JSON has no infinity
-READ = 8_192  # maximum number of tokens run for ablations: 10 s on two cores for a model like BERT-base
+READ = 8_192  # maximum number of tokens run for ablations, which takes 10 s on two cores for a model like BERT-base
 
 
 def page(
@@ -96,7 +96,7 @@ def page(
 
 
 def _read(source: Any, text: Any) -> Any:
-    """Returns the text, for a translation model with its translation, which is made once for all views."""
+    """Returns the text; for a translation model, also its translation, which is made once for all views."""
     translates = not is_arrays(source) and source.config.head == "translation" and text is not None
     return read_inputs(source, text).inputs[0] if translates else text
 
@@ -174,7 +174,7 @@ def _log_odds(shares: np.ndarray) -> np.ndarray:
 
 
 def _place(view: HeadView, effect: Effect) -> tuple[int, tuple[int, int]]:
-    """Finds an effect's attention block in a view: the stack's index, and the layer's index with the head."""
+    """Finds where an effect is in a view: the stack's index, and the pair of the layer's index and the head."""
     prefix, _, rest = effect.attention.rpartition("layers.")
     first = view.stacks[0]
     title, _, _ = stack_title(prefix, rest.partition(".")[2], Sides(first.queries, first.keys))
@@ -231,7 +231,7 @@ class PageView(View):
 
 
 def _as_written(views: Sequence[View]) -> str:
-    """The original text from the stage view, or else the subject of the first view, which is made of tokens."""
+    """The original text from the stage view, or else the first view's subject, whose words are joined tokens."""
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
 
 

@@ -114,7 +114,7 @@ def stages(
     tokens, key_tokens : list of str, for a mapping
         For an encoder-decoder, `tokens` are the target's and `key_tokens` the source's.
     token_type_ids : list of 0 and 1, optional
-        For each token, the text of the pair that it belongs to.
+        For a pair, the index of the text that each token belongs to.
     formulas : mapping, optional
         Formulas by stage name, which add to or replace the built-in formulas.
     labels : list of str, optional

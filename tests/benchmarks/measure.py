@@ -106,7 +106,7 @@ def _best(least: dict[tuple[str, str], float]) -> dict[str, tuple[str, float]]:
 def work(config: Config, lengths: Sequence[int]) -> dict[str, float]:
     """Counts floating-point operations; a multiplication and an addition are two.
 
-    products: all x @ W that npformer computes; in the last layer, these are only the row of each text's first token,
+    products: all x @ W that npformer computes; in the last layer, it computes only the row of each text's first token,
     and the keys and values that this row reads. attention: the scores and weighted sums of values for the same rows.
     whole: products and attention for every row of every layer.
     """

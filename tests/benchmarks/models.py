@@ -1,7 +1,7 @@
 """The two models of the benchmarks, loaded into every engine with the same weights.
 
-`folders` writes them as Hugging Face checkpoints; `Engines` opens one in npformer, torch, ONNX Runtime and
-CTranslate2, and turns each into a function from texts to logits. `measure.py` races those functions.
+`folders` writes them as Hugging Face checkpoints; `Engines` opens one of them in npformer, torch, ONNX Runtime
+and CTranslate2, each as a function from texts to logits. `measure.py` races those functions.
 """
 
 from __future__ import annotations

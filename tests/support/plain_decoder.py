@@ -37,8 +37,8 @@ PLANTED: dict[str, dict[str, str]] = {
     },
     "opt": {
         "no offset": "positions off by one",
-        "no project_in": "projection of the tokens left out",
-        "no project_out": "projection of the last layer left out",
+        "no project_in": "missing projection of the token rows",
+        "no project_out": "missing projection of the last layer's rows",
         "norms before": "pre-norm instead of post-norm",
     },
 }
