@@ -50,7 +50,7 @@ class Decoder:
     n_layers: int = 0  # 0 means no decoder
     n_heads: int = 1
     d_ffn: int = 1
-    vocab_size: int = 0  # 0 means no token table; the input is vectors
+    vocab_size: int = 0  # 0 means that there is no token table, and the input consists of vectors
     start_id: int = 0  # the token before the first token of a target
     end_ids: tuple[int, ...] = ()  # the tokens that end a target
 

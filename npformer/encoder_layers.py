@@ -2,8 +2,8 @@
 
 Packed rows are the concatenated tokens of several texts, (T, D), with the `lengths` of the texts; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
-nested dicts that are passed to functions as keyword arguments: `linear(x, **weights["query"])`. Models use the same
-`Layer` and `Stack`, from `layers.py`. Next: `decoder_layers.py`.
+nested dicts that are passed to functions as keyword arguments: `linear(x, **weights["query"])`. The functions and
+the models use the same `Layer` and `Stack`, from `layers.py`. Next: `decoder_layers.py`.
 """
 
 from __future__ import annotations

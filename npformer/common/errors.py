@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 
-_LINES, _WIDTH = 100, 1000  # maximum lines of a message and characters of a line; only names from files exceed them
+_LINES, _WIDTH = 100, 1000  # maximum lines of a message and characters of a line; longer ones contain names from files
 
 
 #: Characters that move a terminal's cursor, change its state or reorder nearby text, except tab and line feed.

@@ -50,7 +50,7 @@ TASK = {
     "get_max_seq_length": "task.max_seq_length is the maximum number of tokens",
     "intersection": "a * b has the products of the weights of two sparse vectors",
     "max_active_dims": "use task.options.max_active_dims",
-    "max_length": "task.options.max_length is the given length, task.encoder.limit the maximum number of tokens",
+    "max_length": "task.options.max_length is the given length, and task.encoder.limit is the maximum number of tokens",
     "predict": "call the task itself, task(texts); use npformer.Pair(a, b) for a pair of texts",
     "similarity_pairwise": "np.diag(task.similarity(a, b)) is the similarity of each row of a to the same row of b",
     "task": "task.name is the name of the task",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npformer.families.encoder_table import READ, SIZES, EncoderTable
 
-#: The masked-word head and the next-token head.
+#: Group -> module, for the masked-word head and the next-token head.
 WORDS = {
     "head.hidden": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",

@@ -107,7 +107,7 @@ class Gemma2(Gemma):
         }
 
     def stack(self, config: Config) -> Stack:
-        """As in `Llama`, with a norm of the output of each block."""
+        """As in `Llama`, with a norm of each block's output."""
         stack, norm = super().stack(config), self.norm(config)
         layers = [
             replace(layer, blocks=tuple((name, Normed(block, norm)) for name, block in layer.blocks))

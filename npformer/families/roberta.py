@@ -33,7 +33,7 @@ CAMEMBERT_PIECES = PieceOrder(
     dropped=1,
     last=("mask_token",),
 )  # fmt: skip
-#: The masked-word head and the next-token head.
+#: Group -> module, for the masked-word head and the next-token head.
 WORDS = {
     "head.hidden": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",

@@ -93,7 +93,7 @@ def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: bool) -> Best:
-    """The best token after the ids of each row, with its log probability if `scored`, else with zeros."""
+    """The best token after the ids of each row, with its log probability if `scored`, otherwise with 0."""
 
     def work(rows: slice) -> tuple[np.ndarray, np.ndarray]:
         some = logits[rows]

@@ -181,8 +181,8 @@ class PromptState:
     def continued(self, ids: np.ndarray, count: int) -> Text:
         """A prompt whose first `count` tokens are those of the state's only text, with their keys and values.
 
-        Keys and values are omitted if a text of the prompt's length has different keys, or if its new tokens read keys
-        that a window has dropped.
+        Keys and values are omitted if a text of the prompt's length has different keys, or if the prompt's new tokens
+        read keys that a window has dropped.
         """
         if not all(each.has_rows(count) for each in self.layers):
             return Text(ids)
