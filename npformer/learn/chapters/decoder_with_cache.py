@@ -176,7 +176,7 @@ DECODER_LAYER = Exercise(
         ),
         Slip(
             "cache after the new tokens",
-            "The new keys and values come first. The cached ones should, because their tokens are earlier.",
+            "The new keys and values come first. They should follow the cached ones, whose tokens are earlier.",
             partial(_layer, append=_prepended),
         ),
         Slip(
