@@ -1,5 +1,5 @@
-"""Names that editors and shells complete: Jedi (in Spyder, Vim, Emacs and IPython) reads the source, others call
-dir()."""
+"""Names that editors and shells complete: Jedi (in Spyder, Vim, Emacs and IPython) reads the source, and other
+tools call dir()."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_torch_is_only_for_comparing() -> None:
 
 
 def test_both_kinds_of_model_have_one_interface() -> None:
-    """A task refuses the wrong class of model, and a pipeline takes either. No other code tests the class of a model."""
+    """A task refuses the wrong class of model, and a pipeline takes either. No other code tests a model's class."""
     askers = {
         name
         for name, node in nodes("Seq2Seq")

@@ -1,4 +1,4 @@
-"""Taps: names, the arrays that listeners get and replace, and no effect in other threads or later."""
+"""Taps: names, and the arrays that listeners get and replace. A listener has no effect in other threads or later."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def save(
 @pytest.mark.filterwarnings("ignore:input 4")  # the warning that input 4 is truncated
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_match_a_sentence_transformer(case, tmp_path):
-    """Vectors agree to 1e-12, thousands of times the float64 rounding of a length of 1; prompts change them by more
-    than 0.1."""
+    """Vectors of length 1 agree to 1e-12, thousands of times their float64 rounding; prompts change them by more than
+    0.1."""
     folder, model = save(tmp_path, **CASES[case])
     model, ours = model.double(), pipeline(None, folder, dtype=np.float64)
     assert ours.name == "sentence-embedding"

@@ -1,5 +1,5 @@
-"""Transformers' own translation models, whose stages are read by hooks as they run: a correct model has no mistake, and a
-planted mistake is named."""
+"""Transformers' own translation models, whose stages are read by hooks as they run: a correct model has no mistake, and
+a planted mistake is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Marian checkpoint gets torch's gradients, also in the padding token's row (torch's `padding_idx`)."""
+"""Gradients of a Marian checkpoint equal torch's, also in the padding token's row (torch's `padding_idx`)."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ def test_scores_match_a_saved_cross_encoder(options, tmp_path):
 @pytest.mark.parametrize("activation", [IDENTITY, None])
 @pytest.mark.parametrize("with_modules", [True, False])
 def test_where_the_newer_file_counts(model_type, activation, with_modules, tmp_path):
-    """The newer file is used if there is a modules.json, as for a CrossEncoder, and if its activation is not null."""
+    """The newer file is used if there is a modules.json, as for a CrossEncoder, and if the activation in this
+    file is not null."""
     folder = tiny.folder(tmp_path / "model", "bert", labels=("SCORE",), seed=3)
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
     CrossEncoder(str(folder), device="cpu").save_pretrained(str(tmp_path / "saved"))

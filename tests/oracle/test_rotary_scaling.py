@@ -56,7 +56,8 @@ def logits(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Compares single texts, and a batch padded on the left, in which all texts are scaled by its largest position.
+    """Compares single texts, and a batch padded on the left, whose largest position determines how all texts
+    are scaled.
 
     Single texts have the same bits in any batch. The tolerance of 1e-12 allows several hundred rounding errors.
     """

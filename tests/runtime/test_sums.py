@@ -1,4 +1,4 @@
-"""Sums in a fixed order: the order that is stated, and zeros that do not change a bit."""
+"""Sums in a fixed order: terms are added in the documented order, and added zeros do not change a bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads: work is divided and joined, errors from any thread, restoring BLAS's own threads, forks, many callers."""
+"""Threads: dividing and joining work, errors in any thread, restoring BLAS's own threads, forks, many callers."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def kept(weight: np.ndarray) -> list[tuple]:
 @pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("rows", [3, 12])
 def test_a_weight_that_can_change_is_not_kept_in_another_layout(rows: int) -> None:
-    """A copy would not follow changes, so the result always uses the current weight."""
+    """A copy would not follow changes, so none is kept, and each result uses the current weight."""
     x, weight = normal(rows, 512), normal(512, 128).copy()
     for _ in range(5):
         weight += 1

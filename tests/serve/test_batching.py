@@ -1,4 +1,5 @@
-"""Dynamic batching: an answer has the bits of a lone request, whenever requests arrive; the rules of the queue."""
+"""Dynamic batching: an answer has the same bits as if its request came alone, whenever requests arrive. Also the rules
+of the queue."""
 
 from __future__ import annotations
 

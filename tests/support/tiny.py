@@ -52,8 +52,8 @@ LABELS = {
 
 
 def config(model_type: str = "distilbert", head: str = "sequence-classification", **overrides: Any) -> Config:
-    """Two layers of four heads, width 32, 64 positions, and width 16 for tables that a family allows to be narrower than
-    its layers; fields can be set by name."""
+    """Two layers of four heads, width 32, 64 positions, and width 16 for tables that a family allows to be narrower
+    than its layers; fields can be set by name."""
     if model_type not in encoders():
         gated = {"activation": "gelu_tanh"} if FAMILIES[model_type].constants.get("gated") else {}
         return FAMILIES[model_type].config(head, **(_of_two_stacks(head) | gated | overrides))

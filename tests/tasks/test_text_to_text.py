@@ -106,7 +106,8 @@ def test_one_answer_and_several(tmp_path: Path) -> None:
 
 
 def test_the_usual_settings_give_way_to_the_folder_and_the_caller(tmp_path: Path) -> None:
-    """The defaults are Transformers 4's, within the model's 64 positions; for translation, those of `generate`."""
+    """The defaults are those of Transformers 4, but at most the model's 64 positions; translation has
+    `generate`'s defaults."""
     folder = bart_folder(tmp_path / "bart")
     found = settings(npformer.pipeline("summarization", folder))
     assert (found.num_beams, found.max_new_tokens, found.do_sample) == (4, 64, False)

@@ -271,7 +271,8 @@ def test_evaluate_names_the_line_of_a_pair(translator_folder: Path, capsys: pyte
 @needs_sacrebleu
 @pytest.mark.slow
 def test_evaluate_measures_bleu(translator_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """BLEU is 100 for the model's own translations, and lower for other texts. sacrebleu's signature describes the method."""
+    """BLEU is 100 for the model's own translations, and lower for other texts. sacrebleu's signature describes the
+    method."""
     model, reference = str(translator_folder / "out"), translator_folder / "answers.de"
     assert cli.main(["translate", "-m", model, "--file", str(translator_folder / "a.en")]) == 0
     reference.write_text(capsys.readouterr().out, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The folders that training writes: only the model unless the state is kept, even after a kill."""
+"""A training folder ends with only the model unless the state is kept, even if the run was killed and resumed."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ def test_initial_weights_have_torchs_spread(scheme: str) -> None:
 
 
 def test_a_bert_is_rewritten_as_a_distilbert() -> None:
-    """Both models have the same last layer, up to rounding, for texts of one segment."""
+    """Both models have the same output of the last layer, up to rounding, for texts of one segment."""
     model = tiny.model("bert", "base")
     config, tree = as_distilbert(model.config, dict(model.weights))
     from npformer.model import Model

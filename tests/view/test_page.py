@@ -91,7 +91,7 @@ def test_equal_arrays_are_in_a_page_once() -> None:
     page = shown.html()
     stored = re.findall(r'data-array="(\d+)">([^<]*)<', page)
     assert sorted(text for _, text in stored) == sorted({block.text for block in blocks})
-    assert len(stored) < len(blocks)  # heads and model share all arrays; neurons and stages share some
+    assert len(stored) < len(blocks)  # the heads and model views share all arrays, the neurons and stages views some
     (found,) = re.findall(r'id="meta">(.*?)</script>', page)
     (views,) = json.loads(found)["texts"]
     texts = dict(stored)
