@@ -30,7 +30,7 @@ from npformer.weight_group import Group
 def pool(first: np.ndarray, activation: Activation, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """act(x W + b) of one row x of each text, (B, D) -> (B, D). act is tanh in BERT and relu in DistilBERT.
 
-    The row is the first of the text, or in BART that of its last end token.
+    The row is that of the text's first token, or in BART that of its last end token.
     """
     dense = tap("pooler", linear(first, weight, bias))
     return tap("pooled", activation(dense, out=spare(dense)))

@@ -142,7 +142,7 @@ def _widen_float16(values: np.ndarray, out: np.ndarray, around: np.ndarray) -> N
 
 
 def has_nonfinite(array: np.ndarray) -> bool:
-    """Whether a float16 array contains infinity or NaN, in a fifth of the time that np.isfinite takes.
+    """Whether a float16 array contains infinity or NaN, found in a fifth of the time that np.isfinite takes.
 
     Only these numbers have all exponent bits set.
     """

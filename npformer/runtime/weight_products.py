@@ -41,7 +41,7 @@ from npformer.runtime.trials import Trial
 
 TILE = 7 << 18  # bytes of panels that a large product reads at a time
 MANY = 128  # with more rows than this, a large product spends little of its time copying the weight
-FEW = 256  # up to this number of rows, gathering edge columns takes a large part of the time of their product
+FEW = 256  # up to this number of rows, gathering edge columns takes a large part of their product's time
 
 
 def weight_products(x: np.ndarray, *weights: np.ndarray, out: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:

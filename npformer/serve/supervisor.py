@@ -280,7 +280,10 @@ def _stop_with_parent() -> None:
 
 
 def shared(settings: ServerSettings, home: Path) -> ServerSettings:
-    """Returns the settings of workers. Divides the cores. A converted copy in `home` replaces an unmapped model."""
+    """Returns the settings of a worker, with its share of the cores.
+
+    Models that are not mapped from files are replaced with converted copies in `home`.
+    """
     threads = settings.threads or max(1, available_cores() // settings.workers)
     paths = []
     for name, served in settings.loaded().items():

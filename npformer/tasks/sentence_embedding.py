@@ -123,7 +123,7 @@ class SentenceEmbedding(Encoding):
         return [f"{len(answer)} numbers: {numbers}{' ...' if len(answer) > 6 else ''}"]
 
     def _pooled(self, request: Request, start: int) -> Any:
-        """Returns the pooled vector (D,) of rows from `start` on, or an NpformerError if there are none."""
+        """Returns the pooled vector (D,) of rows from `start` on, or an NpformerError if there are no such rows."""
         windows = [output["last_hidden_state"] for output in request.outputs[0]]
         if start >= len(windows[0]):
             return NpformerError(f"the prompt fills all {len(windows[0])} tokens; shorten it")

@@ -34,7 +34,7 @@ DESCRIPTION = "config_sentence_transformers.json"
 #: Fields of config.json for a `CrossEncoder`'s activation: in sentence-transformers up to version 3, and from 4 on.
 OLDER, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
 PROMPTS = {"query": "", "document": ""}  # prompt names that every folder has
-#: X in sentence_X_config.json, the encoder's settings: "bert" since version 2.0, any of these before.
+#: X in sentence_X_config.json, the encoder's settings: "bert" since version 2.0, any of these in older versions.
 SETTINGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 

@@ -155,10 +155,10 @@ class SparseEncoding(Encoding):
 
 
 class Ranking(PromptedTask):
-    """A task that scores a query with a text, with the main methods of CrossEncoder."""
+    """A task that scores pairs of a query and a text, with the main methods of CrossEncoder."""
 
     def predict(self, inputs: Any = None, prompt_name: Prompt = None, prompt: Prompt = None, **options: Any) -> Any:
-        """Returns the score of a query with a text, or the scores (N,) of several pairs.
+        """Returns the score of a pair of a query and a text, or the scores (N,) of several pairs.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Ranking(PromptedTask):
         Raises
         ------
         NpformerError
-            An input is not a query with a text, or an option is unknown or not supported.
+            An input is not a pair of a query and a text, or an option is unknown or not supported.
 
         Examples
         --------

@@ -43,7 +43,7 @@ class TextClassification(Task):
     ----------
     model : Model with a sequence-classification head
     top_k : int or None
-        Number of labels; None for all. By default only the best label, not in a list.
+        Number of labels to return; None means all. By default, only the best label is returned, not in a list.
     function_to_apply : "softmax", "sigmoid" or "none", optional
         Turns logits into scores; the default depends on the model's problem_type.
     **options : options common to all tasks; see `Options`

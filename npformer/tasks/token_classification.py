@@ -61,8 +61,9 @@ class TokenClassification(Task):
     ----------
     model : Model with a token-classification head
     aggregation_strategy : "none", "simple", "first", "average" or "max"
-        "simple" joins neighbouring tokens of one kind. The other three first give all tokens of a word one
-        label: that of its first token, the best one by its tokens' mean scores, or that of its best-scored token.
+        "simple" joins neighbouring tokens of one kind. Before this, "first", "average" and "max" give
+        all tokens of a word the same label: that of its first token, the best one by its tokens' mean scores, or that
+        of its best-scored token, respectively.
     ignore_labels : list of str
         Labels, or kinds of entities, to leave out.
     **options : options common to all tasks; see `Options`
