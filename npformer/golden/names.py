@@ -172,7 +172,7 @@ def per_text(
 ) -> list[np.ndarray] | None:
     """Splits a stage in any known layout into one array per text; None for any other shape. axes: from `token_axes`.
 
-    The known layouts: packed (T, ...), with the texts one after another; padded on the right (B, L, ...), or as rows
+    The known layouts are packed (T, ...), with the texts one after another; padded on the right (B, L, ...), or as rows
     (B L, ...); (B, L, H, K) instead of (B, H, L, K); for positions also (L, D) or (1, L, D), shared by all texts.
     """
     positions = name.endswith("embeddings.position")

@@ -54,8 +54,9 @@ class Answer:
 def answer_of(model: Any, given: Any) -> Answer | None:
     """Returns a model's answer and the effects of its heads, or None if the text has no single answer.
 
-    The effect of a head is -sum(context * d metric / d context), the first-order estimate of zeroing its output.
-    Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than One?", section 4.1.
+    The effect of a head is -sum(context * d metric / d context), the first-order estimate of the metric's
+    change when the head's output is zeroed. Michel, Levy and Neubig, 2019, "Are Sixteen Heads Really Better than
+    One?", section 4.1.
     """
     text = read_inputs(model, given).inputs[0]
     (answers,) = model.run([text])

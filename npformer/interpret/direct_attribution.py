@@ -80,7 +80,7 @@ class LogitAttribution:
 
     @property
     def words(self) -> np.ndarray:
-        """The contribution of each token, without biases, (n_layers + 1, T): to the embeddings, then to each layer.
+        """The contribution of each token, without biases, (n_layers + 1, T): through the embeddings, then each layer.
 
         The contribution of a layer's heads is split among the tokens that they read; that of its FFN counts for token
         `position`. The tokens of a convolution count towards the first layer.
@@ -135,7 +135,7 @@ class LogitAttribution:
         return Effects(values, rows, tuple(columns), f"{self.what}: each part's share", ("sum", "so far", "lens"))
 
     def by_word(self) -> Effects:
-        """Returns the table by token: its contribution to the embeddings and to each layer, and the sum."""
+        """Returns the table by token: its contribution through the embeddings and through each layer, and the sum."""
         columns = ("embed", *(f"layer {i}" for i in range(len(self.ffn))), "sum")
         values = np.concatenate([self.words, self.words.sum(axis=0, keepdims=True)]).T
         return Effects(values, self.tokens, columns, f"{self.what}: each word's share, without biases", ("sum",))

@@ -19,7 +19,7 @@ from npformer.interpret.study_inputs import read_inputs
 class HeadEffects:
     """The result of `head_effects`: the change in an answer's probability without each head.
 
-    `before` is the answer's probability. `changes` (attention blocks, heads) has the change in it without each head, or
+    `before` is the answer's probability. `changes` (attention blocks, heads) has its change without each head, or
     NaN if the head does not exist or was not ablated. `outcomes` has the answers without each head and their
     probabilities, the most probable first, or () where `changes` is NaN. `whole` has the answers with all heads. A
     translation keeps its words, and its probability is the geometric mean over them.

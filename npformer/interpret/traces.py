@@ -3,7 +3,7 @@
     t = trace(model, "I love ice cream")          with trace() as t: model(input_ids)
     t["layers.0.attention.weights"]               print(t)
 
-`edits.py` changes stages, `stages.py` describes each one, `golden/` compares them with another program's.
+`edits.py` changes stages, `stages.py` describes each one, and `golden/` compares them with another program's.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FORMAT = "npformer-trace"
 class Trace(Mapping[str, Any]):
     """A mapping from the names of stages, in firing order, to their arrays, or to lists of arrays for several texts.
 
-    A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, (D,) or (C,) for the whole
-    text. `tokens`, `token_type_ids` and `ids` describe the text. They are lists for several texts, and None if unknown.
+    A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, and (D,) or (C,) for the
+    whole text. `tokens`, `token_type_ids` and `ids` describe the text: lists for several texts, and None if unknown.
     `key_tokens` and `key_ids` describe the source of a translation. `grads` has the requested gradients.
     TransformerLens's hooks and Hugging Face's module paths are accepted as names. The name of a stage that has not
     fired raises NpformerError, with the nearest names.

@@ -22,7 +22,7 @@ def elsewhere(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
 
 
 def narrower(mistake: Mistake, way: str, before: Port, wrong: Port) -> Mistake:
-    """Returns a mistake found at an earlier stage, made in only one of the places on the way to a later stage.
+    """Narrows a mistake found at an earlier stage to only one of the places on the way to a later stage.
 
     A rule for "*.attention_norm" changes the norm of attention to the source too. before, wrong: the port without and
     with the mistake.

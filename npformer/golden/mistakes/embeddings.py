@@ -127,7 +127,7 @@ def _rules(right: list[np.ndarray], found: list[np.ndarray]) -> dict[str, Callab
 def _nearest_rows(port: Port, table: np.ndarray, own: list[np.ndarray], rest: str) -> list[np.ndarray] | None:
     """Returns for each token the row of the table for which the stage is nearest to the port's.
 
-    The stage is the positions, the sum of embeddings or its norm.
+    The stage is that of the positions, the sum of embeddings, or the normalized sum.
     """
     sums = port.truth.get(port.stage.removesuffix("norm") + "sum")
     if rest == "embeddings.norm" and sums is not None:

@@ -118,7 +118,7 @@ def lowered(port: Port) -> Ways:
 
 
 def _solved(port: Port) -> list[float]:
-    """Finds the number added to hidden scores from differences in log(weights), which equal those in the scores."""
+    """Finds the number added to hidden scores: differences in log(weights) equal those in the scores."""
     scores = port.given.get(port.stage.removesuffix("weights") + "scores", [])
     found = list[np.ndarray]()
     for s, theirs, ours in zip(scores, port.theirs, port.rightly, strict=False):
@@ -174,7 +174,7 @@ def other_ids(port: Port) -> Ways:
 
 
 def _nearest(port: Port) -> Rule:
-    """Replaces each token to bring the stage (the sum of embeddings or its norm) as near as possible to the port's."""
+    """Replaces tokens so that the stage (a sum of embeddings, or that sum normalized) is nearest to the port's."""
 
     def rule(y: np.ndarray, at: At) -> np.ndarray:
         table, theirs = at.weight("embeddings.token"), port.theirs[at.text].astype(np.float64)
