@@ -81,7 +81,7 @@ class BaseModel(Runner, Answering):
 
     @contextmanager
     def cores(self, threads: int | None = None) -> Iterator[None]:
-        """As in `Runner`, but first checks, in microseconds, that the files of the weights are unchanged.
+        """As in `Runner`, but first checks that the weight files are unchanged, which takes microseconds.
 
         NumPy's floating-point warnings are off in the block: `expect_finite` reports which values are not finite.
         """

@@ -68,7 +68,10 @@ class CappedLogits(Logits):
 def _capped_otherwise(port: Any) -> Ways:
     for cap in CAPS:
         if cap != port.config.logit_cap:
-            yield f"{cap:g} for {port.config.logit_cap:g}", {"logits": lambda y, at, cap=cap: soft_cap(at.source, cap)}
+            yield (
+                f"{cap:g} instead of {port.config.logit_cap:g}",
+                {"logits": lambda y, at, cap=cap: soft_cap(at.source, cap)},
+            )
     yield (
         "clipped, not capped by tanh",
         {"logits": lambda y, at: at.source.clip(-at.config.logit_cap, at.config.logit_cap)},

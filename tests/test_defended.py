@@ -125,7 +125,7 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
     "pickles in pytorch_model.bin and other files of `torch.save`": pickles,
     "sizes in config.json, headers, strides, npz": sizes,
     "pipes, devices, links out of a model's folder": what_is_no_file,
-    "NaN, infinity or damage in weights": damage,
+    "NaN, infinity or corruption in weights": damage,
     "a tokenizer's files": tokenizers,
     "texts": texts,
     "`-o`, training folders": outputs,

@@ -33,19 +33,19 @@ OTHERS: dict[str, Formula] = {
     "relu6": lambda x: np.clip(x, 0, 6),
 }
 CONSTANTS: dict[str, Formula] = {
-    "erf(x) for erf(x / sqrt(2))": lambda x: gelu(x * 2**0.5) / 2**0.5,
-    "erf(x / 2) for erf(x / sqrt(2))": lambda x: gelu(x / 2**0.5) * 2**0.5,
+    "erf(x) instead of erf(x / sqrt(2))": lambda x: gelu(x * 2**0.5) / 2**0.5,
+    "erf(x / 2) instead of erf(x / sqrt(2))": lambda x: gelu(x / 2**0.5) * 2**0.5,
     "x (1 + erf), not halved": lambda x: 2 * gelu(x),
     "tanh GELU without its cubic term": lambda x: tanh_gelu(x, 0),
-    "tanh GELU with 2 / pi for its root": lambda x: tanh_gelu(x, root=2 / np.pi),
-    "tanh GELU with x^2 for x^3": lambda x: tanh_gelu(x, power=2),
+    "tanh GELU with 2 / pi instead of its square root": lambda x: tanh_gelu(x, root=2 / np.pi),
+    "tanh GELU with x^2 instead of x^3": lambda x: tanh_gelu(x, power=2),
     "tanh GELU, not halved": lambda x: 2 * gelu_tanh(x),
     **{
-        f"tanh GELU with {c:g} for 0.044715": lambda x, c=c: tanh_gelu(x, c)
+        f"tanh GELU with {c:g} instead of 0.044715": lambda x, c=c: tanh_gelu(x, c)
         for c in (0.044, 0.0447, 0.045, 0.04, 0.44715, 0.0044715, 0.047715)
     },
     **{
-        f"tanh GELU with {c:g} for sqrt(2 / pi)": lambda x, c=c: tanh_gelu(x, root=c)
+        f"tanh GELU with {c:g} instead of sqrt(2 / pi)": lambda x, c=c: tanh_gelu(x, root=c)
         for c in (0.79, 0.797, 0.798, 0.7978, 0.8, (np.pi / 2) ** 0.5)
     },
     **{f"x sigmoid({c:.4g} x)": lambda x, c=c: silu(c * x) / c for c in (1.5, 1.6, (8 / np.pi) ** 0.5, 1.7, 2.0, 0.5)},

@@ -32,7 +32,7 @@ def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
     def ways(port: Any) -> Ways:
         for order in orders:
             named = dict(zip(QKV, (QKV[i] for i in order), strict=True))
-            said = "" if order in SWAPS else f"{', '.join(named.values())} for {', '.join(QKV)}: "
+            said = "" if order in SWAPS else f"{', '.join(named.values())} instead of {', '.join(QKV)}: "
             weights = {
                 name: port.weights[name.replace(f".{own}.", f".{other}.")]
                 for name in port.weights
@@ -135,9 +135,9 @@ def _other_heads(port: Any) -> Ways:
     for count in dict.fromkeys((heads // 2, heads * 2, heads // 4, heads * 4, 1, heads // 3, heads * 3, 8, 12, 16)):
         if 0 < count <= width and width % count == 0 and count != heads:
             changed = port.with_heads(count, COMBINED)
-            yield f"{count} for {heads}", changed
+            yield f"{count} instead of {heads}", changed
             scaled: Rules = {SCORES: lambda y, at, count=count: y * (heads / count) ** 0.5}
-            yield f"{count} for {heads}, scaled for {heads}", changed.ruling(scaled)
+            yield f"{count} instead of {heads}, but scaled for {heads}", changed.ruling(scaled)
 
 
 def _averaged(y: np.ndarray, at: Any) -> np.ndarray:
@@ -270,7 +270,7 @@ def _window(port: Any) -> Ways:
         return  # `Window` has its own mistakes
     for size in (1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256):
         if size < max(port.lengths):
-            said = f"{size + 1} keys up to a query's own" if port.config.causal else f"{size} to each side"
+            said = f"only the last {size + 1} keys" if port.config.causal else f"only {size} keys to each side"
             yield said, _of_scores(lambda x, n=size: softmax(np.where(_near(x, n), x, -np.inf)))
 
 

@@ -88,14 +88,17 @@ def _in_other_places(port: Any) -> Ways:
     """Ways to swap norms, for example because Llama's post_attention_layernorm is the norm before the FFN."""
     pairs = [(f"{layer}attention.{NAME}", f"{layer}ffn_norm") for layer in port.layers]
     both = [*pairs, *(pair[::-1] for pair in pairs)]
-    yield "attention's output and the FFN's input exchanged", port.regrouping(dict(both))
-    named = (("attention's", "attention_norm", f"attention.{NAME}"), ("the FFN's", "ffn_norm", f"ffn.{NAME}"))
+    yield "norms of attention's output and the FFN's input exchanged", port.regrouping(dict(both))
+    named = (("attention", "attention_norm", f"attention.{NAME}"), ("the FFN", "ffn_norm", f"ffn.{NAME}"))
     for said, before, after in named:
         pairs = [(layer + before, layer + after) for layer in port.layers]
-        yield f"before and after {said} exchanged", port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)]))
+        yield (
+            f"norms before and after {said} exchanged",
+            port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
+        )
     named_as_llama = {f"{layer}ffn_norm": f"{layer}attention.{NAME}" for layer in port.layers}
     yield (
-        "the norm of attention's output before the FFN, as Llama names it, and not after attention",
+        "the norm of attention's output used before the FFN, as its name means in Llama, and not after attention",
         port.regrouping(named_as_llama).ruling(_left_out("attention")),
     )
 
@@ -124,7 +127,7 @@ def _left_out(*blocks: str) -> Rules:
 
 Normed.mistakes = (
     Mistake(
-        "norm after a block left out",
+        "missing norm after a block",
         "each block's output is normalized before it is added",
         {"after attention": _left_out("attention"), "after the FFN": _left_out("ffn"), "both": _left_out("*")},
     ),

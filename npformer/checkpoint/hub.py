@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face hub. huggingface_hub provides cache, locks, login, progress and retries.
+"""Downloads models from the Hugging Face hub. huggingface_hub handles caching, locks, login, progress and retries.
 
 `download` returns a local folder for `read.py`. A model in the cache is found without importing huggingface_hub's
 client. `loading.py` decides whether a name is a hub id.

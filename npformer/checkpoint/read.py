@@ -121,7 +121,7 @@ def read_tree(
 
 
 def read_description(folder: Path, limits: Limits = LIMITS) -> dict[str, Any]:
-    """The content of a folder's config.json, or its part about the text model if the model also reads pictures."""
+    """The content of a folder's config.json, or only its text model's section if the model also reads pictures."""
     return dict(text_config(read_json(folder / CONFIG, limits, "config")))
 
 

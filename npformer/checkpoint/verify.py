@@ -1,4 +1,4 @@
-"""Verifies checksums: of a whole folder for `npformer info --verify`, and of a bundled model when it is first loaded.
+"""Verifies the checksums of a folder for `npformer info --verify`, and of a bundled model when it is first loaded.
 
 The checksum of a safetensors file written by npformer is in its metadata (`safetensors.checksum`). In the Hugging Face
 cache, the checksum of a file is the name of the file to which it links.

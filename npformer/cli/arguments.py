@@ -83,7 +83,7 @@ ARRAY_OUTPUT = option("-o --output OUT", "FILE.npy, for numpy.load; with --input
 
 
 def dataset_options(array: bool = False) -> tuple[Option, ...]:
-    """Returns the options that read texts from the rows of a file or of a folder of files; `dataset.py` runs them.
+    """Returns the options for reading texts from the rows of a file or a folder of files; `dataset.py` handles them.
 
     array: whether --output without --input writes a .npy file.
     """

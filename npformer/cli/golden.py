@@ -1,5 +1,5 @@
-"""Record a model's stages as golden values, or compare a port's stages with them
-and find the first stage that diverges; for one model or a suite of tiny models.
+"""Record the stages of a model, or of a suite of tiny models, as golden values,
+or compare a port's stages with them and find the first stage that diverges.
 
 golden record TEXT ... -o FILE      every stage of the texts, in float32 and
                                     float64, and the error allowed for a port
@@ -257,7 +257,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, reference: golden.Golden) -> tuple[Model | Seq2Seq | None, str]:
-    """Loads the golden file's model: --model, or a local one: next to the file, named in the file, or of --torch.
+    """Loads the golden file's model: --model, or a local model next to the file, named in the file or given as --torch.
 
     Without such a model, returns None and the reason. Raises NpformerError if --model cannot be loaded or is not the
     file's model.

@@ -144,7 +144,7 @@ def _card(folder: Path) -> dict[str, str]:
 def _model(args: argparse.Namespace) -> dict[str, Any]:
     """Describes a model from its config.json, without reading or downloading its weights.
 
-    Raises NpformerError, which names the missing part, for an unsupported model, as loading the model does.
+    Raises the same NpformerError for an unsupported model as loading it does; the error names the missing part.
     """
     import numpy as np
 

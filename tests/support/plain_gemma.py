@@ -15,8 +15,8 @@ from npformer.config import Config
 #: Name of a planted mistake -> its name in the diagnosis.
 PLANTED = {
     "w for 1 + w": "1 + weight of RMSNorm misused",
-    "no norm after attention": "norm after a block left out",
-    "no norm after the FFN": "norm after a block left out",
+    "no norm after attention": "missing norm after a block",
+    "no norm after the FFN": "missing norm after a block",
     "Llama's places": "norms in the wrong places",
     "norm of the sum": "norm of the sum, not of a block's output",
     "no cap of scores": "soft cap of scores left out",
