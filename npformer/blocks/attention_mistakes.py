@@ -337,8 +337,8 @@ MISTAKES = (
         {
             "reversed when splitting": {HEADS: lambda x, at: x[::-1]},
             "reversed when combining": {COMBINED: lambda x, at: combine_heads(at("attention.context")[::-1])},
-            **{f"reversed, the {name}'s": {f"*.attention.{name}_heads": lambda x, at: x[::-1]} for name in QKV},
-            "moved by one when combining": {
+            **{f"{name} heads reversed": {f"*.attention.{name}_heads": lambda x, at: x[::-1]} for name in QKV},
+            "shifted by one when combining": {
                 COMBINED: lambda x, at: combine_heads(np.roll(at("attention.context"), 1, axis=0))
             },
         },

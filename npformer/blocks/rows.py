@@ -13,7 +13,7 @@ from npformer.runtime.packing import Batch
 
 
 class OwnCache(Protocol):
-    """A cache of the keys and values of earlier rows of the texts. `generation/kv_cache.py` has two implementations."""
+    """A cache of keys and values from earlier rows of the texts. `generation/kv_cache.py` has two implementations."""
 
     def attend(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_heads: int, mechanisms: Sequence[Mechanism], scale: float
@@ -32,7 +32,7 @@ class OwnCache(Protocol):
 
 
 class SourceCache(Protocol):
-    """A cache of the keys and values of the sources, which are the same in all steps of a decoder."""
+    """A cache of the sources' keys and values, which are the same in all steps of a decoder."""
 
     @property
     def complete(self) -> bool:

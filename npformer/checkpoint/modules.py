@@ -26,7 +26,7 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of precede
 
 
 class Module(NamedTuple):
-    """A module: the last part of its type, such as "Pooling", and its folder, "" for the folder of the model."""
+    """A module: the last part of its type, such as "Pooling", and its folder ("" means the model's folder)."""
 
     kind: str
     path: str

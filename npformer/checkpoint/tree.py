@@ -105,7 +105,7 @@ def _with_scales(flat: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def sources(config: Config, head: str | None = None) -> dict[str, Source]:
-    """npformer's flat name of every array of the model with this head -> its source in a file."""
+    """npformer's flat name for every array of the model with this head -> its source in a file."""
     head = head or config.head
     arrays = {ours: (each.group, each.name) for ours, each in parameters(config, head).items()}
     return family_of(config).sources(config, arrays, head)

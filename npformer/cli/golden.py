@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     record = parser.add_argument_group("record")
     record.add_argument("-o", "--output", metavar="FILE", help="the golden file to write, or the folder for --tiny")
     record.add_argument("--stages", action="append", metavar="GLOB", help="keep only stages such as '*.query'")
-    record.add_argument("--tiny", metavar="FAMILY", help="make a tiny random model of a family such as bert, in -o")
+    record.add_argument("--tiny", metavar="FAMILY", help="write a tiny random model of a family such as bert to -o")
     record.add_argument("--seed", type=int, metavar="N", help="seed of the tiny model (0)")
     compare = parser.add_argument_group("compare")
     compare.add_argument("--torch", metavar="MODEL", help="run this model with transformers instead of reading a file")
