@@ -35,7 +35,7 @@ def test_older_and_newer_names() -> None:
 
 
 def test_slopes_of_powers_of_two_and_of_other_numbers() -> None:
-    """Eight heads have the paper's slopes. Twelve heads have these, and slopes 1, 3, 5 and 7 of sixteen heads."""
+    """Eight heads have the paper's slopes. Twelve heads add the 1st, 3rd, 5th and 7th slope of sixteen heads."""
     eight = [2.0**-h for h in range(1, 9)]
     assert alibi_slopes(8).tolist() == eight
     np.testing.assert_allclose(alibi_slopes(12), [*eight, *(2.0 ** (-h / 2) for h in (1, 3, 5, 7))], rtol=1e-6)

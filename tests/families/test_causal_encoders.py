@@ -147,7 +147,7 @@ def test_a_token_sees_nothing_after_it_and_its_bits_do_not_change(family: str) -
     model = tiny.model(family, "causal-lm", threads=2, max_length=300)
     texts = [Text(np.random.default_rng(length).integers(8, 200, length)) for length in (250, 7, 7, 31)]
     for text, answer in zip(texts, model.run(texts), strict=True):
-        assert np.array_equal(model.run([text])[0]["logits"], answer["logits"])  # 250 tokens: rows on two threads
+        assert np.array_equal(model.run([text])[0]["logits"], answer["logits"])  # 250 tokens run on two threads
         begun = model.run([Text(text.ids[:5])])[0]["logits"]
         np.testing.assert_allclose(begun, answer["logits"][:5], rtol=1e-5, atol=1e-5)
 

@@ -148,7 +148,7 @@ def test_a_stage_with_infinite_parents_is_diagnosed() -> None:
 
 
 def test_a_cause_that_would_change_a_right_stage_is_not_named() -> None:
-    """Queries of rows that are not normalized look like post-norm. Correct keys and values refute that."""
+    """Queries computed from rows that are not normalized look like post-norm. Correct keys and values refute that."""
     model, _ = reference("gpt2")
     arrays, query = stages("gpt2"), layout.flat_arrays(model.weights)
     name = "layers.0.attention.query"

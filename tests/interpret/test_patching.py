@@ -213,7 +213,7 @@ def test_words_that_are_repeated_have_columns_of_their_own(model: Model) -> None
 @pytest.mark.parametrize("by", ["position", "head", "layer"])
 @pytest.mark.parametrize("head", ["sequence-classification", "masked-lm", "question-answering"])
 def test_attribution_patching_is_the_first_order_of_patching(by: str, head: str) -> None:
-    """If the texts differ by a thousandth of a word's vector, the estimate's error is about the square of that."""
+    """If the texts differ by a small share of a word's vector, the error grows with about the square of the share."""
     model = tiny.model("bert", head, dtype=np.float64)
     estimates, measured = [], []
     for share in (1e-3, 1e-4):
