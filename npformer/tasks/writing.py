@@ -38,7 +38,7 @@ class Writing(Task):
     """A generative task. A subclass defines `source`, the text the model reads, and `answer`."""
 
     options_type: ClassVar[type[WritingOptions]] = WritingOptions
-    usual: ClassVar[Mapping[str, Any]] = {}  # defaults that the model's folder and the caller override
+    usual: ClassVar[Mapping[str, Any]] = {}  # defaults that the model's folder and the caller can override
     has_windows = False
     key: ClassVar[str]  # key of the text in an answer
     column: ClassVar[str]  # column of the text in a dataset
