@@ -52,8 +52,8 @@ def load(
     name : str or Path, the name of a bundled model, a local folder, or a hub id such as "owner/model"
     revision : str, branch, tag or commit on the hub
     offline : bool, use only the cache, without the network
-    dtype : float32, or float64 to compute everything in double precision. "auto" means float32, not the stored
-        dtype (as it does in Transformers).
+    dtype : float32, or float64 to compute everything in double precision. "auto" means float32, whereas in
+        Transformers it means the stored dtype.
     threads, same_bits : as in `Model`
     head : str, the head to load, such as "masked-lm"; by default the head of `architectures` in config.json
     limits : Limits on the size of files and texts
