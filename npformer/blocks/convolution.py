@@ -212,7 +212,7 @@ PLACES: dict[str, Rules] = {
     "normalized before it is added": {
         NORM: lambda y, at: at(LAYER) + at.affine(standard(at(ACTIVATION), at.config.eps))
     },
-    "left out with its norm": {NORM: lambda y, at: at(LAYER)},
+    "left out, and its norm too": {NORM: lambda y, at: at(LAYER)},
     "added after its norm": {NORM: lambda y, at: at.affine(standard(at(LAYER), at.config.eps)) + at(ACTIVATION)},
 }
 Convolution.mistakes = (

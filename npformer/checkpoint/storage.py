@@ -77,7 +77,7 @@ def open_buffer(path: Path, mapped: bool = True) -> Buffer:
 
 
 def mapped_files(arrays: Iterable[Array | NarrowWeight]) -> list[MappedFile]:
-    """The mapped files of which the arrays are views."""
+    """The mapped files that hold the arrays' memory."""
     bases = {id(base): base for array in arrays for base in map(_base, parts(array))}
     return [base for base in bases.values() if isinstance(base, MappedFile)]
 
@@ -104,7 +104,7 @@ def view(
     strides: Sequence[int] | None = None,
     offset: int = 0,
 ) -> Array:
-    """An array in the bytes `span` of a file. strides (by default contiguous) and offset are in elements.
+    """A view of the bytes `span` of a file as an array. strides (by default contiguous) and offset are in elements.
 
     Raises NpformerError if the array would extend beyond the span.
     """

@@ -26,7 +26,7 @@ def ties(config: Config) -> dict[str, str]:
 
 
 def _shared_layers(config: Config) -> dict[str, str]:
-    """Each array of a layer that shares the weights of an earlier layer -> the array of the earlier layer."""
+    """Each array of a layer that shares the weights of an earlier layer -> the array that it shares."""
     first, tied = dict[tuple[int, int, str], str](), dict[str, str]()
     for name in parameters(config) if config.sharing else []:
         if name.startswith("layers."):
