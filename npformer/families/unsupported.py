@@ -12,6 +12,7 @@ from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.families.base import Family
 
+SHARED_NORM = "one norm shared by attention and a parallel feed-forward network"
 EXPERTS = "a mixture of experts: a router that chooses feed-forward networks for each token"
 #: model_type of an unsupported family -> the feature that it needs.
 MISSING = {
@@ -21,7 +22,7 @@ MISSING = {
     "convbert": "convolutions parallel to attention heads",
     "deberta": "disentangled attention in DeBERTa's first version",
     "deepseek_v3": "latent attention with compressed keys and values, and a mixture of experts",
-    "falcon": "one key and value for all heads, and attention parallel to the feed-forward network",
+    "falcon": SHARED_NORM,
     "funnel": "pooling of the sequence between layers",
     "gpt_oss": "attention sinks, and a mixture of experts",
     "ibert": "integer arithmetic",
@@ -32,7 +33,7 @@ MISSING = {
     "mixtral": EXPERTS,
     "new": "rotary positions scaled to longer texts (NTK), and gated units with post-norm",
     "nystromformer": "attention approximated with landmarks",
-    "phi": "rotary positions on part of each head, and attention parallel to the feed-forward network",
+    "phi": SHARED_NORM,
     "qwen2_5_vl": "image input, with rotary positions in three dimensions",
     "qwen3_moe": EXPERTS,
     "reformer": "locality-sensitive hashing attention",

@@ -69,8 +69,19 @@ def test_kinds_are_named_from_few_stages() -> None:
     assert unnamed([key for key in KINDS if key not in (*UNSEEN, *OF_ONE_NAME)], True) == {}
 
 
-def test_a_weight_and_bias_of_another_layer_are_named_from_few_stages() -> None:
-    assert unnamed(["a linear layer of another layer"], True) == {}
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        ("a linear layer of another layer", "layers.0.ffn.output is layers.1.ffn.output"),
+        (
+            "attention of another layer",
+            "query and key and value and output of layers.0.attention are those of layers.1",
+        ),
+        ("norms of one layer", "those of attention and the FFN, in one layer"),
+    ],
+)
+def test_weights_in_the_wrong_place_are_named_from_few_stages(key: str, way: str) -> None:
+    assert f"({way})" in str(diagnosed("bert", stages("bert", KINDS[key][2]), True))
 
 
 def test_a_diagnosis_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

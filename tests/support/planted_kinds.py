@@ -8,7 +8,7 @@ import numpy as np
 
 from npformer.common.halves import half
 from tests.support.plain_port import PlainPort
-from tests.support.planted import Plant, attr, layer_with, only_head, put, softmax, weights
+from tests.support.planted import Plant, attr, layer_with, only_head, put, softmax, swapped, weights
 
 
 def unsummed(port: PlainPort) -> np.ndarray:
@@ -181,6 +181,16 @@ def output_of_another_layer(port: PlainPort) -> dict[str, np.ndarray]:
     return {f"{own}.{part}": port.w[f"{own.replace('0', '1')}.{part}"] for part in ("weight", "bias")}
 
 
+def attention_of_another_layer(port: PlainPort) -> dict[str, np.ndarray]:
+    own, other = "layers.0.attention.", "layers.1.attention."
+    return {name: port.w[name.replace(own, other)] for name in port.w if name.startswith(own)}
+
+
+def norms_of_one_layer(port: PlainPort) -> dict[str, np.ndarray]:
+    changes = swapped(port, "attention_norm", "ffn_norm")
+    return {name: array for name, array in changes.items() if name.startswith("layers.0.")}
+
+
 MISSING, PLACE, NAMES = "heads or columns missing", "weights from elsewhere in the model", "stages under wrong names"
 #: Mistakes that the diagnosis derives from a model's stages, weights and sizes: the name that it must give, words from
 #: its description, and a function that plants the mistake.
@@ -231,6 +241,8 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
         attr("positions", lambda p: p.positions - 4 * (p.positions >= 4)),
     ),
     "a linear layer of another layer": (PLACE, "ffn.output is layers.1.ffn.output", weights(output_of_another_layer)),
+    "attention of another layer": (PLACE, "is layers.1.attention.query", weights(attention_of_another_layer)),
+    "norms of one layer": ("norms exchanged", "layers.0.attention_norm has", weights(norms_of_one_layer)),
     "biases exchanged": (PLACE, "query.bias and layers.0.attention.key.bias are exchanged", weights(exchanged_biases)),
     "1 / int(sqrt(K))": (
         "scores scaled differently", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))

@@ -90,7 +90,7 @@ def constant(port: Port) -> Ways:
             said = f"q k^T times {named(port, [number * port.scale for number in numbers])}".rstrip(",")
         yield said, {port.stage: lambda y, at, numbers=numbers: y * numbers[at.text]}
     d = float(np.median(theirs - right))
-    yield f"{d:.6g} more than the correct value", {port.stage: lambda y, at: y + d}
+    yield f"{abs(d):.6g} {'more' if d > 0 else 'less'} than the correct value", {port.stage: lambda y, at: y + d}
     yield "all zeros", {port.stage: lambda y, at: 0 * y}
     yield from _inner_constant(port)
 

@@ -60,14 +60,20 @@ def other_weights(port: Port) -> Ways:
 
 
 def _of_another_layer(port: Port) -> Ways:
-    """Keys and values have the weights of another layer, such as the first layer's in all layers."""
-    for key in (group for group in port.groups if group.endswith(".key")):
-        stack, layer, rest = parted(key)
-        for i in range(port.depth):
-            other = f"{stack}layers.{i}.{rest}"
-            if i != layer:
-                pairs = {own: own.replace(key[:-3], other[:-3]) for own in (key, f"{key[:-3]}value")}
-                yield f"{key} and value are those of layers.{i}", port.regrouping(pairs)
+    """Several linear layers of a block come from another layer, such as the first layer's keys and values in all."""
+    blocks: dict[str, list[str]] = {}
+    for group in port.groups:
+        block, _, name = group.rpartition(".")
+        if parted(group)[2] != name:  # not the norm of a layer
+            blocks.setdefault(block, []).append(name)
+    for block, names in blocks.items():
+        stack, layer, rest = parted(block)
+        some = [each for each in (QKV[1:], QKV[:2], QKV) if set(each) <= set(names)]
+        for moved in (*some, names) if layer >= 0 and len(names) > 1 else ():
+            for i in range(port.depth):
+                if i != layer:
+                    pairs = {f"{block}.{name}": f"{stack}layers.{i}.{rest}.{name}" for name in moved}
+                    yield f"{' and '.join(moved)} of {block} are those of layers.{i}", port.regrouping(pairs)
 
 
 def _projections_mixed(port: Port) -> Ways:

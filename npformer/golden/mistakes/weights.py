@@ -100,10 +100,10 @@ def _moved(port: Port, stack: str, order: Mapping[int, int]) -> dict[str, np.nda
 def exchanged_norms(port: Port) -> Ways:
     norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
     pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
-    yield (
-        "those of attention and the FFN, in every layer",
-        port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
-    )
+    some = [pair for pair in pairs if port.span.intersection(pair)]
+    for said, these in (("in every layer", pairs), ("in one layer", some)):
+        exchanged = port.regrouping(dict([*these, *(pair[::-1] for pair in these)]))
+        yield f"those of attention and the FFN, {said}", exchanged
     if port.config.decoder:
         across = [layer for layer in port.layers if f"{layer}cross_attention_norm.weight" in port.weights]
         for said, own in (("attention", "attention_norm"), ("the FFN", "ffn_norm")):
