@@ -213,7 +213,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     "softmax in float16": ("half precision", "float16, the whole stage", put("weigh", in_float16)),
     "mask a place late": ("mask misused", "one place late", put("masked", late_mask)),
     "norm of the block": ("norm before the residual sum", "X is added", put("layer", norm_of_block)),
-    "weight first": ("weight and bias of the norm mixed up", "multiplied before", put("norm", first_weight)),
+    "weight first": ("weight and bias of the norm mixed up", "before it is normalized", put("norm", first_weight)),
     "texts exchanged": ("texts in the wrong order", "1, 0, 2", exchanged_texts),
     "a key hidden": ("wrong mask", "no query sees the keys [1]", put("masked", without_second)),
     "queries as keys": ("products of the wrong heads", "of query and query", put("scores", lambda p, q, k: PlainPort.scores(p, q, q))),
@@ -242,7 +242,7 @@ KINDS: dict[str, tuple[str, str, Plant]] = {
     ),
     "a linear layer of another layer": (PLACE, "ffn.output is layers.1.ffn.output", weights(output_of_another_layer)),
     "attention of another layer": (PLACE, "is layers.1.attention.query", weights(attention_of_another_layer)),
-    "norms of one layer": ("norms exchanged", "layers.0.attention_norm has", weights(norms_of_one_layer)),
+    "norms of one layer": ("norms exchanged", "in one layer", weights(norms_of_one_layer)),
     "biases exchanged": (PLACE, "query.bias and layers.0.attention.key.bias are exchanged", weights(exchanged_biases)),
     "1 / int(sqrt(K))": (
         "scores scaled differently", "1 / int(sqrt(K))", attr("scale", lambda p: 1 / int((p.c.d_model // p.heads) ** 0.5))
