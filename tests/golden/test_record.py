@@ -364,9 +364,11 @@ def test_a_trace_is_compared_without_a_file(texts: list[str]) -> None:
 def test_a_comparison_refuses_other_arguments() -> None:
     model = tiny.model()
     recorded = golden.record(model, [Text([2, 4, 3])])
-    with pytest.raises(NpformerError, match=r"^arrays: expected a mapping .* got 'port\.safetensors'"):
+    with pytest.raises(
+        NpformerError, match=r"^arrays: expected a torch model, or a mapping .* got 'port\.safetensors'"
+    ):
         golden.compare(recorded, "port.safetensors")
-    with pytest.raises(NpformerError, match=r"^arrays: expected a mapping .* got a Model"):
+    with pytest.raises(NpformerError, match=r"^arrays: expected a torch model, or a mapping .* got a Model"):
         golden.compare(recorded, model)
     with pytest.raises(NpformerError, match=r"^golden: expected a golden file, got 'a'; golden\.load\(path\) reads"):
         golden.compare("a", {})  # type: ignore[arg-type]
