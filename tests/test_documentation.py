@@ -67,7 +67,7 @@ TEXTS = ("I love ice cream", "not my music")
 ROWS = "label\ttext\n" + "POSITIVE\tI love ice cream\nNEGATIVE\tno\n" * 4
 #: A port of DistilBERT that passes every case: it writes the golden stages.
 PORT = '#!/bin/sh\ncp "$1/golden.safetensors" "$3"\n'
-#: The user's files that examples of help texts read.
+#: Input files that the examples in the help texts read.
 FILES = {
     "reviews.txt": "\n".join(TEXTS),
     "reviews.tsv": "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS)),

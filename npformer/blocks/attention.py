@@ -293,7 +293,7 @@ class _Applied(NamedTuple):
         return dq, dk, dv
 
     def _places_of(self, rows: slice, source_rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The positions of queries (N, L) and keys (N, S) of N texts of equal lengths."""
+        """The places of queries (N, L) and keys (N, S) of N texts of equal length."""
         if self.places is None:
             return np.empty((count, 0)), np.empty((count, 0))
         queries, keys = self.places

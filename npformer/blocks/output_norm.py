@@ -1,4 +1,4 @@
-"""A block whose output is normalized before the layer adds it to its rows, as in Gemma 2 and 3.
+"""A block whose output is normalized before the residual addition, as in Gemma 2 and 3.
 
 Gemma Team, 2024, Gemma 2: Improving Open Language Models at a Practical Size, section 2.
 """

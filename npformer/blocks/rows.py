@@ -1,4 +1,4 @@
-"""`Rows`: what blocks need to know about packed rows, such as the lengths of their texts."""
+"""`Rows`: information about packed rows that blocks need, such as the lengths of their texts."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CARD = 2**16  # maximum bytes read from a model card
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a bundled model, a folder or a Hugging Face id")
     add_options(parser, LOADING)
-    what = "dtype of MODEL's memory estimate and of the same-bits test (default: float32, in which commands compute)"
+    what = "dtype for MODEL's memory estimate and the same-bits test (default: float32, which all commands use)"
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help=what)
     what = "check the files of MODEL, or of all bundled models, against their checksums"
     parser.add_argument("--verify", action="store_true", help=what)

@@ -96,9 +96,10 @@ def lines_of(file: Any, where: str | Path) -> Iterator[tuple[int, bytes]]:
 def csv_rows(
     lines: Iterable[tuple[int, str]], where: str | Path, longest: int = LINE, **options: Any
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of a CSV file, beginning with the column names, each after the number of its last line.
+    """Yields (number, row) for each row of a CSV file, starting with the column names.
 
-    A blank line is a row if there is only one column, and is skipped otherwise. longest: maximum characters of a cell.
+    number: the row's last line in the file. A blank line is a row if there is only one column, and is skipped
+    otherwise. longest: maximum characters of a cell.
     """
     import csv  # slow to import
 

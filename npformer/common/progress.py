@@ -23,7 +23,7 @@ _waiting: list[Event] = []  # one event per running command; set once it has pri
 
 
 class Line:
-    """A line of a terminal that is overwritten repeatedly."""
+    """A terminal line that is overwritten repeatedly."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr

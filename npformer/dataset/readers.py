@@ -25,7 +25,7 @@ from npformer.dataset.jsonl import objects
 from npformer.dataset.sizes import BYTES, grouped
 
 BLOCK = 2**20  # characters of text per batch
-LONGEST = 2**26  # maximum characters of a line, and of a cell of csv
+LONGEST = 2**26  # maximum characters in a line or in a CSV cell
 ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # maximum bytes of a batch from Parquet, unless it is a single row
 TEXTS = ("STRING", "NONE", "JSON", "ENUM")  # logical types of Parquet whose bytes are kept unchanged

@@ -60,7 +60,7 @@ class State(Protocol):
 
 
 class Seq2SeqState:
-    """The state of an encoder-decoder that generates targets for sources, from the encoder's output (S, D) for each."""
+    """The state of an encoder-decoder that generates targets from the encoder's output (S, D) for each source."""
 
     def __init__(
         self, model: BaseModel, sources: Sequence[np.ndarray], settings: Settings, projection: Projection

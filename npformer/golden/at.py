@@ -232,7 +232,7 @@ class At:
 
     @property
     def of_each_head(self) -> At:
-        """The same stage, for norms of heads of queries or keys: `source` is then split into heads, (T, H, K)."""
+        """The same stage for a norm of query or key heads: its `source` is split into heads, (T, H, K)."""
         return _HeadAt(self._run, self._row, self.name)
 
     # --- weights -----------------------------------------------------------------------------------------------------

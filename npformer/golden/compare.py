@@ -1,7 +1,7 @@
 """Compares another program's arrays with a golden file: one line for each stage, and the first stage that diverges.
 
 The error of a stage is the largest distance of its values from the float64 truth. It is also given as a multiple of the
-stage's budget, the largest error that a correct port of its precision may have. `diagnose.py` explains why a stage
+stage's budget, the largest error that a correct port in the same precision may have. `diagnose.py` explains why a stage
 diverges.
 """
 

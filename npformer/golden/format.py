@@ -26,7 +26,7 @@ FORMAT, VERSION = "npformer-golden", "1"
 
 @dataclass(frozen=True)
 class Golden:
-    """The content of a golden file. `stages` and `truth` map names, in firing order, to one array per text."""
+    """The contents of a golden file. `stages` and `truth` map names, in firing order, to one array per text."""
 
     model: str  # the name under which the model was loaded
     config: Config

@@ -51,7 +51,10 @@ class Forward:
         return run.made
 
     def together(self, ports: Sequence[Port], until: str) -> list[list[np.ndarray] | None]:
-        """Returns the stage `until` from one run of ports that differ only in rules; None for impossible ports."""
+        """Runs ports that differ only in their rules together, up to the stage `until`.
+
+        Returns the stage of each port; None for a port with an impossible rule.
+        """
         run = Run(self, ports, until, np.float64, None)
         run.run()
         return [None if i in run.failed else run.made[until][i :: len(ports)] for i in range(len(ports))]

@@ -37,7 +37,7 @@ class Port:
     weights: Mapping[str, np.ndarray]  # by flat name
     texts: list[Text]  # for a translation model, the decoder's input
     stage: str  # the stage to explain
-    theirs: list[np.ndarray]  # the other program's values of the stage
+    theirs: list[np.ndarray]  # the other program's values for the stage
     span: frozenset[str]  # the stages to compute, from the other program's stages up to this one
     width: int  # tokens per text in the other program's batch, with padding
     lengths: tuple[int, ...]  # lengths of the golden file's texts
@@ -243,7 +243,7 @@ class Port:
 
     @property
     def groups(self) -> list[str]:
-        """The groups of weights that compute the stage to explain."""
+        """The groups of weights with which the stage to explain is computed."""
         groups = dict.fromkeys(name.rpartition(".")[0] for name in self.weights)
         return [group for group in groups if self.span.intersection(made_by(group))]
 
@@ -254,7 +254,7 @@ class Port:
 
 
 def made_by(group: str) -> tuple[str, ...]:
-    """Returns the stages that a group of weights outputs."""
+    """Returns the stages computed with a group of weights."""
     if group == "head.output":
         return ("logits", "start_logits", "end_logits", group)
     if group.endswith(HEAD_NORMS):

@@ -322,7 +322,7 @@ def _listed(fields: Mapping[str, Any]) -> str:
 
 
 def _decoder(vocab_size: int) -> Decoder:
-    """Returns a decoder that differs from the encoder in its numbers of layers and heads."""
+    """Returns a decoder with numbers of layers and heads that differ from the encoder's."""
     return Decoder(n_layers=1, n_heads=2, d_ffn=24, vocab_size=vocab_size, start_id=vocab_size - 1, end_ids=(0,))
 
 

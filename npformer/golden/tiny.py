@@ -1,8 +1,8 @@
 """A tiny random model and its golden file, for the CI of a port. The same seed gives the same model.
 
-The model is a folder in Hugging Face's form, which transformers reads too. Its numbers are scaled raw bits of the
-generator and so do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that leaving one out
-changes the stages. `suite.py` writes many such models.
+The model is a folder in Hugging Face's form, which transformers reads too. Its weights are scaled from the raw bits of
+a random generator, so they do not depend on the version of NumPy. No bias is 0 and no norm's weight is 1, so that
+leaving one out changes the stages. `suite.py` writes many such models.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class Trace(Mapping[str, Any]):
         arrays, metadata = load_arrays(path)
         try:
             if metadata.get("format") != FORMAT:
-                raise ValueError("no such format in its metadata")
+                raise ValueError(f"its metadata does not give the format {FORMAT!r}")
             description = json.loads(metadata["description"])
             json.dumps(description, ensure_ascii=False).encode()  # rejects lone surrogates
             trace = cls(description["stages"])
@@ -269,9 +269,9 @@ def trace(
     stages : name of a stage, pattern with `*`, or several
         Only matching stages are recorded.
     grads : label, word, True or function, optional
-        A metric; the trace `grads` has its gradients with respect to the stages. A label (name or number) means its
-        logit, True the logit of the model's answer. A function maps the dict of a text's answers to a number; its
-        derivative is computed by differences, or given by `interpret.edits.Differentiable`.
+        A metric; the trace `grads` has its gradients with respect to the stages. A label (name or number) selects
+        its logit; True selects the logit of the model's answer. A function maps the dict of a text's answers to a
+        number; its derivative is computed by differences, or given by `interpret.edits.Differentiable`.
     position : int, optional
         The token of the logit, if `grads` is a label and the head has a row for each token.
 

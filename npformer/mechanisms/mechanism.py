@@ -1,7 +1,7 @@
 """`Mechanism`: the base class of the ways in which attention uses the places of tokens.
 
 The place of a token is its index in the text. The position of a token selects its row of a table, or multiplies its
-angles. A distance is the difference between two places. A mechanism may turn queries and keys, add to scores, or
+angles. A distance is the difference between two places. A mechanism may rotate queries and keys, add to scores, or
 hide keys.
 """
 
@@ -23,7 +23,7 @@ Sums = dict[str, np.ndarray]  # gradients by name, summed over the texts and lay
 
 
 class Mechanism:
-    """A mechanism that changes nothing. Subclasses override some steps; the backward of a step is directly below it.
+    """A mechanism that changes nothing. Subclasses override some steps; a step's backward is directly below it.
 
     Subclasses are frozen dataclasses and are listed in a `Config`. Their fields are the options of a model. `for_model`
     fills in the sizes of the model; `begin` and `in_layer` fill in the fields with `compare=False` for a batch and a

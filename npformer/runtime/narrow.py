@@ -18,7 +18,7 @@ BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 NARROW: dict[str, np.dtype[Any]] = {"bfloat16": BFLOAT16, "float16": np.dtype("f2"), "int8": np.dtype("i1")}
 
 _TIMES = np.float32(2 ** (127 - 15))  # compensates for the different exponent biases of float16 and float32
-_LARGEST = 127  # int8 values are -127 ... 127
+_LARGEST = 127  # int8 values range from -127 to 127
 _BLOCK = 64  # number of rows that are converted at a time
 
 

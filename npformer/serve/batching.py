@@ -146,7 +146,7 @@ class Batcher:
                     self.queue = deque(entry for entry in self.queue if entry.ticket is not ticket)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Waits until the batching thread has computed function() alone, in its turn. Raises the function's errors.
+        """Runs function() alone on the batching thread, in its turn, and returns its result or raises its error.
 
         A full queue does not refuse the call, because its request has already been admitted.
         """

@@ -229,7 +229,7 @@ async def completions(service: Service, given: dict[str, Any]) -> Reply:
     if n > 1 and not draws:
         raise f.wrong("n", f"expected 1 with a temperature below {COLDEST}, where all texts would be equal")
     if given["echo"] and given["logprobs"] is not None:
-        raise f.wrong("echo", "expected false with logprobs: the tokens of a prompt have no log probabilities")
+        raise f.wrong("echo", "expected false with logprobs: log probabilities of prompt tokens are not computed")
     options = settled(task, settings, "body", "max_tokens")
     frame = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
     frame["model"] = name

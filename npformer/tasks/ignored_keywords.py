@@ -70,7 +70,7 @@ TRANSFORMERS = {
     "use_fast": Habit(_among(None, True, False), "leave it out"),
 }
 SENTENCE_TRANSFORMERS = {
-    "apply_softmax": Habit(_among(None, True, False), "softmax needs several labels; leave it out"),
+    "apply_softmax": Habit(_among(None, True, False), "softmax needs several labels; leave the argument out"),
     "backend": Habit(_among(None), "everything runs on NumPy; leave it out"),
     "cache_folder": Habit(_among(None), "set HF_HUB_CACHE in the environment"),
     "chunk_size": Habit(_is_count, "expected a whole number, which is ignored"),

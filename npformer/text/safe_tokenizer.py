@@ -36,7 +36,7 @@ TRIED = (
     "Hello, world's 1st e\u0301 \u00e9\u00df\u0130 \u4f60\u597d \uac01 \u0627 \U0001f600 \0\x7f\u200b\ufffd \t\n  z"
     + "x" * 120,
 )
-#: Texts that are repeated to try a tokenizer that has regular expressions.
+#: Texts that are repeated to test tokenizers with regular expressions.
 REPEATED = ("a", " ", "1", "\n", ".", "ab ", TRIED[-1])
 LONGER = 8  # maximum length of a normalized text, in multiples of the limit `characters`
 BLOCK = 1024  # characters that are normalized at once to measure their length

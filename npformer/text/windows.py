@@ -137,7 +137,7 @@ def kept_lengths(lengths: Sequence[int], room: int, cut: str) -> list[int]:
         others = kept[1 - moving] = min(others, room // 2)
     kept[moving] = room - others
     if kept[moving] < 0:
-        raise NpformerError(f"expected at most {room} tokens in one text of the pair, got {others}")
+        raise NpformerError(f"expected at most {room} tokens in the text that is not truncated, got {others}")
     return kept
 
 

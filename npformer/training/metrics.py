@@ -17,7 +17,7 @@ from npformer.training.losses import Example, teacher_forced
 
 TEXTS = 1024  # texts per run of the model
 PAIRS = 256  # pairs per run of the model
-LOGITS = 2**26  # maximum number of logits per run on blocks
+LOGITS = 2**26  # maximum number of logits per run on blocks of text
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class Adam:
         for array, moved in zip(whole, rows, strict=True):
             array[grad.ids] = moved
 
-    @np.errstate(over="ignore", invalid="ignore")  # `Trainer` checks for finite weights after each epoch
+    @np.errstate(over="ignore", invalid="ignore")  # `Trainer` checks after each epoch that the weights are finite
     def _update(
         self, w: np.ndarray, m: np.ndarray, v: np.ndarray, grad: np.ndarray, rate: float, scale: float, decay: float
     ) -> None:

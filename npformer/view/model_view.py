@@ -30,7 +30,7 @@ def model(
     Returns
     -------
     ModelView
-        Shows itself in a notebook; `.save("model.html")`, `.svg()`, `print()`.
+        Displays itself in a notebook; otherwise use `.save("model.html")`, `.svg()` or `print()`.
 
     Raises
     ------

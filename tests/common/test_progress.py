@@ -21,7 +21,7 @@ class Terminal(StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """The final content of the screen. A carriage return moves to the start of the line."""
+        """The final contents of the screen. A carriage return moves to the start of the line."""
         shown = []
         for line in self.getvalue().split("\n"):
             row = ""

@@ -107,7 +107,7 @@ class Place:
 
 
 def status() -> dict[str, int]:
-    """Returns the bytes of address space, of memory now, and of memory at its peak."""
+    """Returns the size of the address space, the current memory and the peak memory, in bytes."""
     found = dict.fromkeys(("VmSize", "VmRSS", "VmHWM"), 0)
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:

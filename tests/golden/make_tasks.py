@@ -1,4 +1,4 @@
-"""Makes the golden answers of the tasks, or with --check makes them again and compares them.
+"""Makes the golden answers of the tasks or, with --check, makes them again and compares them.
 
     python tests/golden/make_tasks.py [--check]
 

@@ -114,7 +114,7 @@ def write_folder(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def golden_texts() -> list[str | list[str]]:
-    """The texts as in JSON: a pair is a list of two texts."""
+    """The texts in their JSON form: a pair is a list of two texts."""
     return [text[:CHARACTERS] if isinstance(text, str) else list(text) for text in TEXTS]
 
 

@@ -1,4 +1,4 @@
-"""Another program's arrays are recognised by name and layout, compared with their budgets, or refused."""
+"""Another program's arrays are recognised by name and layout, and their errors compared with budgets; others are refused."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_rows_of_the_next_token_are_named() -> None:
 
 
 class Exchanged(Llama3):
-    """Blends scaled and unscaled frequencies with their weights exchanged."""
+    """Blends scaled and unscaled frequencies with their weights swapped."""
 
     def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         rotations = self.original * frequencies / (2 * np.pi)

@@ -285,7 +285,7 @@ def test_a_view_has_gradients_inside_an_edit_with_a_derivative(model: Model) -> 
     assert not np.array_equal(inside.methods[1].scores, view.attribution(model, TEXTS[0]).methods[1].scores)
 
 
-# --- changes without derivative --------------------------------------------------------------------------------------
+# --- changes without a derivative ------------------------------------------------------------------------------------
 
 
 def test_a_function_without_a_derivative_is_an_error_with_a_remedy(model: Model) -> None:

@@ -96,7 +96,7 @@ def test_the_stages_equal_their_formulas(model: Model) -> None:
 
 @pytest.mark.parametrize("model", [*FAMILIES, *OTHERS], indirect=True)
 def test_each_of_several_texts_has_the_stages_it_has_alone(model: Model) -> None:
-    """Stages of adjacent texts of equal length are recorded together; each text has the same bits as alone."""
+    """Stages of adjacent texts of equal length are recorded together; each text has the same bits as when it is traced alone."""
     texts = [TEXT, "no not", "you love ice cream", "no", "is it", "my movie"]
     together = trace(model, texts)
     for i, text in enumerate(texts):

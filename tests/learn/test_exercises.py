@@ -51,7 +51,7 @@ def right_answers(name: str) -> tuple[Truth, ...]:
 
 
 def judged(name: str, function: Callable[..., Any], file: str = "") -> Judged:
-    """Returns the judge's findings. Correct answers take most of the time and are computed once for all functions."""
+    """Returns the judge's findings. The correct answers are computed once for all functions, to save time."""
     answers = iter(right_answers(name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[judge.__module__], "truth", lambda right, args: next(answers))

@@ -183,7 +183,7 @@ def ffn_first(port: Port) -> Ways:
                 "*.ffn_residual": lambda y, at: at("attention_residual"),
             },
         )
-    yield "its stages under their own names", _own_names(port)
+    yield "stages named by what they compute, not by their place in the layer", _own_names(port)
 
 
 def _fed(x: np.ndarray, at: At) -> np.ndarray:
