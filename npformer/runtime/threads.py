@@ -113,8 +113,8 @@ _workers: list[threading.Thread] = []
 _starting = threading.Lock()
 
 
-def _work() -> None:
-    for library in _blas.libraries:  # OpenMP builds of BLAS have this setting per thread, others per process
+def _work(libraries: list[Any]) -> None:
+    for library in libraries:  # OpenMP builds of BLAS have this setting per thread, others per process
         if getattr(library, "threading_layer", None) == "openmp":
             library.set_num_threads(1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # as on the submitting thread
@@ -123,10 +123,15 @@ def _work() -> None:
 
 
 def start_workers(count: int) -> int:
-    """Starts workers until there are `count`. Returns `count`, or a lower number if no more threads can be started."""
+    """Starts workers until there are `count`. Returns `count`, or a lower number if no more threads can be started.
+
+    The caller searches for the BLAS libraries. In a worker, the search would call Python under the lock of the dynamic
+    linker, while another thread that imports an extension module waits for this lock and keeps the GIL: a deadlock.
+    """
+    libraries = _blas.libraries
     with _starting:
         while len(_workers) < count:
-            worker = threading.Thread(target=_work, name="npformer-worker", daemon=True)
+            worker = threading.Thread(target=_work, args=(libraries,), name="npformer-worker", daemon=True)
             try:
                 worker.start()
             except RuntimeError:

@@ -269,6 +269,24 @@ def test_blas_is_held_to_one_thread_and_put_back() -> None:
 
 
 @pytest.mark.usefixtures("two_blas_threads")
+def test_a_worker_does_not_search_for_blas() -> None:
+    """The search could deadlock with an import in the calling thread, such as that of tokenizers after the weights."""
+    code = """
+import threading
+import threadpoolctl
+class Recorded(threadpoolctl.ThreadpoolController):
+    def __init__(self):
+        print(threading.current_thread() is threading.main_thread())
+        super().__init__()
+threadpoolctl.ThreadpoolController = Recorded
+from npformer.runtime.threads import run_tasks
+meet = threading.Barrier(3)
+run_tasks([meet.wait] * 3, 3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_the_last_to_leave_puts_it_back() -> None:
     entered, leave = threading.Event(), threading.Event()
 
