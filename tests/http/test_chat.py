@@ -153,7 +153,7 @@ def test_openai_errors(client: openai.OpenAI) -> None:
         ),
         ({"messages": [{**ASKED[0], "tool_calls": [{}]}]}, "tool_calls: unsupported: there are no tools"),
         ({"top_logprobs": 2}, "top_logprobs: expected logprobs=true with this field"),
-        ({"n": 2}, "n: expected 1 with a temperature below"),
+        ({"n": 2}, "n: expected 1 with greedy decoding"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unsupported: there are no tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type: unsupported: answers are texts"),
         ({"max_tokens": 600}, "body: max_completion_tokens: expected a whole number from 1 to 512, got 600"),
