@@ -22,7 +22,7 @@ from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.model import Model, Seq2Seq
-from npformer.runtime.threads import thread_count, wants_same_bits
+from npformer.runtime.threads import num_threads, thread_count, wants_same_bits
 
 #: The bundled models. A checkout has all of them. An installed package has only the first, or none if it was built
 #: with NPFORMER_DEMO=0.
@@ -92,9 +92,10 @@ def load(
     same_bits = wants_same_bits(same_bits)
     check_keep(keep, dtype, allow_nonfinite, writable)
     folder = find_folder(name, revision, offline)
-    config, weights = load_folder(
-        folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite, keep=keep
-    )
+    with num_threads(threads):
+        config, weights = load_folder(
+            folder, dtype, head, limits=limits, mapped=mapped, allow_nonfinite=allow_nonfinite, keep=keep
+        )
     if writable:
         weights = unflatten(storage.writable(flatten(weights)))
     if not config.vocab_size or (config.decoder and config.head == "base"):

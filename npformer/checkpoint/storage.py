@@ -20,7 +20,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
 from npformer.runtime.mapped import release
 from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
-from npformer.runtime.threads import run_tasks, thread_count
+from npformer.runtime.threads import run_tasks, threads_for_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -175,7 +175,7 @@ def converted_all(arrays: Sequence[Array], dtype: np.dtype[Any] | None, copy: bo
             copies += [partial(_copy, *piece) for piece in _pieces(array, result)]
         loaded.append(result)
         end += size
-    run_tasks(copies, thread_count())
+    run_tasks(copies, threads_for_parts())
     for each in (memory, *loaded):
         each.flags.writeable = False
     return loaded

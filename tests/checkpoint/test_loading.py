@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from npformer import loading
+from npformer.checkpoint import storage
 from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
 from npformer.loading import bundled, find_folder, load
+from npformer.runtime.threads import run_tasks
 from tests.support import tiny
 from tests.support.slow import slow_after
 
@@ -246,3 +248,11 @@ def test_the_peak_of_memory(tmp_path, layout, dtype):
     assert weights > 80e6
     assert peak < 1.5 * weights + 80e6
     assert peak - bare < (0.1 if layout == "npformer" else 1.25) * weights
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weights_are_copied_by_the_models_threads(threads, monkeypatch):
+    used = []
+    monkeypatch.setattr(storage, "run_tasks", lambda tasks, n: used.append(n) or run_tasks(tasks, n))
+    assert load(BUNDLED, threads=threads).threads == threads
+    assert used == [threads]

@@ -12,6 +12,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npformer.checkpoint import storage
 from npformer.checkpoint.safetensors import check_sums, read_tensors, write_tensors
 from npformer.checkpoint.storage import converted
 from npformer.common.errors import NpformerError
@@ -256,3 +257,14 @@ def test_any_damage_is_refused_or_harmless(tmp_path_factory, data):
     except NpformerError:
         return
     assert sum(array.nbytes for array in arrays.values()) <= len(content)
+
+
+def test_a_number_too_large_for_float16_is_refused_anywhere_in_a_large_tensor(tmp_path, monkeypatch):
+    """Large tensors are copied in pieces, each of which raises."""
+    monkeypatch.setattr(storage, "_PIECE", 20_000)
+    for piece in range(20):
+        array = np.zeros(400_000, np.float32).reshape(200, -1)
+        array[10 * piece] = 1e6
+        with pytest.raises(NpformerError, match="x: contains a number that is too large for float16"):
+            write_tensors(tmp_path / "x.safetensors", {"x": array}, {}, "float16")
+    assert os.listdir(tmp_path) == []

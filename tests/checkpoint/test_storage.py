@@ -11,6 +11,7 @@ from npformer.checkpoint import storage
 from npformer.checkpoint.storage import converted, open_buffer, view
 from npformer.common.errors import NpformerError
 from npformer.runtime.narrow import BFLOAT16
+from npformer.runtime.threads import num_threads
 
 F4 = np.dtype("<f4")
 
@@ -113,15 +114,16 @@ def test_half_precision_widens_exactly():
         assert np.array_equal(converted(array, np.dtype(np.float64)), widened.astype(np.float64), equal_nan=True)
 
 
-@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_large_arrays_are_copied_in_pieces_by_several_threads(monkeypatch, threads):
     """Every piece of rows or columns is copied, including a shorter last one and parts of a row longer than a piece."""
     monkeypatch.setattr(storage, "_PIECE", 1000)
-    monkeypatch.setenv("NPFORMER_THREADS", threads)
     numbers = np.random.default_rng(0).normal(size=(130, 70)).astype(np.float16)
     arrays = [numbers, numbers.T, numbers[:, 0], numbers.reshape(1, -1), numbers[:0], numbers[0, 0].reshape(())]
     for dtype in (np.float32, np.float64):
-        for array, copy in zip(arrays, storage.converted_all(arrays, np.dtype(dtype)), strict=True):
+        with num_threads(threads):
+            copies = storage.converted_all(arrays, np.dtype(dtype))
+        for array, copy in zip(arrays, copies, strict=True):
             assert np.array_equal(copy, array.astype(dtype))
             assert copy.flags.c_contiguous
             assert not copy.flags.writeable
