@@ -138,7 +138,7 @@ class _Case:
         self.runs: dict[tuple[int, int | None], tuple[Port, dict[str, list[np.ndarray]]]] = {}  # of `everywhere`
         self.mistakes = of_model(model.config)
         self.again: tuple[Mistake, ...] = ()  # the causes found so far, and variants of them in fewer places
-        self.forward = Forward(self.given, weights)
+        self.forward = Forward(self.given, weights, model.threads)
         lengths, source_lengths = (tuple(map(len, texts)) for texts in (golden.texts, golden.sources))
         self.right = Port(
             model.config, weights, golden.texts, "", [], frozenset(), max(theirs.width, *lengths, 0), lengths,

@@ -35,8 +35,11 @@ class _Enough(Exception):
 class Forward:
     """Runs ports on the other program's stages, casting each weight only once."""
 
-    def __init__(self, given: Mapping[str, list[np.ndarray]], weights: Mapping[str, np.ndarray]) -> None:
-        self.given = given
+    def __init__(
+        self, given: Mapping[str, list[np.ndarray]], weights: Mapping[str, np.ndarray], threads: int = 1
+    ) -> None:
+        """threads: number of runs of large models that `ways.py` computes at once."""
+        self.given, self.threads = given, threads
         self._own = {id(array): array for array in weights.values()}
         self._cast: dict[tuple[int, Any], np.ndarray] = {}
 

@@ -14,7 +14,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
 from npformer.golden.forward import Forward, corner_of
 from npformer.golden.port import Port
-from npformer.runtime.threads import run_tasks, thread_count
+from npformer.runtime.threads import run_tasks
 
 TOGETHER = 1 << 16  # maximum total size (T * D) of ports that run together
 LARGE = 1 << 12  # larger runs spend most of their time in NumPy, so several threads are faster
@@ -28,7 +28,7 @@ def computed(
 ) -> Iterator[Computed]:
     """Yields each possible variant of each mistake, with its port and the values that the port computes."""
     size = sum(map(len, (*port.texts, *port.sources))) * port.config.d_model
-    runs, threads = _runs(mistakes, port, TOGETHER // size, progress), thread_count() if size > LARGE else 1
+    runs, threads = _runs(mistakes, port, TOGETHER // size, progress), forward.threads if size > LARGE else 1
     while some := list(islice(runs, threads)):
         for values in run_tasks([partial(_run, forward, run) for run in some], threads):
             yield from values

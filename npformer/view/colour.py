@@ -26,7 +26,8 @@ DIVERGING: dict[str, Ramp] = {
 
 # Lightness of head colours in OKLCH, with a contrast of at least 3:1 against the page in either theme (tested). Heads
 # whose numbers differ by a Fibonacci number (8, 13, 21, 34, ...) have similar hues. A cycle of three lightnesses
-# distinguishes heads that are 8 or 13 apart, and a cycle of four those that are 13, 21, 34, 55 or 89 apart.
+# distinguishes heads that are 8 or 13 apart, and a cycle of four distinguishes heads that are 13, 21, 34, 55 or 89
+# apart.
 _FEW = {"light": (0.60, 0.45, 0.65), "dark": (0.72, 0.62, 0.84)}
 _MANY = {"light": (0.57, 0.40, 0.65, 0.48), "dark": (0.70, 0.62, 0.87, 0.78)}
 _CHROMA = 0.15

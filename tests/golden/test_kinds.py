@@ -89,7 +89,7 @@ def test_a_diagnosis_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None
     arrays = stages("bert", KINDS["scores clipped"][2])
     expected = str(diagnosed("bert", arrays, True))
     monkeypatch.setattr(import_module("npformer.golden.ways"), "LARGE", 0)
-    monkeypatch.setenv("NPFORMER_THREADS", "3")
+    monkeypatch.setattr(reference("bert")[0], "threads", 3)  # -j 3
     assert str(diagnosed("bert", arrays, True)) == expected
 
 

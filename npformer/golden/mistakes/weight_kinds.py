@@ -69,7 +69,7 @@ def _of_another_layer(port: Port) -> Ways:
     for block, names in blocks.items():
         stack, layer, rest = parted(block)
         some = [each for each in (QKV[1:], QKV[:2], QKV) if set(each) <= set(names)]
-        for moved in (*some, names) if layer >= 0 and len(names) > 1 else ():
+        for moved in dict.fromkeys((*some, tuple(names))) if layer >= 0 and len(names) > 1 else ():
             for i in range(port.depth):
                 if i != layer:
                     pairs = {f"{block}.{name}": f"{stack}layers.{i}.{rest}.{name}" for name in moved}

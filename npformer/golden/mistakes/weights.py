@@ -100,8 +100,9 @@ def _moved(port: Port, stack: str, order: Mapping[int, int]) -> dict[str, np.nda
 def exchanged_norms(port: Port) -> Ways:
     norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
     pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
-    some = [pair for pair in pairs if port.span.intersection(pair)]
-    for said, these in (("in every layer", pairs), ("in one layer", some)):
+    ways = [("in every layer", pairs)]
+    ways += [("in one layer", [pair]) for pair in pairs if len(pairs) > 1 and port.span.intersection(pair)]
+    for said, these in ways:
         exchanged = port.regrouping(dict([*these, *(pair[::-1] for pair in these)]))
         yield f"those of attention and the FFN, {said}", exchanged
     if port.config.decoder:
