@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from npformer.tasks.task import Task
 
 
+class _Interrupts:
+    """Handles SIGINT: Ctrl-C at the prompt raises KeyboardInterrupt, and at any other moment it is only recorded."""
+
+    reading = pressed = False
+
+    def __call__(self, *_: Any) -> None:
+        self.pressed = True
+        if self.reading:
+            self.reading = False
+            raise KeyboardInterrupt
+
+
 def converse(task: Task) -> int:
     """Answers messages until Ctrl-D; Ctrl-C ends an answer. Returns the exit code."""
     with suppress(ImportError):  # line editing, if Python supports it
@@ -23,20 +35,24 @@ def converse(task: Task) -> int:
     conversation = Conversation(task)  # type: ignore[arg-type]
     shown()
     complain("Ctrl-C ends an answer, Ctrl-D the conversation")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, interrupts := _Interrupts())
     try:
-        while (text := _message()) is not None:
-            _answer(conversation, text)
+        while (text := _message(interrupts)) is not None:
+            _answer(conversation, text, interrupts)
     finally:
         signal.signal(signal.SIGINT, before)
     return 0
 
 
-def _message() -> str | None:
+def _message(interrupts: _Interrupts) -> str | None:
     """Reads the next message that is not blank. Returns None at the end of the input."""
     while True:
         try:
-            text = input("> ")
+            try:
+                interrupts.pressed, interrupts.reading = False, True
+                text = input("> ")
+            finally:
+                interrupts.reading = False
         except (EOFError, KeyboardInterrupt) as end:
             print()
             if isinstance(end, EOFError):
@@ -48,28 +64,19 @@ def _message() -> str | None:
                 return text
 
 
-def _answer(conversation: Conversation, text: str) -> None:
-    interrupted = False
-
-    def interrupt(*_: Any) -> None:
-        nonlocal interrupted
-        interrupted = True
-
-    before = signal.signal(signal.SIGINT, interrupt)
+def _answer(conversation: Conversation, text: str, interrupts: _Interrupts) -> None:
     try:
         for piece in conversation.say(text):
-            if interrupted:
+            if interrupts.pressed:
                 break
             print(printable(piece), end="", flush=True)
         print()
     except NpformerError as error:
-        if not interrupted:  # Ctrl-C also ends the process that renders the template, which causes this error
+        if not interrupts.pressed:  # Ctrl-C also ends the process that renders the template, which causes this error
             complain(error)
         return
-    finally:
-        signal.signal(signal.SIGINT, before)
     writer = conversation.writer
-    if writer is not None and not interrupted and writer.ended == "length":
+    if writer is not None and not interrupts.pressed and writer.ended == "length":
         limit = conversation.task.encoder.limit
         full = len(writer.prompt) + len(writer.ids) >= limit
         complain(

@@ -110,6 +110,19 @@ def test_ctrl_c_ends_an_answer_and_the_model_s_length_is_named(
     assert "the conversation has reached the model's limit of 512 tokens" in capsys.readouterr().err
 
 
+def test_ctrl_c_between_a_message_and_its_answer_ends_the_answer(
+    task: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupting(str):
+        def strip(self, *_: Any) -> str:  # called after `input` has returned, before the answer begins
+            signal.raise_signal(signal.SIGINT)
+            return super().strip()
+
+    monkeypatch.setattr("builtins.input", typed(Interrupting("Hi")))
+    assert converse(task) == 0
+    assert capsys.readouterr().out == "\n\n"
+
+
 @pytest.mark.slow
 def test_a_conversation_on_a_terminal(folder: Path) -> None:
     """Ctrl-C on the terminal ends the answer, and the prompt appears again."""
