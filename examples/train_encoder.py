@@ -27,7 +27,7 @@ from npformer.interpret.plane import project
 from npformer.loading import find_folder
 from npformer.model import Model
 from npformer.text.tokenizer import load_tokenizer
-from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, read_labelled
+from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialize, read_labelled
 from npformer.training.data import encode
 from npformer.training.epoch_lines import Progress
 from npformer.training.metrics import evaluate_labels
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--gif", action="store_true", help="also write embeddings.gif (matplotlib)")
     args = parser.parse_args()
 
-    weights = Trainable(initialise(CONFIG, args.seed, "torch"), CONFIG)
+    weights = Trainable(initialize(CONFIG, args.seed, "torch"), CONFIG)
     model = Model(CONFIG, weights.tree, threads=args.threads)
     model.tokenizer = load_tokenizer(find_folder("distilbert-sst2"), CONFIG)  # its pieces are bert-base-uncased's
     rows, test_rows = read_labelled(args.train), read_labelled(args.test)

@@ -33,7 +33,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.families.gpt2 import END_OF_TEXT, GPT2
 from npformer.model import Model
-from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialise, standard_rates
+from npformer.training import HeadLoss, Recipe, Trainable, Trainer, initialize, standard_rates
 from npformer.training.data import blocks
 from npformer.training.epoch_lines import Progress
 from npformer.training.start import companions, write_model
@@ -125,7 +125,7 @@ def new_model(texts: Sequence[str], seed: int) -> tuple[Model, dict[str, bytes]]
         "tokenizer_config.json": json.dumps(settings, indent=2),
         "generation_config.json": json.dumps(generation, indent=2),
     }
-    model = Model(config, initialise(config, seed))
+    model = Model(config, initialize(config, seed))
     model.tokenizer = tokenizer
     return model, {name: (text.rstrip() + "\n").encode() for name, text in files.items()}
 

@@ -170,7 +170,7 @@ class Seq2Seq(GeneratingModel):
     >>> sizes = {"vocab_size": 9, "n_heads": 2, "n_layers": 1, "d_ffn": 16}
     >>> decoder = npformer.config.Decoder(**sizes)
     >>> config = npformer.Config("marian", "translation", d_model=8, max_length=8, decoder=decoder, **sizes)
-    >>> model = Seq2Seq(config, npformer.training.initialise(config))
+    >>> model = Seq2Seq(config, npformer.training.initialize(config))
     >>> model([3, 4, 0], labels=[5, 6, 7, 0]).logits.shape
     (1, 4, 9)
     """

@@ -30,7 +30,7 @@ from npformer.norms import LayerNorm
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.training import Example, HeadLoss, Trainable, initialise, losses
+from npformer.training import Example, HeadLoss, Trainable, initialize, losses
 from npformer.training.batch_gradients import gradients
 from npformer.training.losses import TranslationLoss
 from npformer.transformer import backward, forward
@@ -269,7 +269,7 @@ def test_finite_differences_of_the_encoder_decoder(
         given.TRANSLATOR, n_layers=1, norm_first=norm_first, final_norm=norm_first, tied=tied, shared=tied, scale_embedding=tied,
         activation="gelu", decoder=replace(given.TRANSLATOR.decoder, vocab_size=31, n_heads=2),
     )  # fmt: skip
-    trained, random = Trainable(initialise(config, 0, "xavier", np.float64), config), np.random.default_rng(0)
+    trained, random = Trainable(initialize(config, 0, "xavier", np.float64), config), np.random.default_rng(0)
     for array in trained.flat.values():
         array += 0.1 * random.standard_normal(array.shape)
     pairs = [(5, 4), (5, 4), (3, 7), (1, 1)]

@@ -12,7 +12,7 @@ from npformer.cli.process import complain
 from npformer.families.vaswani import residual_rates
 from npformer.model import Seq2Seq
 from npformer.tasks.declaration import whole
-from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialise
+from npformer.training import Recipe, Trainable, Trainer, TranslationLoss, initialize
 from npformer.training.data import encode_pairs, read_pairs
 from npformer.training.epoch_lines import Progress
 from npformer.training.metrics import evaluate_translation
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     config = translator(tokenizer.get_vocab_size(), args.width, args.heads, args.layers, args.ffn, args.max_length)
     examples = encode_pairs(tokenizer, args.train, train, args.max_length)
     held_out = encode_pairs(tokenizer, args.dev, dev, args.max_length)
-    weights = Trainable(initialise(config, args.seed, "xavier"), config)
+    weights = Trainable(initialize(config, args.seed, "xavier"), config)
     model = Seq2Seq(config, weights.tree, threads=args.threads)
     count = sum(array.size for array in weights.flat.values())
     complain(f"{count / 1e6:.1f} million weights, {config.vocab_size} tokens, {len(examples)} pairs")

@@ -70,7 +70,7 @@ def generate(
     >>> sizes = {"vocab_size": 9, "n_heads": 2, "n_layers": 1, "d_ffn": 16}
     >>> decoder = npformer.config.Decoder(**sizes)
     >>> config = npformer.Config("marian", "translation", d_model=8, max_length=8, decoder=decoder, **sizes)
-    >>> model = npformer.model.Seq2Seq(config, npformer.training.initialise(config))
+    >>> model = npformer.model.Seq2Seq(config, npformer.training.initialize(config))
     >>> [[hypothesis]] = generate(model, [npformer.Text(np.array([3, 4]))], max_new_tokens=5)
     >>> hypothesis.ids.shape
     (5,)
@@ -124,7 +124,7 @@ def stream(model: BaseModel, source: Text, stopping: Stopping | None = None, **s
     >>> sizes = {"vocab_size": 9, "n_heads": 2, "n_layers": 1, "d_ffn": 16}
     >>> decoder = npformer.config.Decoder(**sizes)
     >>> config = npformer.Config("marian", "translation", d_model=8, max_length=8, decoder=decoder, **sizes)
-    >>> model = npformer.model.Seq2Seq(config, npformer.training.initialise(config))
+    >>> model = npformer.model.Seq2Seq(config, npformer.training.initialize(config))
     >>> len(list(stream(model, npformer.Text(np.array([3, 4])), max_new_tokens=5)))
     5
     """

@@ -111,7 +111,7 @@ def perplexity(model: BaseModel, text: str, stride: int | None = None, max_lengt
     --------
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> config = npformer.Config("gpt2", "causal-lm", 5, 8, 2, 1, 16, max_length=4, causal=True)
-    >>> model = npformer.Model(config, npformer.training.initialise(config))
+    >>> model = npformer.Model(config, npformer.training.initialize(config))
     >>> model.tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1, "or": 2, "not": 3, "?": 4}, unk_token="?"))
     >>> model.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     >>> print(npformer.perplexity(model, "to be or not to be"))  # of new weights, about one in the vocabulary

@@ -70,9 +70,9 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
             return top(some, k)
         if s.renormalize_logits:
             processors(ids[rows], some)
-            highest, total = _normaliser(some)
+            highest, total = _normalizer(some)
         else:
-            highest, total = _normaliser(some)
+            highest, total = _normalizer(some)
             processors(ids[rows], some)
             forced, _ = processors.forced(ids[rows])  # the log probability of a forced token is 0
             highest[forced] = total[forced] = 0
@@ -84,7 +84,7 @@ def best(logits: np.ndarray, ids: np.ndarray, processors: Processors, k: int) ->
     return Best(*_by_rows(work, len(logits), logits.shape[1]))
 
 
-def _normaliser(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _normalizer(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two terms that log_softmax subtracts, (R, 1) each: the maximum, and log sum exp(score - maximum)."""
     highest = scores.max(axis=1, keepdims=True)
     shifted = scores - highest
@@ -103,7 +103,7 @@ def greedy(logits: np.ndarray, ids: np.ndarray, processors: Processors, scored: 
         check_choice(values)
         if not scored:
             return tokens, np.zeros(tokens.shape, logits.dtype)
-        highest, total = _normaliser(some)
+        highest, total = _normalizer(some)
         return tokens, values - highest - total
 
     return Best(*_by_rows(work, len(logits), logits.shape[1]))

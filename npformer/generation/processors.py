@@ -25,7 +25,7 @@ def bias_sequences(ids: np.ndarray, scores: np.ndarray, biases: tuple[tuple[tupl
     scores += total
 
 
-def penalise_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
+def penalize_repetition(ids: np.ndarray, scores: np.ndarray, penalty: float) -> None:
     """Divides positive scores of earlier tokens by the penalty, and multiplies negative ones by it.
 
     Keskar et al., 2019.
@@ -92,7 +92,7 @@ class Processors:
         if s.sequence_bias:
             bias_sequences(ids, scores, s.sequence_bias)
         if s.repetition_penalty != 1:
-            penalise_repetition(ids, scores, s.repetition_penalty)
+            penalize_repetition(ids, scores, s.repetition_penalty)
         if s.no_repeat_ngram_size:
             ban_repeated_ngrams(ids, scores, s.no_repeat_ngram_size)
         scores[:, self.banned] = -np.inf

@@ -116,7 +116,7 @@ def compare(
     Raises
     ------
     NpformerError
-        If no array is recognised, the arrays belong to different token ids, or the dtype is unknown.
+        If no array is recognized, the arrays belong to different token ids, or the dtype is unknown.
 
     Examples
     --------

@@ -20,7 +20,7 @@ ENDS = (".weight", ".bias", "_weight", "_bias")  # torch's attention has in_proj
 def cut(config: Config, arrays: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Splits fused arrays into query, key and value; returns all arrays, and `names` without the fused entries.
 
-    A fused array is recognised by its name, or by an entry of `names` like {"my.0.proj": "layers.0.attention.qkv"}. An
+    A fused array is recognized by its name, or by an entry of `names` like {"my.0.proj": "layers.0.attention.qkv"}. An
     output is split along its last axis, a weight (3D, D) or (D, 3D) along its longer axis, in the order that the
     family's files use.
     """

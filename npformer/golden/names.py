@@ -43,7 +43,7 @@ class Theirs:
 def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
     """Finds the golden file's stages among another program's arrays. `names` maps other names to npformer's.
 
-    Raises NpformerError if no name is recognised, or the token ids differ from the golden file's.
+    Raises NpformerError if no name is recognized, or the token ids differ from the golden file's.
     """
     known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
     sources = layout.sources(golden.config)

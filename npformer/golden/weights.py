@@ -1,6 +1,6 @@
 """Compares another program's weights with the model's: values, layout and names.
 
-torch and most formats store a linear weight as (out, in), npformer as (in, out); both are recognised. Each finding
+torch and most formats store a linear weight as (out, in), npformer as (in, out); both are recognized. Each finding
 prints as a line of text. `diagnose.py` finds the stages that diverge because of wrong weights.
 """
 
@@ -108,7 +108,7 @@ def _of_several(findings: list[Finding], model: Model | Seq2Seq, theirs: Mapping
 
 
 def _is_meant(finding: Finding, dtype: str) -> bool:
-    return finding.what == f"rounded to {dtype}" or (dtype == "int8" and finding.what.startswith("quantised to int8"))
+    return finding.what == f"rounded to {dtype}" or (dtype == "int8" and finding.what.startswith("quantized to int8"))
 
 
 def as_ours(model: Model | Seq2Seq, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -174,7 +174,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
     if theirs.ndim == 2:
         for scheme, rounding in SCHEMES.items():
             if any(_is_near(theirs, rounding(each.astype(np.float64))) for each in either):
-                return Finding(name, f"quantised to {scheme}", "quantised weights")
+                return Finding(name, f"quantized to {scheme}", "quantized weights")
         for way, rounding in MISSCALED.items():
             if any(
                 _is_near(each, rounding(own.astype(np.float64)))
@@ -183,7 +183,7 @@ def _difference(name: str, theirs: np.ndarray, ours: Mapping[str, np.ndarray], l
             ):
                 return Finding(name, f"int8 with {way}", SCALES)
     if how := next(filter(None, (rounded(theirs, each) for each in either)), ""):
-        return Finding(name, how, "quantised weights")
+        return Finding(name, how, "quantized weights")
     if c := next(filter(None, (_factor(theirs, each) for each in either)), 0.0):
         return Finding(name, f"{c:.6g} times the correct values", "scaled by a constant")
     if theirs.ndim == 1 and (order := map_of_numbers(theirs, own)) is not None:
@@ -288,6 +288,6 @@ def _alike(finding: Finding) -> tuple[str, str]:
         own, other = (each[1] for each in found if each is not None)
         return f"{own} has {other}'s", finding.cause
     shared = (
-        finding.what if finding.cause in ("half precision", "quantised weights", OTHER, TRANSPOSED) else finding.cause
+        finding.what if finding.cause in ("half precision", "quantized weights", OTHER, TRANSPOSED) else finding.cause
     )
     return shared, finding.cause

@@ -48,7 +48,7 @@ class StageSummary:
 
 @np.errstate(over="ignore", invalid="ignore")  # a stage with non-finite values shows nan and inf
 def summary(name: str, arrays: Sequence[np.ndarray], config: Config | None) -> StageSummary:
-    """Summarises a stage from its arrays, one for each text."""
+    """Summarizes a stage from its arrays, one for each text."""
     shapes = list(dict.fromkeys(str(array.shape).replace(",)", ")") for array in arrays))
     flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64, copy=False)
     if not flat.size:

@@ -191,7 +191,7 @@ class Trace(Mapping[str, Any]):
         return _one([labels[int(np.argmax(logits))] for logits in self.texts("logits")])
 
     def row(self, name: str) -> StageSummary:
-        """Summarises a stage: shape, formula, function, names in other libraries, mean, deviation and range."""
+        """Summarizes a stage: shape, formula, function, names in other libraries, mean, deviation and range."""
         return summary(name, self.texts(name), self.config)
 
     def table(self, columns: Sequence[str] = tuple(COLUMNS), stages: str | Iterable[str] = "*") -> Table:

@@ -1,4 +1,4 @@
-"""Diagnoses a learner's function with `golden.diagnose`, which recognises more mistakes than the exercises list.
+"""Diagnoses a learner's function with `golden.diagnose`, which recognizes more mistakes than the exercises list.
 
 The function is called with stages of a tiny model, as if it were one stage of a port. The diagnosis gets the function's
 answers for two texts, and names a mistake that gives the same numbers within the error budget of the stage.

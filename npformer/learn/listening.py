@@ -1,6 +1,6 @@
 """Records the stages of a learner's model while it runs, by wrapping the functions of its module.
 
-A linear layer or norm is recognised by its weight, which is an array of the model. Attention is assigned to the layer
+A linear layer or norm is recognized by its weight, which is an array of the model. Attention is assigned to the layer
 of the most recently used weight. Steps that the learner writes inside another function are not recorded.
 """
 

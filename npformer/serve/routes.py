@@ -134,7 +134,7 @@ CLASSIFY = {
 
 
 async def _vectors(service: Service, given: dict[str, Any], texts: f.Texts, where: str) -> tuple[Any, Prepared, str]:
-    """Returns the texts' vectors (N, D) in the model's dtype, truncated and normalised as requested."""
+    """Returns the texts' vectors (N, D) in the model's dtype, truncated and normalized as requested."""
     name, task = choose(service.models, given.get("model"), "sentence-embedding")
     width = task.options.truncate_dim or task.width
     dimensions = given.get("dimensions") or width

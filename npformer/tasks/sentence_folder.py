@@ -140,7 +140,7 @@ def _described(path: Path) -> dict[str, Any]:
 def cross_encoder_recipe(folder: Path | None) -> tuple[EmbeddingRecipe, Any]:
     """Reads config_sentence_transformers.json of a saved `CrossEncoder`: its prompts, and its activation_fn or None.
 
-    Returns the defaults for any other folder. `is_cross_encoder` recognises a saved `CrossEncoder`.
+    Returns the defaults for any other folder. `is_cross_encoder` recognizes a saved `CrossEncoder`.
     """
     if folder is None or not is_cross_encoder(home(folder)):
         return EmbeddingRecipe(), None

@@ -1,16 +1,16 @@
 """Training in NumPy: gradients of the same forward pass that inference runs, Adam, and a loop that can be resumed.
 
 Backward functions are below their forward functions, in `functions.py` and the modules that build on it. `losses.py`
-has the objectives, `batch_gradients.py` the gradients of a batch, `optimiser.py` and `schedule.py` the update,
+has the objectives, `batch_gradients.py` the gradients of a batch, `optimizer.py` and `schedule.py` the update,
 `trainer.py` the loop and `run_folder.py` its checkpoints. `data.py` reads files, and `metrics.py` evaluates models.
 """
 
 from npformer.training.batch_gradients import Gradients, gradients
 from npformer.training.data import LabelledText, label_ids, label_names, read_labelled
 from npformer.training.dropout import Dropout, standard_rates
-from npformer.training.initialise import initialise
+from npformer.training.initialize import initialize
 from npformer.training.losses import Example, HeadLoss, TranslationLoss
-from npformer.training.optimiser import Adam, clip_scale, global_norm, is_decayed
+from npformer.training.optimizer import Adam, clip_scale, global_norm, is_decayed
 from npformer.training.schedule import constant, linear, noam
 from npformer.training.trainable import Trainable
 from npformer.training.trainer import Recipe, Trainer
@@ -30,7 +30,7 @@ __all__ = [
     "constant",
     "global_norm",
     "gradients",
-    "initialise",
+    "initialize",
     "is_decayed",
     "label_ids",
     "label_names",

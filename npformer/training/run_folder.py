@@ -20,7 +20,7 @@ from npformer.common.checks import number, whole
 from npformer.common.errors import NpformerError
 from npformer.common.files import place_in_folder
 from npformer.common.locks import clear_partial, in_use
-from npformer.training.optimiser import Adam
+from npformer.training.optimizer import Adam
 from npformer.training.trainable import Trainable
 
 FORMAT = "npformer-training"
@@ -64,7 +64,7 @@ class Checkpoints:
 
     folder: Path | None
     weights: Trainable
-    optimiser: Adam
+    optimizer: Adam
 
     def in_use(self) -> AbstractContextManager[None]:
         """Creates and locks the folder, so that two runs cannot mix their checkpoints."""
@@ -73,7 +73,7 @@ class Checkpoints:
     def save(self, identity: str, state: TrainingState) -> None:
         """Writes the weights, the moments of Adam and the state to `last.safetensors`."""
         if self.folder is not None:
-            arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimiser.state()
+            arrays = {f"w.{name}": array for name, array in self.weights.flat.items()} | self.optimizer.state()
             metadata = {"format": FORMAT, "run": identity, "state": json.dumps(asdict(state))}
             save_arrays(place_in_folder(self.folder / LAST), arrays, metadata)
 
@@ -94,7 +94,7 @@ class Checkpoints:
             try:
                 for name, array in self.weights.flat.items():
                     array[...] = _of_shape(arrays[f"w.{name}"], array)
-                self.optimiser.restore(arrays)
+                self.optimizer.restore(arrays)
                 for name, value in asdict(TrainingState(**json.loads(metadata["state"]))).items():
                     setattr(state, name, value)
             except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:

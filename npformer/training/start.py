@@ -21,7 +21,7 @@ from npformer.families.distilbert import DISTILBERT
 from npformer.generation.settings import FILE as GENERATION
 from npformer.text.legacy_files import MERGES_VOCABULARY
 from npformer.text.tokenizer import FILES, SETTINGS, SPECIAL_TOKENS_FILES, longest_text, read_settings
-from npformer.training.initialise import initialise
+from npformer.training.initialize import initialize
 
 TOKENIZER = (SETTINGS, *SPECIAL_TOKENS_FILES, *FILES, MERGES_VOCABULARY)
 HEAD = "sequence-classification"
@@ -52,7 +52,7 @@ def start(
     if distilbert:
         config, tree = as_distilbert(config, tree)
     config = family_of(config).check(replace(config, head=HEAD, labels=tuple(labels), problem_type=None))
-    fresh = layout.flatten(initialise(config, seed))
+    fresh = layout.flatten(initialize(config, seed))
     known = {name: array for name, array in layout.flatten(tree).items() if name in fresh}
     return config, layout.own_to_tree({**fresh, **known}, config), False
 

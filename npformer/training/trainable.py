@@ -1,6 +1,6 @@
 """`Trainable`: the trainable weights of a model, as writable copies.
 
-`batch_gradients.py` sums gradients by the names of these weights, and `optimiser.py` updates them.
+`batch_gradients.py` sums gradients by the names of these weights, and `optimizer.py` updates them.
 """
 
 from __future__ import annotations

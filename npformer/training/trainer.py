@@ -23,7 +23,7 @@ from npformer.training.batch_gradients import gradients
 from npformer.training.dropout import Dropout
 from npformer.training.epoch_lines import Progress
 from npformer.training.losses import Objective
-from npformer.training.optimiser import Adam, clip_scale, global_norm
+from npformer.training.optimizer import Adam, clip_scale, global_norm
 from npformer.training.run_folder import BEST, STEP, Checkpoints, TrainingState, identity
 from npformer.training.schedule import Schedule, constant, linear, noam
 from npformer.training.trainable import Trainable
@@ -159,8 +159,8 @@ class Trainer(Generic[E]):
         self.folder = None if folder is None else Path(folder)
         self.save_every, self.progress = save_every, progress
         self.state = TrainingState()
-        self.optimiser = Adam(weights.flat, recipe.betas, recipe.eps, recipe.weight_decay, recipe.lazy)
-        self._checkpoints = Checkpoints(self.folder, weights, self.optimiser)
+        self.optimizer = Adam(weights.flat, recipe.betas, recipe.eps, recipe.weight_decay, recipe.lazy)
+        self._checkpoints = Checkpoints(self.folder, weights, self.optimizer)
 
     def train(
         self,
@@ -230,7 +230,7 @@ class Trainer(Generic[E]):
         norm = global_norm(batch.flat)
         if not np.isfinite(norm):
             raise NpformerError(f"step {step}: gradients are not finite; a smaller learning rate may help")
-        self.optimiser.step(batch.flat, learning_rate, clip_scale(norm, recipe.clip), self.threads)
+        self.optimizer.step(batch.flat, learning_rate, clip_scale(norm, recipe.clip), self.threads)
         state.step += 1
         state.loss += batch.loss
         state.right += batch.right

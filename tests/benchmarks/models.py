@@ -176,7 +176,7 @@ def _torch_model(folder: Path, attention: str) -> Any:
 def _export(folder: Path) -> dict[str, Path]:
     """Writes two ONNX files: the export, and a copy of it with layers fused by ONNX Runtime's own tool.
 
-    Attention is exported in its plain form ("eager"), which the tool recognises. This form does not make the first file
+    Attention is exported in its plain form ("eager"), which the tool recognizes. This form does not make the first file
     slower.
     """
     import torch

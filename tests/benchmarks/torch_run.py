@@ -32,7 +32,7 @@ from npformer.model import Model
 from npformer.runtime.threads import available_cores
 from npformer.text.tokenizer import load_tokenizer
 from npformer.text.translation_tokenizer import FILE, read_tokenizer
-from npformer.training import Example, HeadLoss, Recipe, initialise, read_labelled
+from npformer.training import Example, HeadLoss, Recipe, initialize, read_labelled
 from npformer.training.data import encode, encode_pairs, read_pairs
 from npformer.training.losses import TranslationLoss
 from npformer.training.run_folder import LAST
@@ -45,7 +45,7 @@ def train(
     module: Any, objective: Any, examples: Sequence[Example], recipe: Recipe, folder: Path, watch: Callable[[], str]
 ) -> None:
     """Trains with `Trainer.train`'s order, batches and learning rates; prints a line per epoch and saves the state."""
-    adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
+    adam = twins.optimizer(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     per_epoch = -(-len(examples) // recipe.batch_size)
     factor = recipe.factors(per_epoch * recipe.epochs, objective.config.d_model)
     lengths = [objective.lengths(example) for example in examples]
@@ -75,7 +75,7 @@ def encoder(args: argparse.Namespace) -> None:
     from train_encoder import CONFIG as SETUP
     from train_encoder import RECIPE
 
-    tree = initialise(SETUP, RECIPE.seed, "torch")
+    tree = initialize(SETUP, RECIPE.seed, "torch")
     model = Model(SETUP, tree)
     model.tokenizer = load_tokenizer(find_folder("distilbert-sst2"), SETUP)
     examples, held_out = (encode(model, path, read_labelled(path)) for path in (args.train, args.test))
@@ -101,7 +101,7 @@ def translation(args: argparse.Namespace) -> None:
     examples, held_out = (
         encode_pairs(tokenizer, files, read_pairs(*files), config.max_length) for files in (args.train, args.dev)
     )
-    tree = initialise(config, recipe.seed, "xavier")
+    tree = initialize(config, recipe.seed, "xavier")
     module = twins.Translator(tree, config, max(recipe.dropout.values()), smoothing)
 
     def dev_loss() -> float:

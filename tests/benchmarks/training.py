@@ -19,7 +19,7 @@ from npformer.config import Config
 from npformer.families.vaswani import residual_rates
 from npformer.runtime.packing import Text
 from npformer.runtime.threads import available_cores
-from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, gradients, initialise, standard_rates
+from npformer.training import Example, HeadLoss, Recipe, Trainable, Trainer, gradients, initialize, standard_rates
 from npformer.training.losses import TranslationLoss
 from npformer.training.translator import translator
 from tests.benchmarks import measure, sizes, table, twins
@@ -73,7 +73,7 @@ def rows() -> dict[str, Row]:
 def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
     """Returns each engine's minimum time for a step, and the relative difference between the engines' first losses."""
     config, examples, objective, dropout, twin = row
-    tree = initialise(config, 0, "xavier" if config.model_type == "marian" else "normal")
+    tree = initialize(config, 0, "xavier" if config.model_type == "marian" else "normal")
     recipe = Recipe(learning_rate=1e-4, dropout=dropout, lazy=False)
     weights = Trainable(tree, config)
     own = gradients(objective, weights, examples, threads).loss
@@ -83,7 +83,7 @@ def measure_row(row: Row, threads: int, rounds: int) -> dict[str, Any]:
     if not apart < APART:
         raise SystemExit(f"the first loss is {own}, torch's is {torchs}")
     module = twin(tree, max(dropout.values())).train()
-    adam = twins.optimiser(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
+    adam = twins.optimizer(module, recipe.learning_rate, recipe.betas, recipe.eps, recipe.weight_decay)
     found, count = {}, sum(sum(objective.lengths(example)) for example in examples)
     for is_lazy, name in ((False, "npformer"), (True, "npformer, lazy")):
         found[name] = Trainer(objective, weights, replace(recipe, lazy=is_lazy), threads=threads)

@@ -115,7 +115,7 @@ class Translator(nn.Module):
         return functional.cross_entropy(flat, wanted.reshape(-1), label_smoothing=self.smoothing)
 
 
-def optimiser(module: nn.Module, rate: float, betas: tuple[float, float], eps: float, decay: float) -> Any:
+def optimizer(module: nn.Module, rate: float, betas: tuple[float, float], eps: float, decay: float) -> Any:
     """Returns torch's AdamW, which decays only matrices and tables, like npformer's."""
     decayed = [p for p in module.parameters() if len(p.squeeze().shape) > 1]
     others = [p for p in module.parameters() if len(p.squeeze().shape) < 2]

@@ -24,7 +24,7 @@ from npformer.model import Model
 from npformer.runtime.packing import Text
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.training import initialise
+from npformer.training import initialize
 from npformer.transformer import backward, forward, packed
 from tests.support import tiny
 from tests.support.plain_gemma import PLANTED, PlainGemma
@@ -188,7 +188,7 @@ def test_a_damaged_description_of_the_text_model_is_an_error(fields: dict[str, A
 
 
 def test_norms_begin_as_the_normalized_row() -> None:
-    flat = flatten(initialise(tiny.config("gemma3_text", "base")))
+    flat = flatten(initialize(tiny.config("gemma3_text", "base")))
     norms = [array for name, array in flat.items() if "norm" in name]
     assert len(norms) == 13  # four norms of rows and two of heads in each of two layers, and the last norm
     assert not np.concatenate(norms).any()

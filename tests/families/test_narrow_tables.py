@@ -23,7 +23,7 @@ from npformer.golden.weights import check_weights
 from npformer.interpret.stages import find
 from npformer.model import Model
 from npformer.runtime.packing import Text
-from npformer.training import Example, HeadLoss, Trainable, gradients, initialise
+from npformer.training import Example, HeadLoss, Trainable, gradients, initialize
 from tests.support import tiny
 from tests.support.slow import slow_after
 
@@ -158,7 +158,7 @@ def test_mistakes_of_ports_are_named(weight: str, change: Any, stage: str, mista
     assert (diagnosis.stage, diagnosis.mistake) == (stage, mistake)
 
 
-def test_the_projection_s_weight_is_recognised_in_both_layouts() -> None:
+def test_the_projection_s_weight_is_recognized_in_both_layouts() -> None:
     model = narrow()
     weight = model.weights["embeddings"]["project"]["weight"]
     for theirs in (weight, weight.T):
@@ -169,6 +169,6 @@ def test_the_projection_s_weight_is_recognised_in_both_layouts() -> None:
 
 
 def test_the_projection_is_drawn_as_a_linear_layer() -> None:
-    project = initialise(narrow("base").config, scheme="torch")["embeddings"]["project"]
+    project = initialize(narrow("base").config, scheme="torch")["embeddings"]["project"]
     for array in project.values():  # U(-1, 1) / sqrt(16)
         assert 0.2 < np.abs(array).max() <= 0.25

@@ -193,8 +193,8 @@ def training_losses(dtype: torch.dtype) -> np.ndarray:
     decayed = [each for each in model.parameters() if not any(each is other for other in kept)]
     settings = gradients.SETTINGS
     groups = [{"params": decayed, "weight_decay": settings["weight_decay"]}, {"params": kept, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=settings["learning_rate"])
-    schedule = transformers.get_linear_schedule_with_warmup(optimiser, settings["warmup"], settings["steps"])
+    optimizer = torch.optim.AdamW(groups, lr=settings["learning_rate"])
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, settings["warmup"], settings["steps"])
     losses = []
     for ids, labels in gradients.batches():
         lengths = [len(each) for each in ids]
@@ -203,10 +203,10 @@ def training_losses(dtype: torch.dtype) -> np.ndarray:
         padded[mask] = np.concatenate(ids)
         given = {"input_ids": padded, "attention_mask": mask.astype(np.int64), "labels": labels}
         loss = model(**{key: torch.tensor(array) for key, array in given.items()}).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         losses.append(loss.item())
     return np.array(losses)
@@ -232,8 +232,8 @@ def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.nd
     kept = [each for name, each in whole.named_parameters() if name.endswith("bias") or "norm" in name]
     decayed = [each for each in whole.parameters() if not any(each is other for other in kept)]
     groups = [{"params": decayed, "weight_decay": settings["weight_decay"]}, {"params": kept, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=settings["learning_rate"])
-    schedule = transformers.get_linear_schedule_with_warmup(optimiser, settings["warmup"], settings["steps"])
+    optimizer = torch.optim.AdamW(groups, lr=settings["learning_rate"])
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, settings["warmup"], settings["steps"])
     losses = []
     for batch in gradients.pairs():
         x, x_mask = pad([ids for ids, _ in batch])
@@ -246,10 +246,10 @@ def translation_losses(dtype: torch.dtype) -> tuple[dict[str, np.ndarray], np.nd
             src_key_padding_mask=~x_mask, memory_key_padding_mask=~x_mask,
         )  # fmt: skip
         loss = functional.cross_entropy(head(rows)[y_mask], wanted[y_mask], label_smoothing=gradients.SMOOTHING)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(whole.parameters(), settings["clip"])
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         losses.append(loss.item())
     return before, np.array(losses)

@@ -1,4 +1,4 @@
-"""Another program's arrays are recognised by name and layout, and their errors compared with budgets; others are refused."""
+"""Another program's arrays are recognized by name and layout, and their errors compared with budgets; others are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def padded(arrays: list[np.ndarray], width: int = 9, fill: float = np.nan) -> np
 
 
 @pytest.mark.parametrize("width", [9, 16])
-def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, width: int) -> None:
+def test_a_padded_batch_of_all_stages_is_recognized(recorded: golden.Golden, width: int) -> None:
     """Padding values do not matter, so they are NaN here."""
     comparison = golden.compare(recorded, {name: padded(arrays, width) for name, arrays in recorded.stages.items()})
     assert comparison.ok
@@ -89,7 +89,7 @@ def test_a_padded_batch_of_all_stages_is_recognised(recorded: golden.Golden, wid
         ("logits", np.stack),
     ],
 )
-def test_other_layouts_are_recognised(recorded: golden.Golden, name: str, layout: Callable) -> None:
+def test_other_layouts_are_recognized(recorded: golden.Golden, name: str, layout: Callable) -> None:
     comparison = golden.compare(recorded, {name: layout(recorded.stages[name])})
     assert [row.stage for row in comparison.rows] == [name]
     assert comparison.ok, str(comparison)
@@ -166,7 +166,7 @@ def test_a_map_of_names_is_followed(recorded: golden.Golden) -> None:
         golden.compare(recorded, arrays, {"h3": "layers.0.ffn_nrom"})
 
 
-def test_nothing_recognised_is_an_error_that_shows_both_kinds_of_names(recorded: golden.Golden) -> None:
+def test_nothing_recognized_is_an_error_that_shows_both_kinds_of_names(recorded: golden.Golden) -> None:
     with pytest.raises(NpformerError, match=r"expected names like layers.0.attention.\w+ or [\w.]+, got a, b;"):
         golden.compare(recorded, {"a": np.zeros(3), "b": np.zeros(3)})
     with pytest.raises(NpformerError, match="no array has the name"):
@@ -293,7 +293,7 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_recognised_in_both_layouts(model: Model, recorded: golden.Golden, tmp_path: Path) -> None:
+def test_weights_are_recognized_in_both_layouts(model: Model, recorded: golden.Golden, tmp_path: Path) -> None:
     config, tree = load_folder(tiny.folder(tmp_path / "m", model.config.model_type))
     either = [flatten(tree), layout.to_torch(tree, config)]
     for arrays in either:

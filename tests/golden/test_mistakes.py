@@ -19,7 +19,7 @@ from npformer import families, golden
 from npformer.common.errors import NpformerError
 from npformer.common.halves import half
 from npformer.common.mistake import Mistake
-from npformer.golden.mistakes.precision import quantised, tf32
+from npformer.golden.mistakes.precision import quantized, tf32
 from npformer.interpret.edits import edit
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.model import Model
@@ -291,7 +291,7 @@ def test_a_port_is_judged_in_its_declared_precision(family: str, dtype: str, pla
     comparison = golden.compare(recorded, arrays, dtype=dtype)
     assert comparison.ok
     assert 0.1 < max(row.budgets for row in comparison.rows) < 0.5
-    expected = {"tf32": "tf32 products", "int8": "quantised weights"}[dtype]
+    expected = {"tf32": "tf32 products", "int8": "quantized weights"}[dtype]
     assert diagnosed(family, arrays).mistake == expected
     assert not golden.compare(recorded, stages(family, both(plant, KNOWN["causal"][1])), dtype=dtype).ok
 
@@ -327,7 +327,7 @@ def test_stages_after_an_explained_mistake_are_explained_too(family: str) -> Non
 
 def in_blocks(w: np.ndarray) -> np.ndarray:
     """int4 with one scale per 16 numbers of a row."""
-    return quantised(w.reshape(-1, 16), axis=1, symmetric=7, bits=4).reshape(w.shape) if w.ndim == 2 else w
+    return quantized(w.reshape(-1, 16), axis=1, symmetric=7, bits=4).reshape(w.shape) if w.ndim == 2 else w
 
 
 @pytest.mark.parametrize(
@@ -338,10 +338,10 @@ def in_blocks(w: np.ndarray) -> np.ndarray:
         (lambda w: {n: a + np.float32(0.1) for n, a in w.items()}, "different checkpoint", "different values; they differ by up to 0.1"),
         (lambda w: w | {"layers.0.ffn.hidden.bias": 0 * w["layers.0.ffn.hidden.bias"]}, "missing bias", "all zeros"),
         (lambda w: w | {"layers.0.attention.query.weight": w["layers.0.attention.key.weight"]}, "query and key swapped", "has layers.0.attention.key"),
-        (lambda w: w | {"layers.0.ffn.output.weight": quantised(w["layers.0.ffn.output.weight"])}, "quantised weights", "quantised to int8"),
-        (lambda w: {n: np.round(a, 2) for n, a in w.items()}, "quantised weights", "rounded to 2 decimals"),
-        (lambda w: {n: in_blocks(a) for n, a in w.items()}, "quantised weights", "4 bits, one scale per group of 16 columns"),
-        (lambda w: {n: np.rint(a * 40) / 40 for n, a in w.items()}, "quantised weights", "rounded to a few values"),
+        (lambda w: w | {"layers.0.ffn.output.weight": quantized(w["layers.0.ffn.output.weight"])}, "quantized weights", "quantized to int8"),
+        (lambda w: {n: np.round(a, 2) for n, a in w.items()}, "quantized weights", "rounded to 2 decimals"),
+        (lambda w: {n: in_blocks(a) for n, a in w.items()}, "quantized weights", "4 bits, one scale per group of 16 columns"),
+        (lambda w: {n: np.rint(a * 40) / 40 for n, a in w.items()}, "quantized weights", "rounded to a few values"),
         (lambda w: w | {"layers.0.ffn.output.weight": w["layers.0.ffn.output.weight"] * 2}, "scaled by a constant", "2 times the correct values"),
     ],
 )  # fmt: skip

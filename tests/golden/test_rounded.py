@@ -33,7 +33,7 @@ def test_a_port_rounds_only_the_weights_that_its_stage_is_made_with(monkeypatch:
     assert read
     assert {name.partition(".")[0] for name in read} <= {"pooler"}
     assert told[0].startswith("pooler: ")
-    assert "pooler: quantised weights?" in told
+    assert "pooler: quantized weights?" in told
 
 
 def test_rounded_weights_are_made_once_each_and_keep_their_names() -> None:

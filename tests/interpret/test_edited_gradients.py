@@ -24,7 +24,7 @@ from npformer.model import Model
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Recording
 from npformer.taps import listen
-from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialise
+from npformer.training import Dropout, Example, Gradients, HeadLoss, Trainable, gradients, initialize
 from npformer.training.losses import TranslationLoss
 from npformer.transformer import backward, forward
 from tests.golden import gradients as given
@@ -132,7 +132,7 @@ def test_a_gradient_passes_an_edit_of_any_stage_of_a_pre_norm_encoder() -> None:
 @pytest.mark.slow
 def test_a_gradient_passes_an_edit_of_any_stage_of_an_encoder_decoder() -> None:
     config = given.TRANSLATOR
-    weights = Trainable(initialise(config, scheme="torch", dtype=np.float64), config)
+    weights = Trainable(initialize(config, scheme="torch", dtype=np.float64), config)
     pairs = [Example(Text(source), target) for source, target in next(iter(given.pairs()))][:3]
     every_stage(lambda: gradients(TranslationLoss(config), weights, pairs), weights)
 

@@ -380,7 +380,7 @@ PLANTED = {
     mask_after: ("mask misused", "layers.0.attention.weights"),
     layer_weights: ("weights of another layer", "layers.1.attention.query"),
     value_and_key_weights: ("key and value swapped", "layers.0.attention.key"),
-    int8: ("quantised weights", "layers.0.attention.query"),
+    int8: ("quantized weights", "layers.0.attention.query"),
     last_token: ("wrong pooling", "pooler"),
     positions_left_out: ("positions left out", "embeddings.position"),
     attention_dropout: ("dropout left on", "layers.0.attention.weights"),

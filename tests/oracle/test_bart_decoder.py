@@ -95,7 +95,7 @@ def test_the_loss_of_the_next_tokens_and_its_gradients_are_torchs(option: str, t
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_files_survive_a_round_trip_and_transformers_reads_them(option: str, tmp_path: Path) -> None:
-    """All tensors are compared except cross-attention, which transformers initialises randomly and does not use
+    """All tensors are compared except cross-attention, which transformers initializes randomly and does not use
     here."""
     torch_model(option, BartForCausalLM, **SIZES).save_pretrained(tmp_path / "torch")
     back = convert(convert(tmp_path / "torch", tmp_path / "own"), tmp_path / "back", to="torch")

@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beams, never": {"num_beams": 3, "early_stopping": "never", "length_penalty": 0.5},
     "beams, min_length": {"min_length": 40, "max_length": 70, "num_beams": 2},
     "beams, penalties": {"num_beams": 3, "no_repeat_ngram_size": 3, "repetition_penalty": 0.8},
-    "beams, renormalised": {"renormalize_logits": True, "num_beams": 3},
+    "beams, renormalized": {"renormalize_logits": True, "num_beams": 3},
     "beams, biases": {"num_beams": 3, "sequence_bias": [[[30], 4.0], [[31, 32], 9.0]]},
     "beams, decay": {"num_beams": 3, "exponential_decay_length_penalty": (2, 1.2), "max_new_tokens": 30},
     "beams, short": {"num_beams": 3, "min_length": 40, "max_new_tokens": 12},

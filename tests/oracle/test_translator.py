@@ -11,7 +11,7 @@ from transformers import MarianMTModel, PreTrainedTokenizerFast
 
 from npformer.checkpoint.convert import convert
 from npformer.loading import load
-from npformer.training import initialise
+from npformer.training import initialize
 from npformer.training.start import write_model
 from npformer.training.translator import companions, learn_tokenizer, translator
 
@@ -25,7 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("translator")
     tokenizer = learn_tokenizer([text for pair in PAIRS for text in pair] * 4, 300)
     config = translator(tokenizer.get_vocab_size(), width=32, heads=2, layers=2, ffn=48, longest=64)
-    tree = initialise(config, 3, "xavier")
+    tree = initialize(config, 3, "xavier")
     (place / "own").mkdir()
     write_model(place / "own", companions(tokenizer, 64), config, tree)
     return place / "own", convert(place / "own", place / "torch", to="torch")

@@ -125,7 +125,7 @@ def dropped_weights(port: PlainPort) -> None:
     port.weigh = lambda s: drop(PlainPort.weigh(port, s))
 
 
-def quantised(axis: int | None) -> Plant:
+def quantized(axis: int | None) -> Plant:
     def plant(port: PlainPort) -> None:
         for name, w in port.w.items():
             if w.ndim == 2 and not name.startswith("embeddings"):
@@ -263,8 +263,8 @@ KNOWN: dict[str, tuple[str, Plant]] = {
     "no bias": (
         "missing bias", weights(lambda port: {"layers.1.ffn.output.bias": port.w["layers.1.ffn.output.bias"] * 0})
     ),
-    "int8": ("quantised weights", quantised(None)),
-    "int8 by column": ("quantised weights", quantised(0)),
+    "int8": ("quantized weights", quantized(None)),
+    "int8 by column": ("quantized weights", quantized(0)),
     "dropout": (
         "dropout left on",
         dropped_weights,

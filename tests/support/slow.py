@@ -9,7 +9,7 @@ import pytest
 
 
 def slow_after(quick: int, cases: Iterable[Any]) -> list[Any]:
-    """Returns the cases of a parametrised test; all but the first `quick` cases are marked slow."""
+    """Returns the cases of a parametrized test; all but the first `quick` cases are marked slow."""
     return [
         pytest.param(*case if isinstance(case, tuple) else (case,), marks=() if i < quick else pytest.mark.slow)
         for i, case in enumerate(cases)

@@ -101,7 +101,7 @@ def test_older_settings_of_a_folder_name_each_pooling(folder):
     assert read_recipe(folder, 32).poolings == ("mean",)
 
 
-def test_normalised_vectors_have_length_one(folder):
+def test_normalized_vectors_have_length_one(folder):
     embed = embedder(folder, normalize=True)
     for vector in embed(["ice", "", LONG], long="window"):
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
@@ -219,7 +219,7 @@ def test_a_prompt_is_given_or_named(folder):
         embed("ice", prompt=3)
 
 
-def test_vectors_are_shortened_and_normalised(folder):
+def test_vectors_are_shortened_and_normalized(folder):
     embed = embedder(folder, normalize=True)
     whole = embed(["ice", "news"])
     short = embed(["ice", "news"], truncate_dim=7)

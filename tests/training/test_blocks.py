@@ -71,7 +71,7 @@ def test_a_model_learns_a_text(files: list[str], tmp_path: Path, capsys: pytest.
 
 
 def test_a_stopped_training_on_texts_resumes(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from npformer.training.optimiser import Adam
+    from npformer.training.optimizer import Adam
 
     assert finetune(files, tmp_path / "whole") == 0
     step, taken = Adam.step, []

@@ -14,7 +14,7 @@ import npformer
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from npformer.golden import compare, load
 from npformer.training import HeadLoss, Trainable, Trainer
-from npformer.training.optimiser import Adam
+from npformer.training.optimizer import Adam
 from npformer.training.run_folder import TrainingState
 from tests.fuzz import corpus, records
 

@@ -18,7 +18,7 @@ from npformer.families.torch_nn import TORCH_MODULES
 from npformer.interpret.plane import project
 from npformer.loading import load
 from npformer.model import Model
-from npformer.training import LabelledText, initialise, label_ids, label_names, read_labelled
+from npformer.training import LabelledText, initialize, label_ids, label_names, read_labelled
 from npformer.training.metrics import scores
 from npformer.training.translator import learn_tokenizer
 from tests.support import tiny
@@ -369,7 +369,7 @@ def test_a_pre_norm_layer_ends_in_its_residual() -> None:
         "base", vocab_size=30, d_model=16, n_heads=2, n_layers=2, d_ffn=24, max_length=16,
         activation="relu", norm_first=True, torch_class="nn.TransformerEncoder",
     )  # fmt: skip
-    trace = npformer.trace(Model(config, initialise(config, 0, "torch")), [[5, 6, 7], [8, 9], [5, 9]])
+    trace = npformer.trace(Model(config, initialize(config, 0, "torch")), [[5, 6, 7], [8, 9], [5, 9]])
     firsts = np.stack([rows[0] for rows in trace.texts("layers.1.ffn_residual")])
     assert np.array_equal(project(trace), project(firsts))
 

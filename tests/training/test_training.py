@@ -27,7 +27,7 @@ from npformer.training import (
     constant,
     global_norm,
     gradients,
-    initialise,
+    initialize,
     is_decayed,
     linear,
     noam,
@@ -63,13 +63,13 @@ def weights(**overrides: Any) -> Trainable:
 def losses_of(objective: Any, trained: Trainable, batches: Iterable[list[Example]]) -> np.ndarray:
     """Trains with AdamW, warm-up and clipping, as `make_gradients.py` did in torch. Returns the loss of each step."""
     settings = given.SETTINGS
-    optimiser = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
+    optimizer = Adam(trained.flat, weight_decay=settings["weight_decay"], lazy=False)
     factor = linear(int(settings["warmup"]), int(settings["steps"]))
     losses = []
     for step, batch in enumerate(batches):
         found = gradients(objective, trained, batch)
         scale = clip_scale(global_norm(found.flat), settings["clip"])
-        optimiser.step(found.flat, settings["learning_rate"] * factor(step), scale)
+        optimizer.step(found.flat, settings["learning_rate"] * factor(step), scale)
         losses.append(found.loss)
     return np.array(losses)
 
@@ -122,8 +122,8 @@ def test_adam_does_not_depend_on_its_blocks_and_threads() -> None:
     found = []
     for threads in (1, 2):
         array = start.copy()
-        optimiser = Adam({"w.weight": array}, weight_decay=0.1)
-        optimiser.step({"w.weight": grad}, 0.01, 0.5, threads)
+        optimizer = Adam({"w.weight": array}, weight_decay=0.1)
+        optimizer.step({"w.weight": grad}, 0.01, 0.5, threads)
         found.append(array)
     assert np.array_equal(*found)
     g = grad * np.float32(0.5)
@@ -278,7 +278,7 @@ def test_standard_dropout_sites_are_stages() -> None:
         for pattern in rates:
             recording = Recording()
             with listen(Dropout({pattern: 0.5}, 0)), listen(recording):
-                TranslationLoss(config).part(initialise(config), pairs, 1, None)
+                TranslationLoss(config).part(initialize(config), pairs, 1, None)
             assert recording.changes, pattern
 
 
@@ -289,7 +289,7 @@ def test_standard_dropout_sites_are_stages() -> None:
 def test_initial_weights_have_torchs_spread(scheme: str) -> None:
     """Compares second moments with those of nn.Linear, nn.Embedding, nn.MultiheadAttention and BERT's N(0, 0.02^2)."""
     config = tiny.config(d_model=128, d_ffn=256)
-    flat = layout.flatten(initialise(config, 1, scheme))
+    flat = layout.flatten(initialize(config, 1, scheme))
     spread = {name: array.std() for name, array in flat.items()}
     table = {"normal": 0.02, "torch": 1, "xavier": 128**-0.5}[scheme]
     query = {"normal": 0.02, "torch": (1 / 3 / 128) ** 0.5, "xavier": (6 / 3 / (4 * 128)) ** 0.5}[scheme]
@@ -300,7 +300,7 @@ def test_initial_weights_have_torchs_spread(scheme: str) -> None:
     assert (flat["layers.0.attention_norm.weight"] == 1).all()
     assert not flat["layers.0.attention_norm.bias"].any()
     assert flat["layers.1.ffn.output.bias"].any() == (scheme != "normal")
-    again = layout.flatten(initialise(config, 1, scheme))
+    again = layout.flatten(initialize(config, 1, scheme))
     assert all(np.array_equal(array, again[name]) for name, array in flat.items())
 
 

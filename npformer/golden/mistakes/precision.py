@@ -35,7 +35,7 @@ def held(kind: str, array: np.ndarray) -> bool:
     return bool(np.isfinite(array).all()) and np.array_equal(half(kind, array), array)
 
 
-def quantised(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
+def quantized(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
     """Rounds to the steps of an integer type, and converts back.
 
     axis: the axis that shares one scale, None for the whole array. symmetric: the step to which the largest absolute
@@ -118,18 +118,18 @@ def _is_nearest(theirs: np.ndarray, ours: np.ndarray) -> bool:
     return bool(np.all((low[at] <= ours) & (ours <= high[at])))
 
 
-#: Quantisations of weights (in, out). torch stores (out, in), so its "per channel" is a column here.
+#: Quantizations of weights (in, out). torch stores (out, in), so its "per channel" is a column here.
 SCHEMES: dict[str, Round] = {
     f"int{bits}, {said}{' with a zero point' if zero else ''}": partial(
-        quantised, axis=axis, symmetric=0 if zero else largest, bits=bits
+        quantized, axis=axis, symmetric=0 if zero else largest, bits=bits
     )
     for bits, most in ((8, 127), (4, 7))
     for said, axis in (("one scale per tensor", None), ("one scale per column", 0), ("one scale per row", 1))
     for zero, largest in ((False, most), (True, 0))
 } | {
-    "int8, one scale per tensor, largest value at 127.5": partial(quantised, symmetric=127.5),
-    "int8, one scale per column, largest value at 127.5": partial(quantised, axis=0, symmetric=127.5),
-    "int8, one scale per tensor, largest value at 128": partial(quantised, symmetric=128),
+    "int8, one scale per tensor, largest value at 127.5": partial(quantized, symmetric=127.5),
+    "int8, one scale per column, largest value at 127.5": partial(quantized, axis=0, symmetric=127.5),
+    "int8, one scale per tensor, largest value at 128": partial(quantized, symmetric=128),
 }
 
 
@@ -246,7 +246,7 @@ def integer_products(port: Port) -> Ways:
             "int8, one scale per column",
             "int8, one scale per tensor, largest value at 127.5",
         ):
-            of_x = partial(quantised, symmetric=0, bits=bits)
+            of_x = partial(quantized, symmetric=0, bits=bits)
             yield f"{way}, the other inputs in {bits} bits", products(of_x, SCHEMES[way])
 
 
@@ -263,18 +263,18 @@ MISTAKES = (
     ),
     HALF,
     Mistake(
-        "quantised weights",
-        "weights are quantised; compare with --dtype int8 if they are meant to be",
+        "quantized weights",
+        "weights are quantized; compare with --dtype int8 if they are meant to be",
         integers,
     ),
     Mistake(
         SCALES,
-        "each row or column of a quantised weight is converted back with its own scale",
+        "each row or column of a quantized weight is converted back with its own scale",
         other_scales,
     ),
     Mistake(
-        "quantised weights",
-        "the inputs of products are quantised; compare with --dtype int8 if they are meant to be",
+        "quantized weights",
+        "the inputs of products are quantized; compare with --dtype int8 if they are meant to be",
         integer_products,
     ),
 )

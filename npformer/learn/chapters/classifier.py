@@ -164,12 +164,12 @@ CLASSIFY = Exercise(
     (
         Slip(
             "norm of the embeddings left out",
-            'The embeddings are not normalised. Apply weights["embeddings"]["norm"] before the first layer.',
+            'The embeddings are not normalized. Apply weights["embeddings"]["norm"] before the first layer.',
             partial(_classify, normalize=False),
         ),
         Slip(
-            "embeddings normalised twice",
-            "The embeddings are normalised twice.",
+            "embeddings normalized twice",
+            "The embeddings are normalized twice.",
             lambda ids, h, w: _classify(
                 ids,
                 h,
@@ -183,13 +183,13 @@ CLASSIFY = Exercise(
             lambda *a: _classify(*a, normalize=False, after=lambda z, norm: layer_norm(z, **norm)),
         ),
         Slip(
-            "tables normalised separately",
-            "The rows of tokens and positions are normalised separately. Their sum should be normalised.",
+            "tables normalized separately",
+            "The rows of tokens and positions are normalized separately. Their sum should be normalized.",
             _norm_per_table,
         ),
         Slip(
             "positions added after the norm",
-            "The positions are added after the norm. The sum of tokens and positions should be normalised.",
+            "The positions are added after the norm. The sum of tokens and positions should be normalized.",
             _norm_of_tokens,
         ),
         Slip(

@@ -241,7 +241,7 @@ DECODER_LAYER = Exercise(
         Slip("norms exchanged", "attention_norm and ffn_norm are exchanged.", _exchanged),
         Slip(
             "residuals from the norms",
-            "The normalised rows are added to the outputs of the blocks. X and Y themselves should be added.",
+            "The normalized rows are added to the outputs of the blocks. X and Y themselves should be added.",
             lambda *a: _layer(*a, from_normed=(True, True)),
         ),
         Slip(

@@ -132,7 +132,7 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "norm before the sum",
-            "The outputs of the blocks are normalised and then added. Add first, then normalise the sum.",
+            "The outputs of the blocks are normalized and then added. Add first, then normalize the sum.",
             _norm_inside,
         ),
         Slip(
@@ -150,8 +150,8 @@ ENCODER_LAYER = Exercise(
             "ffn_norm is used after both steps. attention_norm should be used after the first step.",
             partial(_layer, which=lambda an, fn: (fn, fn)),
         ),
-        Slip("first norm left out", "The first sum is not normalised.", partial(_layer, first=_plain)),
-        Slip("second norm left out", "The second sum is not normalised.", partial(_layer, second=_plain)),
+        Slip("first norm left out", "The first sum is not normalized.", partial(_layer, first=_plain)),
+        Slip("second norm left out", "The second sum is not normalized.", partial(_layer, second=_plain)),
         Slip(
             "feed-forward network reads X",
             "The feed-forward network reads X. It should read Y, the output of the first step.",
@@ -181,7 +181,7 @@ ENCODER_LAYER = Exercise(
         ),
         Slip(
             "norms without weight and bias",
-            "The sums are normalised without the weight and bias of the norms.",
+            "The sums are normalized without the weight and bias of the norms.",
             partial(_layer, first=_unscaled, second=_unscaled),
         ),
     ),

@@ -135,7 +135,7 @@ def _layer_norm_cases() -> list[tuple[Any, ...]]:
 
 
 def _over_deviation(x: Array, eps: float, axis: Any = -1, ddof: int = 0) -> Array:
-    """Normalises with the mean and variance over the given axis."""
+    """Normalizes with the mean and variance over the given axis."""
     return _divided(x - x.mean(axis, keepdims=True), x.var(axis, keepdims=True, ddof=ddof), eps)
 
 

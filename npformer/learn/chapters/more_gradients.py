@@ -164,7 +164,7 @@ LAYER_NORM_BACKWARD = Exercise(
         ),
         Slip(
             "dweight from x",
-            "dweight is the sum of grad * x. It should be the sum of grad * n, with n the normalised x.",
+            "dweight is the sum of grad * x. It should be the sum of grad * n, with n the normalized x.",
             partial(_norm, dweight=lambda grad, n, x, w: (grad * x).sum(0)),
         ),
         Slip(

@@ -16,7 +16,7 @@ from npformer.config import Config
 SCHEMES = ("normal", "torch", "xavier")
 
 
-def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
+def initialize(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any = np.float32) -> layout.Tree:
     """Draws the weights of a model. In every scheme, norms multiply by 1 and have biases of 0.
 
     Parameters
@@ -46,7 +46,7 @@ def initialise(config: Config, seed: int = 0, scheme: str = "normal", dtype: Any
 
     Examples
     --------
-    >>> tree = initialise(npformer.load("distilbert-sst2").config)
+    >>> tree = initialize(npformer.load("distilbert-sst2").config)
     >>> tree["embeddings"]["token"]["weight"].shape
     (30522, 384)
     """

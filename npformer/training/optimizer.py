@@ -201,7 +201,7 @@ class Adam:
             w_ -= t
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state of the optimiser, for `restore`: m and v by name, and t."""
+        """The state of the optimizer, for `restore`: m and v by name, and t."""
         moments = {f"m.{name}": array for name, array in self.m.items()}
         moments |= {f"v.{name}": array for name, array in self.v.items()}
         return {**moments, "t": np.array([self.t], np.int64)}
