@@ -17,6 +17,7 @@ import numpy as np
 
 from npformer.checkpoint.pickled import Storage, Tensor, read_pickle
 from npformer.checkpoint.storage import Array, Buffer, open_buffer, view
+from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.runtime.narrow import BFLOAT16
@@ -56,10 +57,10 @@ def read_torch(path: Path, limits: Limits = LIMITS, mapped: bool = True) -> dict
 
 def _tensors(content: object) -> dict[str, Tensor]:
     if not isinstance(content, dict):
-        raise NpformerError(f"expected a dict of tensors, got a {type(content).__name__}")
+        raise NpformerError(f"expected a dict of tensors, got {shown(content)}")
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise NpformerError(f"{name!r:.200}: expected a tensor, got a {type(value).__name__}")
+            raise NpformerError(f"{name!r:.200}: expected a tensor, got {shown(value)}")
     return content
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from npformer.common.checks import listed
+from npformer.common.checks import listed, shown
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.locks import partial_folder
@@ -152,7 +152,7 @@ def read_json(path: Path, limits: Limits = LIMITS, limit: str = "json") -> dict[
     except (ValueError, RecursionError) as error:
         raise NpformerError(f"{path}: not JSON: {error!s:.200}") from None
     if not isinstance(data, dict):
-        raise NpformerError(f"{path}: expected a JSON object, got a {type(data).__name__}")
+        raise NpformerError(f"{path}: expected a JSON object, got {shown(data)}")
     return data
 
 

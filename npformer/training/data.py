@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.checks import listed
+from npformer.common.checks import listed, shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, csv_rows, lines_of, named, open_file
 from npformer.model import Model
@@ -282,7 +282,7 @@ def _value(where: str, record: Mapping[str, Any], name: str) -> str:
         raise NpformerError(f"{where}: expected a column {name!r}, got {listed(record)}")
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise NpformerError(f"{where}: {name!r}: expected text, got a {type(value).__name__}")
+        raise NpformerError(f"{where}: {name!r}: expected text, got {shown(value)}")
     if not str(value).strip():
         raise NpformerError(f"{where}: {name!r} is empty")
     if any("\ud800" <= character <= "\udfff" for character in str(value)):
@@ -310,7 +310,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise NpformerError(f"{path}:{number}: not JSON: {error!s:.200}") from None
         if not isinstance(record, dict):
-            raise NpformerError(f"{path}:{number}: expected a JSON object, got a {type(record).__name__}")
+            raise NpformerError(f"{path}:{number}: expected a JSON object, got {shown(record)}")
         yield number, record
 
 

@@ -111,9 +111,9 @@ def test_a_tensor_outside_of_its_storage(tmp_path, part, shape, strides, offset)
     ("content", "message"),
     [
         ([1], "expected a dict of tensors, got a list"),
-        (3, "expected a dict of tensors, got a int"),
+        (3, "expected a dict of tensors, got 3"),
         ({"state_dict": {}}, "'state_dict': expected a tensor, got a dict"),
-        ({"epoch": 3}, "'epoch': expected a tensor, got a int"),
+        ({"epoch": 3}, "'epoch': expected a tensor, got 3"),
         ({3: of_array(SIX, "0")}, "a dict with a key that is not a string"),
         ({"a": storage("FloatStorage", "0", 6)}, "'a': expected a tensor, got a Storage"),
         ({"a": Global("collections", "OrderedDict")}, "'a': expected a tensor, got a Name"),

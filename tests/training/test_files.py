@@ -76,7 +76,7 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
         ),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object, got a list"),
         ("a.jsonl", b'{"label": 1, "text": ["a"]}\n', r"a\.jsonl:1: 'text': expected text, got a list"),
-        ("a.jsonl", b'{"label": null, "text": "a"}\n', r"a\.jsonl:1: 'label': expected text, got a NoneType"),
+        ("a.jsonl", b'{"label": null, "text": "a"}\n', r"a\.jsonl:1: 'label': expected text, got None"),
         ("a.jsonl", b'{"label": 1, "text": "a\\ud800"}\n', r"a\.jsonl:1: 'text' has a lone surrogate"),
     ],
 )
