@@ -1,4 +1,4 @@
-"""Dataset formats by file suffix, and shared helpers: checksums, texts, errors that name the file."""
+"""Dataset formats by file suffix, and shared helpers: checksums, errors that name the file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -61,43 +61,3 @@ def checksum(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return ""
-
-
-def as_list(array: Any) -> list[Any]:
-    """Returns the values of an array or a column. Texts that are not valid UTF-8 stay bytes."""
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    if _in_nanoseconds(array.type):
-        return [_time(each) for each in array]
-    try:
-        return array.to_pylist()
-    except UnicodeDecodeError:
-        return [_text(each) for each in array.cast(pa.large_binary()).to_pylist()]
-    except (ValueError, OverflowError):
-        return [_time(each) for each in array]
-
-
-def _in_nanoseconds(kind: Any) -> bool:
-    return (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns"
-
-
-def _time(value: Any) -> Any:
-    """Returns a Python object, or text for a time that Python cannot represent (nanoseconds, or after the year 9999).
-
-    Nanoseconds are first cast to microseconds, because pyarrow converts them to pandas objects if pandas is installed.
-    """
-    try:
-        if _in_nanoseconds(value.type):
-            timestamp = pa.types.is_timestamp(value.type)
-            value_in_us = value.cast(pa.timestamp("us", value.type.tz) if timestamp else pa.duration("us"))
-            return value_in_us.as_py()
-        return value.as_py()
-    except (ValueError, OverflowError):  # ArrowInvalid is a ValueError
-        return value.cast(pa.string()).as_py()
-
-
-def _text(value: bytes | None) -> str | bytes | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value

@@ -24,9 +24,10 @@ import pyarrow.parquet
 
 from npformer.common.errors import NpformerError
 from npformer.common.locks import LOCK, clear_partial, in_use
-from npformer.dataset.formats import DELIMITERS, KNOWN, Format, as_list, explained, format_of
+from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
 from npformer.dataset.readers import plain
 from npformer.dataset.sizes import grouped
+from npformer.dataset.values import as_list
 
 GROUP = 2**24  # bytes per row group of a Parquet file; smaller groups make the file larger and slower
 ROWS = 256  # number of rows written at a time in text formats
@@ -167,19 +168,36 @@ def _coded(table: Any, dictionaries: dict[str, Any]) -> Any:
 
 
 def _write_csv(stream: Any, delimiter: str, schema: Any, tables: Iterable[Any]) -> None:
-    """Writes csv. Lists, vectors and other nested values become JSON."""
+    """Writes csv. Bytes, lists, vectors and other nested values become JSON."""
     schema = plain(schema)
-    nested = {each.name for each in schema if pa.types.is_nested(each.type) or str(each.type).endswith("binary")}
-    flat = pa.schema([(each.name, pa.string() if each.name in nested else each.type) for each in schema])
+    texts = {each.name for each in schema if any(test(each.type) for test in AS_TEXT)}
+    flat = pa.schema([(each.name, pa.string() if each.name in texts else each.type) for each in schema])
     with pa.csv.CSVWriter(stream, flat, write_options=pa.csv.WriteOptions(delimiter=delimiter)) as writer:
         for batch in _batches(tables):
             columns = [
-                pa.array([None if value is None else _json(value) for value in as_list(batch[each.name])], pa.string())
-                if each.name in nested
+                pa.array(list(map(_cell, as_list(batch[each.name]))), pa.string())
+                if each.name in texts
                 else batch[each.name].cast(each.type)
                 for each in schema
             ]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=flat))
+
+
+def _is_extension(kind: Any) -> bool:
+    return isinstance(kind, pa.BaseExtensionType)
+
+
+#: Types that pyarrow's CSV writer does not support.
+AS_TEXT = (
+    pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, _is_extension,
+)  # fmt: skip
+
+
+def _cell(value: Any) -> str | None:
+    """Returns the text of a value in a csv file: JSON, but texts and UUIDs without quotes."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, uuid.UUID) else _json(value)
 
 
 def _write_jsonl(stream: Any, tables: Iterable[Any]) -> None:

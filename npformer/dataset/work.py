@@ -23,7 +23,7 @@ from npformer.checkpoint.tree import stored
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_bytes
 from npformer.dataset.columns import results
-from npformer.dataset.formats import as_list
+from npformer.dataset.values import as_list
 from npformer.encoder_layers import encoder_layer
 from npformer.generation.settings import resolve
 from npformer.loading import bundled

@@ -89,7 +89,7 @@ def test_every_format_is_written(suffix, classify, rows, tmp_path):
 def test_nested_columns_come_through_and_are_json_in_a_csv(classify, tmp_path):
     nested = pa.table(
         {"text": ["a", "b"], "more": [{"x": [1, None]}, None], "raw": [b"ab", None], "bad": [np.nan, 1.0]}
-    )
+    ).append_column("four", pa.array([b"\xffbcd", None], pa.binary(4)))
     source = written(tmp_path / "in.parquet", nested)
     for name in ("o.parquet", "o.jsonl", "o.csv"):
         map(classify, source, tmp_path / name, column="text")
@@ -100,6 +100,7 @@ def test_nested_columns_come_through_and_are_json_in_a_csv(classify, tmp_path):
     assert (second["more"], second["raw"], second["bad"]) == (None, None, 1.0)
     first, second = read(tmp_path / "o.csv")
     assert (first["more"], first["raw"], second["more"]) == ('{"x": [1, null]}', '"ab"', "")
+    assert (first["four"], second["four"]) == ('"\ufffdbcd"', "")
 
 
 def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_path):
@@ -107,11 +108,46 @@ def test_times_that_python_has_no_object_for_are_written_as_text(classify, tmp_p
     source = written(tmp_path / "in.parquet", pa.table({"text": ["a", "b"], "time": times}))
     map(classify, source, tmp_path / "o.jsonl", column="text")
     found = [row["time"] for row in read(tmp_path / "o.jsonl")]
-    assert found == ["1970-01-01T00:00:00+00:00", "1970-01-01 00:00:00.000000001Z"]
+    assert found == ["1970-01-01T00:00:00+00:00", "1970-01-01T00:00:00.000000001+00:00"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        (pa.timestamp("ns"), "1970-01-01T00:00:00.000001", "1970-01-01T00:00:00.000001001"),
+        (pa.time64("ns"), "00:00:00.000001", "00:00:00.000001001"),
+        (pa.duration("ns"), "0:00:00.000001", "0:00:00.000001001"),
+    ],
+)
+def test_nanoseconds_inside_lists_and_objects_are_kept(kind, first, second, classify, tmp_path):
+    """pandas, if installed, would return objects of its own, which have other texts or fewer digits."""
+    times = pa.array([1000, 1001], kind)
+    columns = {
+        "plain": times,
+        "list": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), times),
+        "object": pa.StructArray.from_arrays([times], ["x"]),
+        "map": pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["x", "y"]), times),
+    }
+    source = written(tmp_path / "in.arrow", pa.table({"text": ["a", "b"], **columns}))
+    map(classify, source, tmp_path / "o.jsonl", column="text")
+    map(classify, source, tmp_path / "o.csv", column="text")
+    for row, cells, text, key in zip(
+        read(tmp_path / "o.jsonl"), read(tmp_path / "o.csv"), (first, second), "xy", strict=True
+    ):
+        assert [row[name] for name in columns] == [text, [text], {"x": text}, [[key, text]]]
+        assert [json.loads(cells[name]) for name in ("list", "object")] == [[text], {"x": text}]
+
+
+def test_years_after_9999_inside_an_object_are_written(classify, tmp_path):
+    times = pa.StructArray.from_arrays([pa.array([2**60, 0], pa.timestamp("us"))], ["x"])
+    source = written(tmp_path / "in.parquet", pa.table({"text": ["a", "b"], "time": times}))
+    map(classify, source, tmp_path / "o.jsonl", column="text")
+    first, second = (row["time"]["x"] for row in read(tmp_path / "o.jsonl"))
+    assert ("out of range" in first, second) == (True, "1970-01-01T00:00:00")
 
 
 def test_types_that_other_libraries_write_come_through(classify, tmp_path):
-    """Polars writes string views inside structs. A UUID becomes a string in JSON."""
+    """Polars writes string views inside structs. A UUID becomes a string in JSON and CSV."""
     ids = [uuid.UUID(int=1), None]
     views = pa.array([{"a": "x", "b": None}, None], pa.struct([("a", pa.string_view()), ("b", pa.null())]))
     known = pa.array([each and each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
@@ -120,11 +156,12 @@ def test_types_that_other_libraries_write_come_through(classify, tmp_path):
         pa.parquet.write_table(pa.table({"text": ["a", "b"], "in": views, "id": known}), source)
     except pa.ArrowNotImplementedError as error:
         pytest.skip(f"pyarrow {pa.__version__} writes no views of texts to Parquet: {error}")
-    for name in ("o.parquet", "o.jsonl"):
+    for name in ("o.parquet", "o.jsonl", "o.csv"):
         map(classify, source, tmp_path / name, column="text", part_rows=1)
     assert pa.parquet.read_table(tmp_path / "o.parquet")["in"].to_pylist() == views.to_pylist()
     assert [row["in"] for row in read(tmp_path / "o.jsonl")] == views.to_pylist()
     assert [row["id"] for row in read(tmp_path / "o.jsonl")] == [str(ids[0]), None]
+    assert [row["id"] for row in read(tmp_path / "o.csv")] == [str(ids[0]), ""]
 
 
 def test_types_of_jsonl_fit_all_lines_of_all_files(classify, tmp_path):
@@ -175,10 +212,12 @@ def test_arrow_streams_dictionaries_and_joined_gzips(classify, rows, tmp_path):
 def test_texts_that_are_not_utf_8_are_rows_with_an_error(classify, tmp_path):
     raw = pa.array([b"ice", b"\xff\xfe", None], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
-    source = written(tmp_path / "in.parquet", pa.table({"text": text}))
+    inside = pa.StructArray.from_arrays([text], ["x"])
+    source = written(tmp_path / "in.parquet", pa.table({"text": text, "inside": inside}))
     for name in ("o.parquet", "o.jsonl"):
         assert map(classify, source, tmp_path / name, column="text").errors == 2
     first, second, _ = read(tmp_path / "o.jsonl")
+    assert [first["inside"], second["inside"]] == [{"x": "ice"}, {"x": "\ufffd\ufffd"}]
     assert (first["text"], first["error"]) == ("ice", None)
     assert (second["text"], second["error"]) == ("��", "expected a text, got bytes; decode them first")
 
