@@ -114,14 +114,18 @@ def one_search(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    """Yields the text of tokens in pieces of whole characters. Joined, the pieces are the whole text."""
+    """Yields the text of tokens in pieces of whole characters. Joined, the pieces are the whole text.
+
+    An exception are tokenizers with a token for each byte: an invalid byte turns the bytes next to it into U+FFFD, of
+    which only those are yielded that have not been yielded as characters.
+    """
     ids: list[int] = []
-    shown = text = ""
+    shown, text = 0, ""  # number of characters yielded
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)
-        if text.startswith(shown) and not text.endswith("\ufffd"):  # an incomplete character waits for the rest
-            yield text[len(shown) :]
-            shown = text
-    if text != shown and text.startswith(shown):
-        yield text[len(shown) :]
+        if not text.endswith("\ufffd"):  # an incomplete character waits for the rest
+            yield text[shown:]
+            shown = max(shown, len(text))
+    if text[shown:]:
+        yield text[shown:]

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+CHARACTER = 4  # maximum number of bytes of a character in UTF-8, and thus of its tokens
+PARTIAL = "\ufffd"  # the text of a part of a character
+
 
 class StopStrings:
     """Returns whether a stop string ends in the last token of each row of ids, (R, L) -> (R,).
@@ -20,10 +23,35 @@ class StopStrings:
         self.longest = max(len(each.encode()) for each in self.strings)  # a token has at least one byte
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
-        tails = ids[:, -self.longest - 1 :].tolist()
+        tails = ids[:, -self.longest - CHARACTER :].tolist()
         return np.array([self._ends([each for each in row if each >= 0]) for row in tails], bool)
 
     def _ends(self, ids: list[int]) -> bool:
-        before, text = (self.tokenizer.decode(each, skip_special_tokens=False) for each in (ids[:-1], ids))
-        known = len(before.rstrip("\ufffd"))  # the last token may complete a partial character
+        tail = self._from_a_character(ids)
+        text = self._text(tail)
+        if not any(each in text for each in self.strings):
+            return False
+        known = self._known(tail)
         return any(text.find(each, max(0, known - len(each) + 1)) >= 0 for each in self.strings)
+
+    def _from_a_character(self, ids: list[int]) -> list[int]:
+        """The last tokens, enough for any of the strings, from the beginning of a character if possible.
+
+        Decoders with a token for each byte turn a run of bytes that begins inside a character into U+FFFD.
+        """
+        tails = [ids[-n:] for n in range(self.longest + 1, self.longest + 1 + CHARACTER)]
+        return next((each for each in tails if not self._text(each).startswith(PARTIAL)), ids[-self.longest :])
+
+    def _known(self, ids: list[int]) -> int:
+        """The number of characters that are complete before the last token, which may complete one of several."""
+        known = 0
+        for end in range(len(ids) - 1, max(len(ids) - 1 - CHARACTER, -1), -1):
+            before = self._text(ids[:end])
+            known = max(known, len(before.rstrip(PARTIAL)))
+            if not before.endswith(PARTIAL):
+                break
+        return known
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text

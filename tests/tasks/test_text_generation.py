@@ -15,8 +15,9 @@ from npformer.common.errors import NpformerError
 from npformer.tasks.pipelines import tasks_of
 from npformer.tasks.task import InputError
 from npformer.tasks.text_generation import TextGeneration
+from npformer.tasks.writing import pieces as pieces_of
 from npformer.text.stop_strings import StopStrings
-from tests.support import tiny, writers
+from tests.support import byte_fallback, tiny, writers
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
 
@@ -156,6 +157,31 @@ def test_where_a_stop_string_ends() -> None:
         assert stops(ids).tolist() == [ends], text
     half = tokenizer.encode("a" + "京").ids
     assert StopStrings(tokenizer, ["京"])(np.array([half, [*half[:-1], 5]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "strings", "ends"),
+    [
+        ("\U0001f600\n", ["\n"], True),  # the last token before it is the end of a character
+        ("中世", ["世"], True),
+        (" a\n\n", ["\n\n"], True),
+        ("b\n\U0001f600", ["\n"], False),
+        ("b\n\U0001f600", ["\n", "a long string"], False),
+    ],
+)
+def test_stop_strings_of_byte_tokens(text: str, strings: list[str], ends: bool) -> None:
+    """A decoder turns a run of bytes that begins or ends inside a character into U+FFFD."""
+    ids = np.array([byte_fallback.of_bytes(text)])
+    assert StopStrings(byte_fallback.tokenizer(), strings)(ids).tolist() == [ends]
+
+
+def test_pieces_go_on_after_invalid_bytes() -> None:
+    """An invalid byte changes the text of earlier bytes, which have been shown."""
+    tokenizer = byte_fallback.tokenizer()
+    the = tokenizer.token_to_id("▁the")
+    ids = [the, *byte_fallback.of_bytes(b"\n\xf0"), the, *byte_fallback.of_bytes("\n"), the]
+    assert tokenizer.decode(ids) == "the\ufffd\ufffd the\n the"
+    assert "".join(pieces_of(tokenizer, ids)) == "the\n\ufffd the\n the"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -1,0 +1,27 @@
+"""A tokenizer in the form of Llama 2's folders: pieces with ▁ for spaces, and a token for each byte of other characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BYTE = 3  # id of the first byte
+PIECES = ("▁", "a", "b", "▁a", "▁the")
+
+
+def tokenizer() -> Any:
+    """Runs of bytes become characters, or U+FFFD for each byte if any of them is invalid, even "\\n"."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return made
+
+
+def of_bytes(text: str | bytes) -> list[int]:
+    """The tokens of a text's bytes."""
+    return [BYTE + byte for byte in (text.encode() if isinstance(text, str) else text)]
