@@ -70,6 +70,7 @@ class Edits(Edit):
             (pattern, change, _takes_the_name(change)) for each in changes for pattern, change in each.items()
         ]
         self._of: dict[str, list[Change]] = {}  # a stage that has fired -> its changes
+        self._used: set[str] = set()  # patterns that have matched a stage
         self._texts = TextParts()
 
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
@@ -77,11 +78,9 @@ class Edits(Edit):
         if is_input(name):
             return None
         if name not in self._of:
-            self._of[name] = [
-                _with_the_name(change, name) if named else change
-                for pattern, change, named in self._changes
-                if table.selected(pattern, [name])
-            ]
+            found = [each for each in self._changes if table.selected(each[0], [name], [*self._of, name])]
+            self._used |= {pattern for pattern, *_ in found}
+            self._of[name] = [_with_the_name(change, name) if named else change for _, change, named in found]
         if not self._of[name]:
             return None
         first, cut, join = self._texts.split(name, array)
@@ -100,7 +99,9 @@ class Edits(Edit):
 
     def check(self) -> None:
         """Raises NpformerError for a name or pattern that matched no stage."""
-        table.matching([pattern for pattern, *_ in self._changes], list(self._of))
+        for pattern, *_ in self._changes:
+            if pattern not in self._used:
+                raise NpformerError(table.unknown(pattern, list(self._of)))
 
 
 def _check_changes(changes: Any) -> None:
@@ -210,7 +211,7 @@ def mean_ablate(name: str, reference: Trace) -> dict[str, Change]:
     (H, T, T), because the length of their rows varies between texts.
     """
     changes: dict[str, Change] = {}
-    for stage in table.matching(name, list(reference)):
+    for stage in table.matching(name, list(reference), reference.fired):
         arrays = reference.texts(stage)
         kind = table.find(stage)
         if kind is not None and kind.shape == "(H, T, T)":
@@ -240,7 +241,7 @@ def from_trace(
     text is used for every text of the forward pass.
     """
     changes: dict[str, Change] = {}
-    for stage in table.matching(name, list(source)):
+    for stage in table.matching(name, list(source), source.fired):
         arrays = source.texts(stage)
         whole = arrays[0] if len(arrays) == 1 else arrays
         changes[stage] = whole if positions is None and heads is None else _at(stage, arrays, positions, heads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from typing import Any
@@ -187,23 +187,23 @@ def names(config: Config) -> list[str]:
     return list(of_model(config))
 
 
-def selected(patterns: str | Iterable[str], names: Iterable[str]) -> list[str]:
+def selected(patterns: str | Iterable[str], names: Sequence[str], fired: Sequence[str] | None = None) -> list[str]:
     """Selects the names that match one of the patterns, in the order of `names`.
 
     `*` matches any characters, including dots. A pattern uses npformer's names, or is a name or pattern of another
-    library that `resolve` knows.
+    library that `resolve` knows. `fired` are the stages that have fired so far, by default `names`.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
-    wanted = [each for pattern in given for each in (pattern, *resolve(pattern))]
+    wanted = [each for pattern in given for each in (pattern, *known_as(pattern, fired or names))]
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
 
-def matching(patterns: str | Iterable[str], names: Sequence[str]) -> list[str]:
+def matching(patterns: str | Iterable[str], names: Sequence[str], fired: Sequence[str] | None = None) -> list[str]:
     """Selects like `selected`, but raises NpformerError, with the nearest names, for a pattern that matches nothing."""
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if not selected(pattern, names):
+        if not selected(pattern, names, fired):
             raise NpformerError(unknown(pattern, names))
-    return selected(patterns, names)
+    return selected(patterns, names, fired)
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
@@ -214,11 +214,13 @@ def unknown(name: str, names: Sequence[str]) -> str:
         if name.endswith(end):
             return f"{name!r}: no such stage; {hint}"
     here = set(names)
-    ours = ours_in(here, name) if resolve(name) else ""
+    ours = ours_in(names, name) if known_as(name, names) else ""
+    if ours in here:
+        return f"{name!r}: which stage this is shows only after it has fired; here, use its own name, {ours}"
     theirs = [] if ours else [each for each in _with_layer(name) if set(resolve(each)) & here]
     closest = [each for each in nearest(name, [*names, *theirs], 3) if each not in names]
     if closest and not ours and nearest(name, [*names, *theirs])[0] in closest:
-        shown = " or ".join(f"{each} ({ours_in(here, each)})" for each in closest)
+        shown = " or ".join(f"{each} ({ours_in(names, each)})" for each in closest)
         return f"{name!r}: no such stage; did you mean {shown}?"
     name_of_ours = ours or name
     near = nearest(name_of_ours, names, 3)
@@ -238,7 +240,7 @@ HINTS = {
     "hook_scale": "compute a norm's deviation from the stage before it: trace['layers.0.attention_residual'].std(-1)",
     **dict.fromkeys(
         ("hook_q_input", "hook_k_input", "hook_v_input", "hook_attn_in", "hook_mlp_in"),
-        "a block reads the stage before it: the previous layer's layers.*.ffn_norm, or layers.*.attention_norm",
+        "a block reads the stage before it: blocks.*.hook_resid_pre or blocks.*.hook_resid_mid, or their norm",
     ),
 }
 #: More TransformerLens hooks: those of HookedTransformer, and second names of an array.
@@ -267,9 +269,6 @@ def resolve(name: str) -> tuple[str, ...]:
     """
     if find(name) is not None:
         return ()
-    if before := _BEFORE_A_LAYER.fullmatch(name):
-        layer = int(before[1])
-        return (f"layers.{layer - 1}.ffn_norm" if layer else "embeddings.norm",)
     known, (template, number) = _elsewhere(), _template(name)
     if template in known:
         ours = known[template]
@@ -282,10 +281,32 @@ def resolve(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hooks))
 
 
-def ours_in(known: Container[str], name: str) -> str:
+def known_as(name: str, fired: Sequence[str]) -> tuple[str, ...]:
+    """Returns what `resolve` does, or for the hook of a layer's input the stage that the layer reads.
+
+    `fired` are the stages that have fired so far, in order. A layer ends with the later of its FFN's residual sum and
+    norm, so its last stage is known when both have fired. The last stage of the embeddings is known when the first
+    layer has begun; until then it is their norm.
+
+    >>> known_as("blocks.1.hook_resid_pre", ["layers.0.ffn_norm", "layers.0.ffn.output", "layers.0.ffn_residual"])
+    ('layers.0.ffn_residual',)
+    """
+    before = _BEFORE_A_LAYER.fullmatch(name)
+    if before is None:
+        return resolve(name)
+    layer = int(before[1])
+    if layer:
+        ends = (f"layers.{layer - 1}.ffn_norm", f"layers.{layer - 1}.ffn_residual")
+        both = [each for each in fired if each in ends]
+        return tuple(both[1:])
+    embedded = [each for each in fired if each.startswith("embeddings.")]
+    return (embedded[-1],) if embedded and embedded[-1] != fired[-1] else ("embeddings.norm",)
+
+
+def ours_in(known: Sequence[str], name: str) -> str:
     """Returns the stage that another library's name means, if possible a known one; else the name itself."""
-    meant = resolve(name)
-    return next((each for each in meant if each in known), next(iter(meant), name))
+    found = known_as(name, known)
+    return next((each for each in found if each in known), next(iter(found), name))
 
 
 def _template(name: str) -> tuple[str, str]:

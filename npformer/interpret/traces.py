@@ -87,7 +87,7 @@ class Trace(Mapping[str, Any]):
             self._listening.__exit__(kind, error, where)
             self._listening = None
         if kind is None:
-            table.matching(self.wanted, list(self._fired))
+            table.matching(self.wanted, list(self._fired), self.fired)
 
     def _hear(self, name: str, array: np.ndarray) -> np.ndarray:
         self._parts.hear(name, array)
@@ -98,7 +98,8 @@ class Trace(Mapping[str, Any]):
         if is_input(name):
             return array
         if name not in self._fired:
-            self._fired[name] = bool(table.selected(self.wanted, [name]))
+            fired = [*self._fired, name] if self.config is None else self.fired
+            self._fired[name] = bool(table.selected(self.wanted, [name], fired))
         if self._fired[name]:
             _, cut, _ = self._parts.split(name, array)
             self._arrays.setdefault(name, []).extend(cut(array))
@@ -135,7 +136,12 @@ class Trace(Mapping[str, Any]):
         """Returns npformer's name for a stage, given the name itself, a TransformerLens hook or a module path."""
         if name in self._arrays:
             return name
-        return table.ours_in({*self._arrays, *self._fired}, str(name))
+        return table.ours_in(self.fired, str(name))
+
+    @property
+    def fired(self) -> list[str]:
+        """All stages of the model, in firing order; without a config, those that have fired."""
+        return table.names(self.config) if self.config is not None else list(self._fired or self._arrays)
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays or (isinstance(name, str) and self._ours(name) in self._arrays)
@@ -180,7 +186,7 @@ class Trace(Mapping[str, Any]):
 
     def select(self, pattern: str) -> dict[str, Any]:
         """Returns the stages that match a pattern: `t.select("layers.*.attention.weights")`."""
-        return {name: self[name] for name in table.matching(pattern, list(self))}
+        return {name: self[name] for name in table.matching(pattern, list(self), self.fired)}
 
     @property
     def label(self) -> Any:
@@ -196,7 +202,7 @@ class Trace(Mapping[str, Any]):
 
     def table(self, columns: Sequence[str] = tuple(COLUMNS), stages: str | Iterable[str] = "*") -> Table:
         """Returns a table of the matching stages, with these columns of `summary.COLUMNS`."""
-        return Table([self.row(name) for name in table.selected(stages, self)], columns)
+        return Table([self.row(name) for name in table.selected(stages, list(self), self.fired)], columns)
 
     # --- showing -----------------------------------------------------------------------------------------------------
 

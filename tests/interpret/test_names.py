@@ -8,7 +8,9 @@ import pytest
 from npformer.common.errors import NpformerError
 from npformer.interpret import stages
 from npformer.interpret.edits import edit, from_trace, zero
+from npformer.interpret.logit_lens import streams
 from npformer.interpret.patching import patch
+from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import trace
 from npformer.model import Model
 from tests.support import tiny
@@ -56,8 +58,6 @@ def test_every_module_of_every_head_is_found(family: str) -> None:
         ("blocks.1.attn.hook_z", "layers.1.attention.context"),
         ("blocks.[01].attn.hook_pattern", "layers.[01].attention.weights"),
         ("blocks.*.hook_mlp_out", "layers.*.ffn.output"),
-        ("blocks.0.hook_resid_pre", "embeddings.norm"),
-        ("blocks.1.hook_resid_pre", "layers.0.ffn_norm"),
         ("blocks.1.ln2.hook_normalized", "layers.1.ffn_norm"),
         ("hook_embed", "embeddings.token"),
         ("ln_final.hook_normalized", "norm"),
@@ -77,6 +77,30 @@ def test_our_own_names_and_any_others_stay() -> None:
     for name in ("layers.1.attention.context", "pooler", "logits", "*.weights", "*output*", "my.own.stage", ""):
         assert stages.resolve(name) == ()
     assert stages.selected("*output*", ["layers.0.attention_norm", "layers.0.ffn.output"]) == ["layers.0.ffn.output"]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "albert", "llama"])
+def test_the_input_of_a_layer_is_the_stage_that_it_reads(family: str) -> None:
+    model = tiny.model(family)
+    for layer, stage in enumerate(streams(model)[:-1]):
+        hook = f"blocks.{layer}.hook_resid_pre"
+        t = trace(model, TEXT)
+        np.testing.assert_array_equal(t[hook], t[stage])
+        assert list(trace(model, TEXT, hook)) == list(t.select(hook)) == list(from_trace(t, hook)) == [stage]
+        with trace(stages="*ffn*") as recorded:  # without a config
+            model.run(read_inputs(model, TEXT).inputs)
+        if layer:
+            np.testing.assert_array_equal(recorded[hook], t[stage])
+            with edit({hook: lambda x: -x}):
+                np.testing.assert_array_equal(trace(model, TEXT)[stage], -t[stage])
+
+
+def test_an_edit_of_the_first_layer_s_input_is_never_left_out_silently() -> None:
+    zeros = zero("blocks.0.hook_resid_pre")
+    with edit(zeros):
+        assert not trace(tiny.model("bert"), TEXT)["embeddings.norm"].any()
+    with pytest.raises(NpformerError, match=r"its own name, embeddings\.sum"), edit(zeros):
+        trace(tiny.model("gpt2"), TEXT)
 
 
 def test_a_trace_an_edit_and_a_patch_take_them() -> None:
