@@ -22,6 +22,7 @@ from npformer.text.sentencepiece_file import charsmaps
 from npformer.text.tokenizer import FILES, SETTINGS, read_settings, token_text
 from npformer.text.tokenizer import load_tokenizer as of_text
 from npformer.text.tokenizer_checks import check_charsmap
+from npformer.text.words import byte_level_text
 
 PIECES = ("source.spm", "target.spm", "vocab.json")
 FILE, TARGET_FILE = "tokenizer.json", "target_tokenizer.json"
@@ -148,14 +149,13 @@ class Files(Uncalled):
         return str(self.target.decode(list(ids), skip_special_tokens=True))
 
     def tokens(self, ids: Sequence[int], of_source: bool) -> list[str]:
-        from tokenizers import decoders, pre_tokenizers
+        from tokenizers import pre_tokenizers
 
         side = self.source if of_source else self.target
         found = [side.id_to_token(each) or str(each) for each in ids]
         if not isinstance(side.pre_tokenizer, pre_tokenizers.ByteLevel):
             return found
-        texts = [decoders.ByteLevel().decode([each]) for each in found]
-        return [f"▁{each[1:]}" if each.startswith(" ") else each for each in texts]
+        return [byte_level_text(each) for each in found]
 
 
 #: Role of a special token of Marian -> its default.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that b
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
 }
+#: Names of bytes of characters outside ASCII, as SentencePiece writes them: "<0xF0><0x9F>".
+_BYTE_NAMES = re.compile("(?:<0x[89A-F][0-9A-F]>)+")
 Span = tuple[int, int]
 
 
@@ -40,19 +43,21 @@ def _continues_marked(tokens: Sequence[str], i: int) -> bool:
 
 
 def _special(token: str) -> bool:
-    return len(token) > 2 and (token[0], token[-1]) in {("<", ">"), ("[", "]")}
+    enclosed = len(token) > 2 and (token[0], token[-1]) in {("<", ">"), ("[", "]")}
+    return enclosed and not _BYTE_NAMES.match(token)
 
 
 def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
     """Joins the pieces of a word into a text without marks: `undo` for `["un", "##do"]`, `café` for `["ĠcafÃ©"]`.
 
-    A mark without other pieces becomes `␣`. has_bytes: see `_from_bytes`.
+    A mark without other pieces becomes `␣`. The bytes of a character become the character, `é` for `["<0xC3>",
+    "<0xA9>"]`. has_bytes: see `_from_bytes`.
     """
     if list(pieces) == ["▁"]:
         return "␣"
     starts = pieces[0].startswith(_START_MARKS) and (len(pieces[0]) > 1 or pieces[0] == "▁")
     first = pieces[0][1:] if starts else pieces[0]
-    text = first + "".join(piece.removeprefix("##") for piece in pieces[1:])
+    text = _BYTE_NAMES.sub(_named, first + "".join(piece.removeprefix("##") for piece in pieces[1:]))
     return _from_bytes(text, has_bytes or pieces[0].startswith("Ġ"))
 
 
@@ -71,6 +76,27 @@ def name_after_word(token: str, words: Sequence[str]) -> str:
     """Readable name of a token that follows a word: `##le` for `le` if some of `words` begin with a mark."""
     starts = [each for each in words if each.startswith(_START_MARKS)][:1]
     return piece_names([*starts, token])[-1]
+
+
+def _named(names: re.Match[str]) -> str:
+    """Decodes named bytes; names of invalid or partial characters are unchanged."""
+    try:
+        return bytes.fromhex(re.sub("<0x|>", "", names[0])).decode()
+    except UnicodeDecodeError:
+        return names[0]
+
+
+def byte_level_text(token: str) -> str:
+    """Decodes a token of byte-level BPE, with SentencePiece's mark and names of bytes: `▁<0xF0>` for `Ġð`."""
+    try:
+        spelt = bytes([_BYTES[c] for c in token])
+    except KeyError:  # an added token
+        return token
+    try:
+        text = spelt.decode()
+    except UnicodeDecodeError:
+        text = "".join(chr(byte) if byte < 128 else f"<0x{byte:02X}>" for byte in spelt)
+    return f"▁{text[1:]}" if text.startswith(" ") else text
 
 
 def _from_bytes(text: str, has_bytes: bool) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npformer.text.words import name_after_word, piece_names, shortened, word_text
+from npformer.text.words import byte_level_text, name_after_word, piece_names, shortened, word_spans, word_text
 
 #: GPT-2's table of characters for bytes, written independently of the package's.
 BYTE_LEVEL = {byte: chr(byte) for byte in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]}
@@ -21,6 +23,7 @@ BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)
         (["▁Stra", "ße", ".", "</s>"], ("Stra", "##ße", ".", "</s>")),
         (["▁park", "▁", "."], ("park", "␣", ".")),
         (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ", "Ģ"], ("café", "␣", "\\n", "\\xf0\\x9f\\x98", "\\x80")),  # an emoji's bytes
+        (["▁", "<0xF0>", "<0x9F>", "▁a", "<0x0A>"], ("␣", "<0xF0>", "<0x9F>", "a", "<0x0A>")),
         (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # not valid UTF-8 as bytes
     ],
 )
@@ -33,6 +36,21 @@ def test_bytes_are_read_as_the_text_they_spell(text: str) -> None:
     written = "Ġ" + "".join(BYTE_LEVEL[byte] for byte in text.encode())
     assert word_text([written]) == text
     assert piece_names(["Ġa", written]) == ("a", text)
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1), st.data())
+def test_a_word_has_the_characters_that_its_pieces_cut(text: str, data: st.DataObject) -> None:
+    spelt = " ".join(["a", text, "b"]).encode()
+    cuts = data.draw(st.sets(st.integers(2, len(spelt) - 2))) | {1, len(spelt) - 2}  # no word begins inside a piece
+    ends = [0, *sorted(cuts), len(spelt)]
+    tokens = ["".join(BYTE_LEVEL[byte] for byte in spelt[first:end]) for first, end in pairwise(ends)]
+    pieces = [byte_level_text(token) for token in tokens]
+    assert [word_text(pieces[first:end]) for first, end in word_spans(pieces)] == ["a", text, "b"]
+
+
+def test_a_line_break_between_words_stays_apart() -> None:
+    pieces = ["▁a", "<0x0A>", "b", "<0xC3>", "<0xA9>", "<0xFF>"]
+    assert [word_text(pieces[first:end]) for first, end in word_spans(pieces)] == ["a", "<0x0A>", "b<0xC3><0xA9><0xFF>"]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,12 @@ def test_the_target_is_the_models_own_translation(model: Any) -> None:
     assert t.tokens == [pieces[i] for i in t.ids]
 
 
+def test_characters_made_of_several_byte_tokens_are_whole_in_words() -> None:
+    shown = view.attribution(load("en-de-multi30k"), "A man \U0001f600 in \u65e5\u672c.", methods=["leave-one-out"])
+    assert shown.methods[0].words == ["A", "man", "\U0001f600", "in", "\u65e5\u672c."]
+    assert "\ufffd" not in shown.html()
+
+
 @needs_sentencepiece
 def test_three_attentions_between_the_tokens_of_both_sides(model: Any) -> None:
     t = trace(model, TEXT)
