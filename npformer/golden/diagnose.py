@@ -30,7 +30,7 @@ from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
 from npformer.golden.mistakes.precision import HALF, held
-from npformer.golden.mistakes.rows import made_in_rows, wrong_rows
+from npformer.golden.mistakes.rows import made_in_rows, where_wrong, wrong_rows
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.ways import computed, cut
@@ -98,8 +98,9 @@ def diagnose(
         return replace(diagnose(golden, arrays, model, names, evaluated, progress=progress), training=True)
     rows = [row for row in comparison.rows if row.diverges and not row.problem]
     if not rows:
-        stage = comparison.first.stage if comparison.first else ""
-        return Diagnosis(stage, float("inf") if stage else 0.0, weights=findings)
+        if (first := comparison.first) is None:
+            return Diagnosis("", weights=findings)
+        return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
     with single_blas_thread():
         return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
 
@@ -259,7 +260,8 @@ class _Case:
             if tried is port and texts is self.texts:
                 closest += [fit for fit, _ in fits]
         best = {fit.mistake.name: fit for fit in sorted(closest, key=lambda fit: fit.explained)}
-        return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups), []
+        where = where_wrong(self.looked_at(port.theirs), self.looked_at(right), self.budget(port))
+        return Diagnosis(stage, budgets, inputs, list(best.values())[:-3:-1], groups=groups, where=where), []
 
     def refuted(self, fit: Fit, wrong: Port, base: Port, texts: list[int]) -> bool:
         """Returns whether a cause would change a correct stage, or only undoes an earlier cause.

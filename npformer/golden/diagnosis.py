@@ -69,6 +69,8 @@ class Diagnosis:
     training: bool = False  # the torch model is in training mode: its dropout is on
     then: list[Diagnosis] = field(default_factory=list)  # diagnoses of later stages
     groups: tuple[str, ...] = ()  # groups of weights that the stage uses
+    where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all do
+    problem: str = ""  # why the stage could not be compared
 
     @property
     def lies_earlier(self) -> bool:
@@ -106,7 +108,7 @@ class Diagnosis:
 
     def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
-            return [f"{self.stage}: your array cannot be used; see its line above"]
+            return [f"{self.stage}: your array cannot be used: {self.problem}"]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:
@@ -123,7 +125,10 @@ class Diagnosis:
                 lines.append(f"    with it, {left}; it explains {fit.explained:.0%} of the error")
         if not self.fits:
             lines.append("  no known mistake gives your values")
-        if self.groups and not any(fit.certain for fit in self.fits):
+        certain = any(fit.certain for fit in self.fits)
+        if self.where and not certain:
+            lines.append(f"  only these values differ: {self.where}")
+        if self.groups and not certain:
             lines.append(f"  check the weights that it uses: {', '.join(self.groups[:6])}")
         return lines
 

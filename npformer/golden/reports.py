@@ -44,7 +44,8 @@ def _fault(diagnosis: Diagnosis) -> dict[str, Any]:
         {"cause": fit.mistake.name, "way": fit.way, "certain": fit.certain, "explained": _finite(fit.explained)}
         for fit in diagnosis.fits
     ]
-    return {"stage": diagnosis.stage, "lies_earlier": diagnosis.lies_earlier, "fits": fits}
+    told = {"stage": diagnosis.stage, "lies_earlier": diagnosis.lies_earlier, "where": diagnosis.where}
+    return told | {"fits": fits}
 
 
 def _finite(value: Any) -> Any:

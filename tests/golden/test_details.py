@@ -119,3 +119,23 @@ def test_equal_extremes_show_where_a_stage_is_clipped(low: float, high: float, w
     values = np.arange(-4.0, 5.0).clip(low, high)
     port = Port(tiny.model("bert").config, {}, [], "pooler", [values], frozenset({"pooler"}), 0, ())
     assert next(clipped(port))[0] == way
+
+
+@pytest.mark.parametrize(
+    ("stage", "place", "where"),
+    [
+        ("attention.context", (1, 4), "head 1, row 4 of text 0"),
+        ("attention.query", (slice(6, None), slice(3, 6)), "the rows from 6, columns 3 to 5"),
+        ("attention.scores", (1,), "head 1, every row of text 0"),
+    ],
+)
+def test_the_values_that_differ_are_located(stage: str, place: tuple[int | slice, ...], where: str) -> None:
+    """A kernel's race or the edge of a tile is no formula, but its rows, columns and heads can be named."""
+    model, texts = llama(), [Text(np.arange(3, 12)), Text(np.arange(20, 26))]
+    recorded, stages = golden.record(model, texts), trace(model, texts)
+    arrays = {f"{i}/{name}": array.copy() for name in stages for i, array in enumerate(stages.texts(name))}
+    wrong = arrays[f"0/layers.0.{stage}"]
+    wrong[place] += np.sin(np.arange(wrong[place].size)).reshape(wrong[place].shape).astype(np.float32) + 2
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert (diagnosis.stage, diagnosis.causes, diagnosis.where) == (f"layers.0.{stage}", [], where)
+    assert f"only these values differ: {where}" in str(diagnosis)

@@ -76,7 +76,8 @@ def _where_read(mistake: Mistake, port: Port) -> Ways:
     for name in parents_of(port):
         if name not in port.given:
             continue
-        there = replace(port, stage=name, theirs=port.given[name], span=frozenset({name}))
+        theirs = port.given[name]  # taken as correct: the mistake is made after it
+        there = replace(port, stage=name, theirs=theirs, rightly=theirs, span=frozenset({name}))
         try:
             ways = list(mistake.ways(there))
         except NpformerError:

@@ -76,7 +76,8 @@ def numbers_said(some: Iterable[int]) -> str:
             runs[-1].append(i)
         else:
             runs.append([i])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:6])
+    said = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:6])
+    return said + (", ..." if len(runs) > 6 else "")
 
 
 def lines_said(kind: str, some: Iterable[int]) -> str:

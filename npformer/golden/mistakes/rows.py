@@ -12,6 +12,7 @@ import numpy as np
 from npformer.common.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.mistakes.kinds import in_all_layers
+from npformer.golden.mistakes.maps import lines_said
 from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port
 
@@ -37,6 +38,22 @@ def wrong_rows(port: Port) -> list[np.ndarray] | None:
     return wrong if some.any() and not some.all() else None
 
 
+def where_wrong(theirs: list[np.ndarray], rightly: list[np.ndarray], allowed: float) -> str:
+    """Says which heads, rows and columns of a stage diverge, as in "head 2, row 70"; "" if they are all or none."""
+    wrong = [~(np.abs(a - b) <= allowed) for a, b in zip(theirs, rightly, strict=True)]
+    axes = {"head": 0, "row": -2, "column": -1} if wrong[0].ndim == 3 else {"row": 0, "column": -1}
+    if wrong[0].ndim != len(axes) or not any(each.any() for each in wrong):
+        return ""
+    said = []
+    for kind, axis in axes.items():
+        lines = [np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).any(1) for each in wrong]
+        if kind == "row":
+            said += [] if all(each.all() for each in lines) else [rows_said(lines)]
+        elif len({len(each) for each in lines}) == 1 and not (some := np.logical_or.reduce(lines)).all():
+            said.append(lines_said(kind, np.flatnonzero(some)))
+    return ", ".join(said)
+
+
 def rows_said(wrong: list[np.ndarray]) -> str:
     """Describes rows by a rule that holds in all texts, else by row numbers."""
     places = [np.arange(len(each)) for each in wrong]
@@ -53,8 +70,8 @@ def rows_said(wrong: list[np.ndarray]) -> str:
     whole = [i for i, each in enumerate(wrong) if each.all()]
     if len(whole) == sum(bool(each.any()) for each in wrong):
         return f"every row of {'text' if len(whole) == 1 else 'texts'} {', '.join(map(str, whole))}"
-    shown = [f"{i}: {', '.join(map(str, np.flatnonzero(each)[:8]))}" for i, each in enumerate(wrong) if each.any()]
-    return f"rows of text {'; '.join(shown[:3])}"
+    shown = [f"{lines_said('row', np.flatnonzero(each))} of text {i}" for i, each in enumerate(wrong) if each.any()]
+    return f"{'; '.join(shown[:3])}{'; ...' if len(shown) > 3 else ''}"
 
 
 def in_rows(rows: list[np.ndarray], rule: Rule) -> Rule:
