@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from npformer.common.checks import number, shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
 from npformer.decoder_layers import shift_right
@@ -85,7 +86,8 @@ class HeadLoss:
     Raises
     ------
     NpformerError
-        If the model has no head, or its problem_type is not single-label classification.
+        If the model has no head, or its problem_type is not single-label classification. If an example has no text,
+        or a target of another shape.
 
     References
     ----------
@@ -109,32 +111,44 @@ class HeadLoss:
             raise NpformerError(
                 f"problem_type: expected single_label_classification, the only one that can be trained, got {problem}"
             )
+        number("label_smoothing", self.label_smoothing, 0, 1)
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
         return tuple(map(len, _texts(example)))
 
     def count(self, example: Example, /) -> int:
-        if self.config.head in ("token-classification", "masked-lm", "causal-lm", "replaced-token"):
-            return int((np.asarray(example.target) != IGNORE_INDEX).sum())
-        return 1 if self.config.head == "question-answering" else int(example.target != IGNORE_INDEX)
+        head, target = self.config.head, np.asarray(example.target)
+        of_tokens = head in ("token-classification", "masked-lm", "causal-lm", "replaced-token")
+        shape = self.lengths(example) if of_tokens else (2,) if head == "question-answering" else ()
+        if target.shape != shape and not (shape == () and target.shape == (1,)):
+            raise NpformerError(f"target: expected shape {shape} for {head}, got {target.shape}")
+        return 1 if head == "question-answering" else int((target != IGNORE_INDEX).sum())
 
     def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
         recording, whole = Recording(unread(tree, self.config)), listening()  # other listeners need whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
             answers = forward(tree, self.config, batch, whole)
-        loss, right, grads = self.losses(answers, [example.target for example in examples], batch.lengths, count)
+        sizes = (
+            [len(_texts(example)) for example in examples] if self.config.head == "multiple-choice" else batch.lengths
+        )
+        loss, right, grads = self.losses(answers, [example.target for example in examples], sizes, count)
         return Part(loss, right, backward(grads, recording.stages, tree, self.config, batch))
 
     def losses(
-        self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
+        self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
-        """The contribution to the mean loss, the number of correct predictions, and the gradients of the logits."""
+        """The contribution to the mean loss, the number of correct predictions, and the gradients of the logits.
+
+        sizes: the number of choices of each example, or the length of each text.
+        """
         head = self.config.head
         if head == "question-answering":
-            return self._spans(answers, targets, lengths, count)
-        logits = answers["logits"]
-        rows = logits.reshape(len(targets), -1) if head == "multiple-choice" else logits
+            return self._spans(answers, targets, sizes, count)
+        rows = logits = answers["logits"]
+        if head == "multiple-choice":
+            loss, is_right, grad = self._pieces(logits, targets, sizes, count)
+            return loss, int(is_right.sum()), {"logits": grad}
         if head == "replaced-token":  # softmax(0, x) = (1 - sigmoid(x), sigmoid(x))
             rows = np.stack([np.zeros_like(logits), logits], axis=-1)
         wanted = np.concatenate([np.asarray(target).reshape(-1) for target in targets])
@@ -149,23 +163,36 @@ class HeadLoss:
         return loss, int((logits.argmax(axis=-1) == targets).sum()), grad
 
     def _spans(
-        self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: np.ndarray, count: int
+        self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], lengths: Sequence[int] | np.ndarray, count: int
     ) -> tuple[float, int, dict[str, np.ndarray]]:
         loss, grads = 0.0, {}
         right = np.ones(len(targets), bool)
         for column, name in enumerate(("start_logits", "end_logits")):
-            pieces = []
-            for i, logits in enumerate(np.split(answers[name], np.cumsum(lengths)[:-1])):
-                each, is_right, grad = self._rows(logits[None], np.asarray(targets[i])[column : column + 1], 2 * count)
-                loss += each
-                right[i] &= bool(is_right)
-                pieces.append(grad[0])
-            grads[name] = np.concatenate(pieces)
+            tokens = [np.asarray(target)[column] for target in targets]
+            each, is_right, grads[name] = self._pieces(answers[name], tokens, lengths, 2 * count)
+            loss, right = loss + each, right & is_right
         return loss, int(right.sum()), grads
+
+    def _pieces(
+        self, logits: np.ndarray, targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        """The loss of consecutive pieces of logits, each with its own number of classes: choices, or tokens of a text.
+
+        Also returns which predictions are correct, and the gradient of the logits.
+        """
+        pieces = zip(np.split(logits.reshape(-1), np.cumsum(sizes)[:-1]), targets, strict=True)
+        losses, right, grads = zip(
+            *(self._rows(each[None], np.asarray(target).reshape(1), count) for each, target in pieces), strict=True
+        )
+        return sum(losses), np.array(right, bool), np.concatenate([grad[0] for grad in grads]).reshape(logits.shape)
 
 
 def _texts(example: Example) -> Sequence[Text]:
-    return [example.text] if isinstance(example.text, Text) else example.text
+    texts = [example.text] if isinstance(example.text, Text) else example.text
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, Text) and len(each) for each in texts):
+        got = "an empty one" if isinstance(example.text, Text) else shown(example.text)
+        raise NpformerError(f"text: expected a Text with tokens, or a list of such for multiple choice, got {got}")
+    return texts
 
 
 # --- encoder-decoders ------------------------------------------------------------------------------------------------
@@ -205,6 +232,7 @@ class TranslationLoss:
     def __post_init__(self) -> None:
         if self.config.head != "translation" or not self.config.decoder.end_ids:
             raise NpformerError("config: expected a translation model with an end token (eos_token_id)")
+        number("label_smoothing", self.label_smoothing, 0, 1)
 
     def lengths(self, example: Example, /) -> tuple[int, ...]:
         return self.count(example), len(example.text)

@@ -126,7 +126,7 @@ def test_a_replaced_token_is_learned() -> None:
     assert loss == pytest.approx(-np.mean(y * np.log(p) + (1 - y) * np.log(1 - p)))
     assert right == 2
     np.testing.assert_allclose(grads["logits"], [*(p - y) / 3, 0], rtol=1e-12)
-    assert [HeadLoss(config).count(Example(None, each)) for each in texts] == [3, 0]
+    assert [HeadLoss(config).count(Example(npformer.Text(np.full(len(each), 5)), each)) for each in texts] == [3, 0]
 
 
 def test_the_encoder_of_any_head_is_a_base_model(tmp_path: Path) -> None:

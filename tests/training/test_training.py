@@ -202,6 +202,52 @@ def test_a_batch_without_targets_is_an_error() -> None:
         HeadLoss(tiny.config(head="base"))
 
 
+IDS = Text(np.array([5, 6, 7]))
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "target", "message"),
+    [
+        ("sequence-classification", [5, 6], 1, "text: expected a Text with tokens, or a list of such .* got a list"),
+        ("sequence-classification", "I love ice cream", 1, "got 'I love ice cream'"),
+        ("sequence-classification", Text(np.array([], int)), 1, "got an empty one"),
+        (
+            "sequence-classification",
+            IDS,
+            [0, 1],
+            r"target: expected shape \(\) for sequence-classification, got \(2,\)",
+        ),
+        ("token-classification", IDS, [0, 1], r"target: expected shape \(3,\) for token-classification, got \(2,\)"),
+        ("question-answering", IDS, [0, 1, 2], r"target: expected shape \(2,\)"),
+        ("question-answering", IDS, 1, r"target: expected shape \(2,\)"),
+    ],
+)
+def test_an_example_of_the_wrong_form_is_an_error(head: str, text: Any, target: Any, message: str) -> None:
+    """Targets are concatenated: two wrong lengths in a batch could otherwise cancel."""
+    trained = weights(head=head)
+    with pytest.raises(NpformerError, match=message):
+        gradients(HeadLoss(trained.config), trained, [Example(text, target), Example(IDS, [0, 1, 0, 1])])
+
+
+def test_examples_with_different_numbers_of_choices() -> None:
+    """The loss and gradients of a batch are the means of those of its examples."""
+    trained = weights(head="multiple-choice")
+    several = [Example([IDS, Text(np.array([5 + i]))] + [IDS] * i, i) for i in range(3)]
+    alone = [gradients(HeadLoss(trained.config, 0.1), trained, [each]) for each in several]
+    batch = gradients(HeadLoss(trained.config, 0.1), trained, several)
+    assert batch.loss == pytest.approx(np.mean([each.loss for each in alone]))
+    name = "pooler.weight"
+    np.testing.assert_allclose(
+        batch.flat[name], np.mean([each.flat[name] for each in alone], axis=0), atol=1e-6
+    )  # float32
+
+
+def test_label_smoothing_is_a_fraction() -> None:
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(NpformerError, match="label_smoothing: expected a number from 0 to 1"):
+            HeadLoss(tiny.config(), wrong)
+
+
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
 
