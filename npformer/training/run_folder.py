@@ -116,6 +116,20 @@ class Checkpoints:
             with suppress(OSError):
                 self.folder.rmdir()
 
+    def take_best(self, step: int, score: str) -> None:
+        """Sets the weights to those in `best.safetensors`.
+
+        Raises NpformerError unless they are the weights after this step, which has the best score.
+        """
+        assert self.folder is not None
+        _, metadata = load_arrays(self.folder / BEST)
+        if metadata.get("step", str(step)) != str(step):  # without it, `take_mean` says what is wrong
+            raise NpformerError(
+                f"{self.folder / BEST}: expected the weights of step {step}, which have the best {score!r:.80}, "
+                f"got those of step {metadata['step']:.20}; give `train` the same score as `choose`"
+            )
+        self.take_mean([BEST])
+
     def take_mean(self, names: Sequence[str]) -> None:
         """Sets the weights to the mean of the weights in the files with these names."""
         assert self.folder is not None

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from npformer.common.checks import number, one_of, positive, whole
+from npformer.common.checks import number, one_of, positive, shown, whole
 from npformer.common.errors import NpformerError
 from npformer.training.batch_gradients import gradients
 from npformer.training.dropout import Dropout
@@ -90,8 +90,10 @@ class Recipe:
             positive("clip", self.clip)
         number("warmup", self.warmup, 0)
         number("weight_decay", self.weight_decay, 0)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             raise NpformerError(f"betas: expected two numbers of at least 0 and below 1, got {self.betas}")
+        if not isinstance(self.dropout, Mapping):
+            raise NpformerError(f"dropout: expected a mapping from stages to rates, got {shown(self.dropout)}")
         one_of("schedule", self.schedule, SCHEDULES)
 
     def averaged(self, per_epoch: int) -> range:
@@ -157,7 +159,9 @@ class Trainer(Generic[E]):
     ) -> None:
         self.objective, self.weights, self.recipe, self.threads = objective, weights, recipe, threads
         self.folder = None if folder is None else Path(folder)
-        self.save_every, self.progress = save_every, progress
+        whole("threads", threads, 1)
+        self.save_every, self.progress = whole("save_every", save_every, 1), progress
+        self._per_epoch = 0
         self.state = TrainingState()
         self.optimizer = Adam(weights.flat, recipe.betas, recipe.eps, recipe.weight_decay, recipe.lazy)
         self._checkpoints = Checkpoints(self.folder, weights, self.optimizer)
@@ -174,7 +178,7 @@ class Trainer(Generic[E]):
         Parameters
         ----------
         examples : list of Example
-        evaluate : function from the number of the epoch to metrics of the current weights
+        evaluate : function from the number of the epoch to a dict with metrics of the current weights
             It is called before the first epoch, with 0, and after each epoch.
         score : name of the metric that selects the best weights; larger is better
         held_out : examples that `evaluate` uses, which are part of the identity of the run
@@ -187,13 +191,13 @@ class Trainer(Generic[E]):
         Raises
         ------
         NpformerError
-            If there are no examples, the folder is in use by another run or has a checkpoint of a different run, or
-            gradients or weights are not finite.
+            If there are no examples, the folder is in use by another run or has a checkpoint of a different run,
+            `evaluate` does not return numbers, or gradients or weights are not finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")
         recipe, state = self.recipe, self.state
-        per_epoch = -(-len(examples) // recipe.batch_size)
+        self._per_epoch = per_epoch = -(-len(examples) // recipe.batch_size)
         total = per_epoch * recipe.epochs
         factors = recipe.factors(total, self.weights.config.d_model)
         this = identity(recipe, self.objective, self.weights, examples, held_out)
@@ -248,7 +252,7 @@ class Trainer(Generic[E]):
             measured = evaluate(epoch)
         except NpformerError as error:  # finite weights can still be too large
             raise NpformerError(f"epoch {epoch}: {error}; a smaller learning rate may help") from None
-        row = {"epoch": epoch, **numbers, **measured, "seconds": round(state.seconds, 1)}
+        row = {"epoch": epoch, **numbers, **_metrics(measured)} | {"epoch": epoch, "seconds": round(state.seconds, 1)}
         is_best = score in row and not any(_rank(each, score) > _rank(row, score) for each in state.history)
         state.end_epoch(row)
         if self.progress:
@@ -267,27 +271,42 @@ class Trainer(Generic[E]):
         Raises
         ------
         NpformerError
-            If the run saved no weights, or `evaluate` did not return this score.
+            If the run saved no weights, `evaluate` did not return this score, or `train` kept the weights that are
+            best by a different score.
 
         References
         ----------
         Vaswani et al., 2017, section 6.1: averages of checkpoints.
         """
-        if self.folder is None or not all(score in row for row in self.state.history):
+        history = self.state.history
+        if self.folder is None or not history or not all(score in row for row in history):
             raise NpformerError(f"choose: expected a run with a folder and an evaluation that returns {score!r:.80}")
-        best = max(self.state.history, key=lambda row: _rank(row, score))
+        best = max(history, key=lambda row: _rank(row, score))
         if self.recipe.average > 1:
             steps = self.recipe.averaged(self.state.step // self.recipe.epochs)
             self._checkpoints.take_mean([STEP.format(step) for step in steps])
             mean = evaluate(self.recipe.epochs)
             if mean[score] > best[score]:
                 return {**mean, "states": len(steps)}
-        self._checkpoints.take_mean([BEST])
+        self._checkpoints.take_best(int(best["epoch"]) * self._per_epoch, score)
         return best
 
     def remove_checkpoints(self) -> None:
         """Removes the checkpoints from the folder. The run can then no longer be resumed."""
         self._checkpoints.remove()
+
+
+def _metrics(measured: Any) -> dict[str, float]:
+    """Returns the metrics of an evaluation as Python's numbers. Raises NpformerError for other values."""
+    if not isinstance(measured, Mapping):
+        raise NpformerError(f"evaluate: expected a dict of metrics, got {shown(measured)}")
+    metrics = {
+        name: each.item() if np.ndim(each) == 0 and hasattr(each, "item") else each for name, each in measured.items()
+    }
+    for name, each in metrics.items():
+        if type(each) not in (int, float):
+            raise NpformerError(f"evaluate: {name}: expected a number, got {shown(each)}")
+    return metrics
 
 
 def _rank(row: dict[str, float], score: str) -> tuple[float, float]:

@@ -134,7 +134,37 @@ def test_choosing_weights(tmp_path: Path) -> None:
     with pytest.raises(NpformerError, match="choose: expected a run with a folder and an evaluation that returns 'f1'"):
         run.choose(evaluate, "f1")
     with pytest.raises(NpformerError, match="choose: expected a run with a folder"):
+        Trainer(HeadLoss(trained.config), trained, RECIPE, tmp_path).choose(evaluate)
+    with pytest.raises(NpformerError, match="choose: expected a run with a folder"):
         train(None).choose(evaluate)
+
+
+def test_weights_chosen_by_another_score_are_an_error(tmp_path: Path) -> None:
+    """`train` keeps the weights of one epoch. Choosing by a score with a different best epoch cannot restore them."""
+    trained = weights()
+    run = Trainer(HeadLoss(trained.config), trained, RECIPE, tmp_path)
+    run.train(examples(), lambda epoch: {"f1": [0.1, 0.9, 0.2, 0.3][epoch], "recall": epoch / 10})
+    assert run.choose(lambda epoch: {}, "recall")["epoch"] == 3  # without "accuracy", the last weights are kept
+    with pytest.raises(
+        NpformerError, match=r"expected the weights of step 5, which have the best 'f1', got .* step 15"
+    ):
+        run.choose(lambda epoch: {}, "f1")
+
+
+def test_metrics_are_numbers(tmp_path: Path) -> None:
+    """NumPy's numbers are stored as Python's. Other values are an error before the first step."""
+    trained = weights()
+    run = Trainer(HeadLoss(trained.config), trained, replace(RECIPE, epochs=1), tmp_path / "a")
+    history = run.train(examples(), lambda epoch: {"accuracy": np.float32(0.5), "n": np.int64(3), "epoch": 7})
+    assert [(row["epoch"], row["accuracy"], row["n"]) for row in history] == [(0, 0.5, 3), (1, 0.5, 3)]
+    for measured, message in (
+        ({"accuracy": "0.5"}, "evaluate: accuracy: expected a number, got '0.5'"),
+        ({"accuracy": 0.5, "f1": [0.1, 0.2]}, "evaluate: f1: expected a number, got a list"),
+        (None, "evaluate: expected a dict of metrics, got None"),
+    ):
+        run = Trainer(HeadLoss(trained.config), trained, RECIPE, tmp_path / "b")
+        with pytest.raises(NpformerError, match=message):
+            run.train(examples(), lambda epoch, measured=measured: measured)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +200,12 @@ def test_recipes_that_make_no_sense() -> None:
     for wrong in (
         {"epochs": 0}, {"epochs": 1.5}, {"learning_rate": 0}, {"schedule": "cosine"}, {"learning_rate": math.nan},
         {"betas": (2, 2)}, {"weight_decay": -1}, {"weight_decay": math.inf}, {"clip": 0}, {"clip": math.nan},
-        {"eps": math.inf}, {"seed": -1}, {"warmup": math.nan}, {"window": 0}, {"average": 0},
+        {"eps": math.inf}, {"seed": -1}, {"warmup": math.nan}, {"window": 0}, {"average": 0}, {"betas": 0.9},
+        {"dropout": 0.1},
     ):  # fmt: skip
         with pytest.raises(NpformerError):
             Recipe(**wrong)
+    trained = weights()
+    for number in ({"threads": 0}, {"save_every": 0}):
+        with pytest.raises(NpformerError, match="expected a whole number of at least 1, got 0"):
+            Trainer(HeadLoss(trained.config), trained, RECIPE, **number)
