@@ -218,7 +218,7 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     """
     from tokenizers import pre_tokenizers, processors
 
-    forms = [[each.partition(":") for each in form.split()] for form in (family.single, family.pair)]
+    forms = [[each.partition(":") for each in form.split()] for form in _forms(path, special, family)]
     roles = dict.fromkeys(f"{part}_token" for form in forms for part, *_ in form if not part.startswith("$"))
     tokens = {role: token_text(special.get(role) or family.special_tokens[role]) for role in roles}
     for token in tokens.values():
@@ -232,7 +232,7 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens.values())]
     template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
     splits = tokenizer.pre_tokenizer
-    if tokens and isinstance(splits, pre_tokenizers.ByteLevel):
+    if "cls_token" in tokens and isinstance(splits, pre_tokenizers.ByteLevel):
         trim = _boolean(path.with_name(SETTINGS), special, "trim_offsets", True)
         trimmed = processors.ByteLevel(trim_offsets=trim, add_prefix_space=splits.add_prefix_space)
     elif family.mask_takes_space and isinstance(splits, pre_tokenizers.BertPreTokenizer):
@@ -240,6 +240,24 @@ def _template(tokenizer: Tokenizer, path: Path, special: Mapping[str, Any], fami
     else:
         return template
     return processors.Sequence([trimmed, template])
+
+
+def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str, str]:
+    """The special tokens around a text and around a pair, as in `Family`.
+
+    Without a tokenizer.json, a decoder's tokenizer also adds the start and end tokens that its settings ask for. OPT's
+    published folders name GPT-2's tokenizer, with add_bos_token.
+    """
+    if path.name == FILE or not {"$A", "bos"}.issuperset(family.single.split()):
+        return family.single, family.pair
+
+    def asked(role: str, default: bool) -> str:
+        value, token = settings.get(f"add_{role}_token"), settings.get(f"{role}_token")
+        wanted = default if value is None else boolean(f"{path.with_name(SETTINGS)}: add_{role}_token", value)
+        return f"{role} " if wanted and (token or f"{role}_token" in family.special_tokens) else ""
+
+    bos, eos = asked("bos", "bos" in family.single), asked("eos", False)
+    return f"{bos}$A {eos}", f"{bos}$A {eos}{bos}$B {eos}"
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any], family: Family) -> dict[str, Any]:

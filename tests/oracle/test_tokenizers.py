@@ -112,8 +112,21 @@ for _name, _settings in {
     "alone": {},
     "prefix space": {"tokenizer_config.json": {"add_prefix_space": True}},
     "padding": {"special_tokens_map.json": {"pad_token": "[PAD]"}},
+    "start": {"tokenizer_config.json": {"add_bos_token": True}},
+    "start and end": {"tokenizer_config.json": {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>"}},
 }.items():
     CASES[f"gpt2 {_name}"] = ("gpt2", BPE, _settings)
+END_TEXT = {**MASK, "content": "</s>", "lstrip": False, "__type": "AddedToken"}
+CASES["opt as published"] = (
+    "opt",
+    BPE,
+    {
+        "tokenizer_config.json": {
+            "add_bos_token": True, "add_prefix_space": False, "tokenizer_class": "GPT2Tokenizer",
+            "bos_token": END_TEXT, "eos_token": END_TEXT, "unk_token": END_TEXT, "pad_token": "<pad>",
+        }
+    },
+)  # fmt: skip
 for _name, _settings in {
     "alone": {},
     "accents": {"tokenizer_config.json": {"keep_accents": True}},
@@ -203,8 +216,8 @@ def compare(folder: Path, model_type: str) -> None:
     config = Config(model_type, "base", size + 9, 8, 2, 1, 8, 64, n_token_types=1)
     ours = load_tokenizer(folder, config)
     assert ours.get_vocab() == theirs.get_vocab()
-    # GPT-2 does not read pairs
-    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type != "gpt2" else []
+    # GPT-2 and OPT do not read pairs
+    pairs = list(zip(LINES[::7], LINES[3::7], strict=False)) if model_type not in ("gpt2", "opt") else []
     for given in [(line,) for line in LINES] + pairs:
         expected = theirs(*given, return_offsets_mapping=True, return_token_type_ids=True)
         got = ours.encode(*given)

@@ -168,6 +168,23 @@ def test_places_of_byte_level_pieces_begin_after_their_spaces(tmp_path):
     assert set(pair.type_ids) == {0}
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["the"]),
+        ({"add_bos_token": False}, ["the"]),
+        ({"add_bos_token": None, "add_eos_token": True}, ["the", "</s>"]),
+        ({"add_bos_token": True, "bos_token": "<s>"}, ["<s>", "the"]),
+    ],
+)
+def test_a_decoder_s_tokenizer_adds_the_tokens_that_its_settings_ask_for(settings, expected, tmp_path):
+    """OPT's published folders name GPT-2's tokenizer with add_bos_token."""
+    path = folder(tmp_path, MERGES)
+    names = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(names | settings))
+    assert load_tokenizer(path, tiny.config("opt", vocab_size=300)).encode("the").tokens == expected
+
+
 def test_the_normalizer_of_a_byte_level_tokenizer_json_is_applied(tmp_path):
     made = load_tokenizer(folder(tmp_path / "merges", CASES["merges"]), ROBERTA)
     made.save(str(tmp_path / "merges" / "tokenizer.json"))
