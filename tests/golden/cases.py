@@ -18,6 +18,7 @@ import transformers
 
 # no width fills a whole number of vector registers
 SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
 SPELLINGS = {
     "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
     "bert": {
@@ -38,7 +39,7 @@ SPELLINGS = {
 SPELLINGS |= dict.fromkeys(
     (
         *("electra", "roberta", "albert", "mpnet", "modernbert", "deberta-v2", "nomic_bert"),
-        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom"),
+        *DECODERS[1:],
     ),
     SPELLINGS["bert"],
 )
@@ -79,18 +80,13 @@ VARIANT_MASK = {
     "modernbert": ["11111111", "00110100"],
     "deberta-v2": ["1111111111", "0011010000"],
     "nomic_bert": ["11111111", "00110100"],
-    "gpt2": ["111111", "001101", "110000"],
-    **{
-        name: ["111111", "001101", "110000"]
-        for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
-    },
+    **{name: ["111111", "001101", "110000"] for name in DECODERS},
     "deberta-v2-convolution": ["111111", "011010"],
     "bert-causal-lm": ["1111", "0110"],
     "roberta-causal-lm": ["1111", "0110"],
     "t5": ["111111111", "111000000", "100000000"],  # some distances are in the last bucket, which has no upper limit
     "bart": ["11111", "11100", "10000"],  # padding only after a text, because the decoder reads the ids shifted right
 }
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
 FEW_HEADS = ("albert", *DECODERS[2:])  # their other heads are compared in tests/oracle
 # families with few and small cases
 FEW = ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "bart", "t5", *DECODERS)

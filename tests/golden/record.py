@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,59 +17,38 @@ from typing import Any
 import numpy as np
 import torch
 from transformers.activations import ACT2FN
-from transformers.models.albert import modeling_albert
-from transformers.models.bart import modeling_bart
-from transformers.models.bert import modeling_bert
 from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
-from transformers.models.distilbert import modeling_distilbert
-from transformers.models.electra import modeling_electra
-from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma3 import modeling_gemma3
-from transformers.models.gpt2 import modeling_gpt2
-from transformers.models.gpt_neox import modeling_gpt_neox
-from transformers.models.llama import modeling_llama
-from transformers.models.mistral import modeling_mistral
-from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mpnet import modeling_mpnet
-from transformers.models.nomic_bert import modeling_nomic_bert
 from transformers.models.opt import modeling_opt
-from transformers.models.phi3 import modeling_phi3
-from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
-from transformers.models.roberta import modeling_roberta
-from transformers.models.t5 import modeling_t5
 
 from tests.golden import modules
 from tests.support.in_double import in_double, root
 
 TABLES = {
-    "distilbert": (modules.DISTILBERT, modeling_distilbert),
-    "bert": (modules.BERT, modeling_bert),
-    "electra": (modules.ELECTRA, modeling_electra),
-    "roberta": (modules.ROBERTA, modeling_roberta),
-    "albert": (modules.ALBERT, modeling_albert),
-    "mpnet": (modules.MPNET, modeling_mpnet),
-    "modernbert": (modules.MODERNBERT, modeling_modernbert),
-    "deberta-v2": (modules.DEBERTA, modeling_deberta_v2),
-    "nomic_bert": (modules.NOMIC_BERT, modeling_nomic_bert),
-    "gpt2": (modules.GPT2, modeling_gpt2),
-    "bart": (modules.BART, modeling_bart),
-    "t5": (modules.T5, modeling_t5),
-    "llama": (modules.LLAMA, modeling_llama),
-    "mistral": (modules.LLAMA, modeling_mistral),
-    "qwen2": (modules.LLAMA, modeling_qwen2),
-    "qwen3": (modules.LLAMA, modeling_qwen3),
-    "gemma2": (modules.GEMMA, modeling_gemma2),
-    "gemma3_text": (modules.GEMMA, modeling_gemma3),
-    "gpt_neox": (modules.GPT_NEOX, modeling_gpt_neox),
-    "opt": (modules.OPT, modeling_opt),
-    "bloom": (modules.BLOOM, modeling_bloom),
-    "phi3": (modules.PHI3, modeling_phi3),
-}
-ROTATED = {
-    *(modeling_modernbert, modeling_nomic_bert, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3),
-    *(modeling_gemma2, modeling_gemma3, modeling_gpt_neox, modeling_phi3),
+    "distilbert": modules.DISTILBERT,
+    "bert": modules.BERT,
+    "electra": modules.ELECTRA,
+    "roberta": modules.ROBERTA,
+    "albert": modules.ALBERT,
+    "mpnet": modules.MPNET,
+    "modernbert": modules.MODERNBERT,
+    "deberta-v2": modules.DEBERTA,
+    "nomic_bert": modules.NOMIC_BERT,
+    "gpt2": modules.GPT2,
+    "bart": modules.BART,
+    "t5": modules.T5,
+    "llama": modules.LLAMA,
+    "mistral": modules.LLAMA,
+    "qwen2": modules.LLAMA,
+    "qwen3": modules.LLAMA,
+    "gemma2": modules.GEMMA,
+    "gemma3_text": modules.GEMMA,
+    "gpt_neox": modules.GPT_NEOX,
+    "opt": modules.OPT,
+    "bloom": modules.BLOOM,
+    "phi3": modules.PHI3,
 }
 
 
@@ -123,7 +103,7 @@ def stages(
 @contextmanager
 def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[None]:
     """Calls hear(stage, array) for each stage of the runs inside the block."""
-    table, module_of_family = TABLES[model.config.model_type]
+    table, module_of_family = TABLES[model.config.model_type], sys.modules[type(model).__module__]
     handles, scope_of = [], {}
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Identity):  # stands for a norm that the layer does not have
@@ -182,7 +162,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             scores = scores + kwargs["position_bias"]
         own = query / module.scaling if module_of_family is modeling_opt else query  # OPT has already scaled queries
         arrays = {"query_heads": own, "key_heads": key, "value_heads": value}
-        if module_of_family in ROTATED:
+        if hasattr(module_of_family, "apply_rotary_pos_emb"):
             rows = {
                 f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
             }
