@@ -44,30 +44,6 @@ SPELLINGS |= dict.fromkeys(
     SPELLINGS["bert"],
 )
 SPELLINGS["bloom"] = {"d_model": "hidden_size", "n_heads": "n_head", "n_layers": "n_layer", "d_ffn": "unused"}
-CONFIGS = {
-    "bloom": "BloomConfig",
-    "distilbert": "DistilBertConfig",
-    "bert": "BertConfig",
-    "electra": "ElectraConfig",
-    "roberta": "RobertaConfig",
-    "albert": "AlbertConfig",
-    "mpnet": "MPNetConfig",
-    "modernbert": "ModernBertConfig",
-    "deberta-v2": "DebertaV2Config",
-    "nomic_bert": "NomicBertConfig",
-    "gpt2": "GPT2Config",
-    "bart": "BartConfig",
-    "t5": "T5Config",
-    "llama": "LlamaConfig",
-    "mistral": "MistralConfig",
-    "qwen2": "Qwen2Config",
-    "qwen3": "Qwen3Config",
-    "gemma2": "Gemma2Config",
-    "gemma3_text": "Gemma3TextConfig",
-    "gpt_neox": "GPTNeoXConfig",
-    "phi3": "Phi3Config",
-    "opt": "OPTConfig",
-}
 # Masks of adjacent texts of equal length, a text of one token, gaps inside a text, and padding before a text.
 SHARED_MASK = ["11111111", "11110000", "11110000", "10000000", "11000000", "10110110", "11100000"]
 VARIANT_MASK = {
@@ -367,7 +343,7 @@ def build(case: Case) -> Any:
     """The case's model in float32. Parameters with the same name are equal in all models of a family."""
     names = {**SPELLINGS[case.family], "vocab_size": "vocab_size", "max_length": "max_position_embeddings"}
     sizes = {names[name]: size for name, size in {**SIZES, "n_layers": case.layers}.items()}
-    config = getattr(transformers, CONFIGS[case.family])(**{**sizes, **case.options}, attn_implementation="eager")
+    config = transformers.AutoConfig.for_model(case.family, **{**sizes, **case.options}, attn_implementation="eager")
     model = getattr(transformers, case.architecture)(config).eval()
     kept = {"position_embeddings.weight"} if case.options.get("sinusoidal_pos_embds") else set()
     with torch.no_grad():
