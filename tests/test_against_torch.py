@@ -221,6 +221,7 @@ FEW_HEADS |= {
     "gpt_neox": {"causal-lm"},
     "opt": {"causal-lm"},
     "phi3": {"base"},
+    "smollm3": {"causal-lm"},
     "bloom": {"causal-lm"},
 }
 FEW_HEADS["electra"] = set(encoders()["electra"].heads) - {"causal-lm"}

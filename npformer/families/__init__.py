@@ -77,6 +77,7 @@ FAMILIES: MutableMapping[str, Family] = _Families(
         "opt": "opt.OPT",
         "phi3": "phi3.PHI3",
         "bloom": "bloom.BLOOM",
+        "smollm3": "smollm3.SMOLLM3",
         "marian": "marian.MARIAN",
         "bart": "bart.BART",
         "t5": "t5.T5",

@@ -228,11 +228,15 @@ def _turned(port: Any) -> Ways:
     yield "of the whole row, not of each head", dict.fromkeys(ROTATED, _whole_row)
     yield "of only the first half of each head, with a whole head's frequencies", _rotated(_half_of(slice(None)))
     yield "of only the first half of each head, with the half's frequencies", _rotated(_half_of(slice(None, None, 2)))
-    values: Rules = {"*.attention.value": rotated_in}
+    values: Rules = {"*.attention.value": _rotated_if_queries_are}
     yield "of the values too", port.rereading(values, "*.attention.value_heads")
     yield "of the values too", values
     yield "the sines added in both halves", _rotated(_added)
     yield "cosines and sines exchanged", _rotated(lambda x, cos, sin: rotate(x, sin, cos))
+
+
+def _rotated_if_queries_are(y: np.ndarray, at: Any) -> np.ndarray:
+    return rotated_in(y, at) if any(isinstance(each, Rotary) for each in at.config.mechanisms_of(at.layer)) else y
 
 
 def _whole_row(y: np.ndarray, at: Any) -> np.ndarray:
@@ -354,10 +358,7 @@ def _other_thetas(port: Any) -> Ways:
         everywhere = port.with_mechanism(Rotary, *ROTATED, theta=wide)
         return everywhere.with_mechanism(Rotary, *ROTATED, local=True, theta=near)
 
-    thetas = [
-        next((each.theta for each in of_layers if isinstance(each, Rotary)), 0.0)
-        for of_layers in port.config.layer_kinds
-    ]
+    thetas = [each.theta for of_layers in port.config.layer_kinds for each in of_layers if isinstance(each, Rotary)]
     wide, near = thetas[0], thetas[-1]
     if len(thetas) > 1:
         yield "the bases of global and local layers exchanged", based(near, wide)

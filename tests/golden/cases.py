@@ -18,7 +18,20 @@ import transformers
 
 # no width fills a whole number of vector registers
 SIZES = {"vocab_size": 37, "d_model": 24, "n_heads": 3, "d_ffn": 40, "max_length": 12}
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom")
+DECODERS = (
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "opt",
+    "phi3",
+    "bloom",
+    "smollm3",
+)
 SPELLINGS = {
     "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
     "bert": {
@@ -205,6 +218,8 @@ PHI3 = {
     **LLAMA, "hidden_size": 16, "sliding_window": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
+#: The second layer has no rotation.
+SMOLLM3 = {**LLAMA, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 3}
 #: Three heads have the two slopes of two heads, and one of the slopes of four heads.
 BLOOM = {
     "vocab_size": 13, "hidden_size": 12, "n_head": 3, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12),
@@ -334,6 +349,7 @@ CASES = {
     "gpt_neox-causal-lm": Case("gpt_neox", "GPTNeoXForCausalLM", GPT_NEOX, layers=1),
     "opt-causal-lm": Case("opt", "OPTForCausalLM", OPT),
     "phi3-base": Case("phi3", "Phi3Model", PHI3, layers=1),
+    "smollm3-causal-lm": Case("smollm3", "SmolLM3ForCausalLM", SMOLLM3),
     "bloom-causal-lm": Case("bloom", "BloomForCausalLM", BLOOM, layers=1),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }

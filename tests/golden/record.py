@@ -49,6 +49,7 @@ TABLES = {
     "opt": modules.OPT,
     "bloom": modules.BLOOM,
     "phi3": modules.PHI3,
+    "smollm3": modules.LLAMA,
 }
 
 
@@ -162,7 +163,7 @@ def recording(model: Any, hear: Callable[[str, np.ndarray], None]) -> Iterator[N
             scores = scores + kwargs["position_bias"]
         own = query / module.scaling if module_of_family is modeling_opt else query  # OPT has already scaled queries
         arrays = {"query_heads": own, "key_heads": key, "value_heads": value}
-        if hasattr(module_of_family, "apply_rotary_pos_emb"):
+        if hasattr(module_of_family, "apply_rotary_pos_emb") and getattr(module, "use_rope", True):
             rows = {
                 f"{name}_rotated": each.transpose(1, 2).flatten(2) for name, each in (("query", query), ("key", key))
             }

@@ -99,6 +99,9 @@ OF_DECODERS["in sequence"] = {
 OF_DECODERS["norms after blocks"] = {"norm_first": False, "final_norm": False, "bias": False, "activation": "gelu"}
 OF_DECODERS["partial and window"] = {"mechanisms": (PartialRotary(30.0, columns=4), Window(4))}
 HEADS += [("phi3+partial and window", "causal-lm")]
+OF_DECODERS["rotation in all layers"] = {"local": None}
+OF_DECODERS["no rotation in windows"] = {"local": Local((0,), (Window(4),)), "bias": True}
+HEADS += [("smollm3+rotation in all layers", "base"), ("smollm3+no rotation in windows", "causal-lm")]
 OF_DECODERS["six heads"] = {"n_heads": 6, "d_model": 48}
 HEADS += [("bloom+six heads", "causal-lm")]
 OF_DECODERS["wide tokens"] = {"d_embedding": 0}

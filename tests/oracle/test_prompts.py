@@ -61,7 +61,10 @@ GROUPED = {**ENCODER, "num_key_value_heads": 2, "max_position_embeddings": 96}
 OPT = {**ENCODER, "max_position_embeddings": 96, "ffn_dim": 96}
 GEMMA = {**GROUPED, "head_dim": 20, "query_pre_attn_scalar": 12, "sliding_window": 20}
 # always causal
-DECODERS = "gpt2", "bart", "llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom"
+DECODERS = (
+    *("gpt2", "bart", "llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom"),
+    *("smollm3",),
+)
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", SIZES),
@@ -75,6 +78,7 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3ForCausalLM", {**GEMMA, "sliding_window_pattern": 2}),
     "opt": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "phi3": ("Phi3ForCausalLM", {**GROUPED, "partial_rotary_factor": 0.5, "sliding_window": 20}),
+    "smollm3": ("SmolLM3ForCausalLM", {**GROUPED, "no_rope_layer_interval": 2}),
     "bloom": ("BloomForCausalLM", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
     "gpt_neox": ("GPTNeoXForCausalLM", {**ENCODER, "max_position_embeddings": 96, "rotary_pct": 0.5}),
     **{

@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 from transformers.modeling_rope_utils import dynamic_rope_update
-from transformers.models import bloom, gemma, gemma2, gemma3, gpt_neox, llama, mistral, opt, phi3, qwen2, qwen3
+from transformers.models import bloom, gemma, gemma2, gemma3, gpt_neox, llama, mistral, opt, phi3, qwen2, qwen3, smollm3
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
@@ -31,7 +31,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 _LLAMAS = {
     "Llama": llama.modeling_llama, "Mistral": mistral.modeling_mistral, "Qwen2": qwen2.modeling_qwen2,
     "Qwen3": qwen3.modeling_qwen3, "Gemma": gemma.modeling_gemma, "Gemma2": gemma2.modeling_gemma2,
-    "Gemma3": gemma3.modeling_gemma3, "Phi3": phi3.modeling_phi3,
+    "Gemma3": gemma3.modeling_gemma3, "Phi3": phi3.modeling_phi3, "SmolLM3": smollm3.modeling_smollm3,
 }  # fmt: skip
 
 

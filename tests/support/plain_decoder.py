@@ -1,4 +1,4 @@
-"""GPT-NeoX, OPT, Phi-3 and BLOOM in plain NumPy, without npformer's code: a port in which mistakes are planted by name.
+"""GPT-NeoX, OPT, Phi-3, SmolLM3 and BLOOM in plain NumPy, without npformer's code: a port in which mistakes are planted by name.
 
 stages = PlainDecoder(model.config, flatten(model.weights), {"split in thirds"}).run(ids)
 """
@@ -26,6 +26,11 @@ PLANTED: dict[str, dict[str, str]] = {
         "neighbours": "rotation of pairs instead of halves",
     },
     "phi3": {"up and gate": "gate and hidden swapped", "whole heads": "rotation of the wrong columns"},
+    "smollm3": {
+        "rotation in all layers": "rotation in the wrong layers",
+        "1 without rotation": "rotation in the wrong layers",
+        "one layer more without": "rotation left out or wrong",
+    },
     "bloom": {
         "split in thirds": "query, key and value split in thirds",
         "slopes of 2^(-8 h / H)": "ALiBi with wrong slopes",
@@ -140,12 +145,12 @@ class PlainDecoder:
         return self.linear(np.maximum(h, 0) if self.c.activation == "relu" else gelu, "ffn.output")
 
     def attention(self, x: np.ndarray, layer: int) -> np.ndarray:
-        mechanisms = {type(each).__name__: each for each in self.c.mechanisms_of(layer)}
+        mechanisms = {type(each).__name__: each for each in self.mechanisms(layer)}
         q, k, v = (
             self.linear(x, f"attention.{name}").reshape(len(x), -1, self.c.d_head) for name in ("query", "key", "value")
         )
-        if "PartialRotary" in mechanisms:
-            q, k = (self.rotated(each, mechanisms["PartialRotary"]) for each in (q, k))
+        if rotary := mechanisms.get("PartialRotary") or mechanisms.get("Rotary"):
+            q, k = (self.rotated(each, rotary) for each in (q, k))
         for name, h in (("query", q), ("key", k), ("value", v)):
             self.keep(f"{self.at}attention.{name}_heads", h.swapaxes(0, 1))
         k, v = (each.repeat(self.c.n_heads // self.c.kv_heads, axis=1) for each in (k, v))
@@ -160,6 +165,17 @@ class PlainDecoder:
         weights = self.keep(f"{self.at}attention.weights", weights / weights.sum(-1, keepdims=True))
         context = np.einsum("hij,jhk->ihk", weights, v).reshape(len(x), -1)
         return self.linear(self.keep(f"{self.at}attention.combined", context), "attention.output")
+
+    def mechanisms(self, layer: int) -> tuple[Any, ...]:
+        """The mechanisms of a layer, of which those of SmolLM3 may lack the rotation."""
+        local = self.c.local.layers if self.c.local else ()
+        if "rotation in all layers" in self.planted:
+            return self.c.mechanisms
+        if "1 without rotation" in self.planted:
+            return self.c.mechanisms if layer in local else self.c.local.mechanisms
+        if "one layer more without" in self.planted and layer == 0:
+            return self.c.local.mechanisms
+        return self.c.mechanisms_of(layer)
 
     def biases(self, length: int) -> np.ndarray:
         """ALiBi, slope * (key's position - query's position): (H, L, L)."""
@@ -180,7 +196,7 @@ class PlainDecoder:
 
     def rotated(self, x: np.ndarray, rotary: Any) -> np.ndarray:
         """Rotates the first columns of each head in x (T, H, K)."""
-        count = self.c.d_head if "whole heads" in self.planted else rotary.columns
+        count = self.c.d_head if "whole heads" in self.planted else getattr(rotary, "columns", self.c.d_head)
         spread = self.c.d_head if "d_head in frequencies" in self.planted else count
         angles = np.arange(len(x))[:, None] / rotary.theta ** (np.arange(0, count, 2) / spread)
         factor = 1.0
