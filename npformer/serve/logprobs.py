@@ -20,15 +20,27 @@ class Scored(NamedTuple):
     best: list[tuple[str, float]]
 
 
-def scored(tokenizer: Any, likely: Best | None, ended: str | None) -> list[Scored]:
-    """Returns the tokens of a text without its end token. `ended`: why the text ended; None if it goes on."""
+def scored(tokenizer: Any, likely: Best | None, ended: str | None, begins: bool = True) -> list[Scored]:
+    """Returns the tokens of a text without its end token.
+
+    ended: why the text ended; None if it goes on. begins: the first of these tokens begins the text.
+    """
     found = []
     steps = [] if likely is None else list(zip(likely.tokens.tolist(), likely.scores.tolist(), strict=True))
-    for ids, scores in steps[:-1] if ended == "end" else steps:
-        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+    for place, (ids, scores) in enumerate(steps[:-1] if ended == "end" else steps):
+        texts = [_text(tokenizer, i, begins and place == 0) for i in ids]
         (text, score), *best = zip(texts, [max(value, LEAST) for value in scores], strict=True)
         found.append(Scored(text, score, best))
     return found
+
+
+def _text(tokenizer: Any, token: int, begins: bool) -> str:
+    """The text of a token, which may depend on whether it begins a text: Llama 2's decoder then drops a space."""
+    alone: str = tokenizer.decode([token], skip_special_tokens=False)
+    if begins:
+        return alone
+    twice: str = tokenizer.decode([token, token], skip_special_tokens=False)
+    return twice[len(alone) :]
 
 
 class NewScores:
@@ -41,8 +53,9 @@ class NewScores:
         if self.writer.stream is None:
             return []
         steps = self.writer.stream.likely[self.count :]
+        begins, ended = self.count == 0, self.writer.ended if complete else None
         self.count += len(steps)
-        return scored(self.writer.task.model.tokenizer, joined(steps), self.writer.ended if complete else None)
+        return scored(self.writer.task.model.tokenizer, joined(steps), ended, begins)
 
 
 def of_chat(tokens: Sequence[Scored]) -> dict[str, Any]:
