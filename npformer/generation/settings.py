@@ -117,8 +117,12 @@ class Settings:
         checks.whole("num_return_sequences", self.num_return_sequences, 1, 1000)
         for name in ("top_k", "no_repeat_ngram_size"):
             checks.whole(name, getattr(self, name), 0, MOST)
+        if self.temperature == 0 and self.do_sample is True:
+            raise NpformerError(
+                "temperature: expected a number above 0, got 0; for greedy decoding, use do_sample=False"
+            )
         for name, (low, high) in RANGES.items():
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None and (name, value) != ("temperature", 0):
                 checks.number(name, value, low, high)
         for sequence, bias in self.sequence_bias:
             checks.whole("sequence_bias: tokens of a sequence", len(sequence), 1)
@@ -177,10 +181,21 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     of a translation. It is None if the number is not known yet; it is then taken as 1. The older lengths max_length and
     min_length, which include these tokens, are accepted. As in Transformers, a minimum above the maximum is kept.
     """
-    known, prompt = prompt is not None, prompt or 1
-    of_texts: Decoder | Config = config.decoder or config
     path, stored = stored_settings(folder)
-    values = merged(stored, {name: _plain(value) for name, value in given.items() if value is not None})
+    given = {name: _plain(value) for name, value in given.items() if value is not None}
+    try:
+        result = _settings(config, merged(stored, given), prompt or 1)
+        if prompt is not None:
+            _check_keys(config, prompt, result.max_new_tokens)
+    except NpformerError as error:
+        name = str(error).partition(":")[0].strip("'")
+        raise NpformerError(f"{path}: {error}") if name in stored and name not in given else error from None
+    return result
+
+
+def _settings(config: Config, values: dict[str, Any], prompt: int) -> Settings:
+    """The checked settings with these values, for texts after `prompt` tokens."""
+    of_texts: Decoder | Config = config.decoder or config
     end_ids = values.pop("eos_token_id", None)
     settings: dict[str, Any] = {
         "start_id": values.pop("decoder_start_token_id", of_texts.start_id),
@@ -203,7 +218,7 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
     values["bad_words_ids"] = tuple(_ids("bad_words_ids", word) for word in words)
     biases = values.get("sequence_bias") or []
     pairs = _pairs("sequence_bias", list(biases.items()) if isinstance(biases, dict) else biases)
-    values["sequence_bias"] = tuple((_ids("sequence_bias", ids), bias) for ids, bias in pairs)
+    values["sequence_bias"] = tuple({_ids("sequence_bias", ids): bias for ids, bias in pairs}.items())
     if (penalty := values.get("exponential_decay_length_penalty")) is not None:
         [values["exponential_decay_length_penalty"]] = _pairs("exponential_decay_length_penalty", [penalty])
     for name, value in values.items():
@@ -211,17 +226,14 @@ def resolve(folder: Path | None, config: Config, given: Mapping[str, Any], promp
             if value is not None:
                 settings[name] = value
             continue
-        where = f"{path}: " if name in stored and name not in given else ""
         if name in UNSUPPORTED:
             neutral, reason = UNSUPPORTED[name]
             if not isinstance(value, str | int | float | None) or value not in neutral:
-                raise NpformerError(f"{where}{name}: {checks.shown(value)} is not supported: {reason}; leave it out")
+                raise NpformerError(f"{name}: {checks.shown(value)} is not supported: {reason}; leave it out")
         elif name not in IGNORED:
-            raise NpformerError(f"{where}{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
+            raise NpformerError(f"{name!r:.80}: unknown setting; known: {', '.join(NAMES)}")
     result = Settings(**settings)
     result.check(config.n_outputs, config.max_length + 1 - prompt)
-    if known:
-        _check_keys(config, prompt, result.max_new_tokens)
     return result
 
 

@@ -78,7 +78,7 @@ def test_errors_name_the_option(folder: Path, capsys: pytest.CaptureFixture[str]
     for options, message in {
         ("--greedy", "--best", "3"): "--best: 3 sequences need as many beams, or no --greedy",
         ("--max-new-tokens", "99"): "--max-new-tokens: expected a whole number from 1 to 64",
-        ("--temperature", "0"): "temperature: expected a number from 1e-06",
+        ("--temperature", "0"): "temperature: expected a number above 0, got 0; for greedy decoding, use --greedy",
         ("--stop", ""): "--stop: expected non-empty texts",
     }.items():
         assert main(["generate", "-m", str(folder), "The", *options]) == 1

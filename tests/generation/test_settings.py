@@ -65,7 +65,11 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
         ({"num_beams": 2.0}, "num_beams: expected a whole number"),
         ({"num_beams": 2, "do_sample": True}, "num_beams: expected 1 for sampling"),
         ({"num_return_sequences": 2}, "2 sequences need as many beams, or do_sample=True; num_beams is 1"),
-        ({"temperature": 0}, "temperature: expected a number from 1e-06 to 1000000.0, got 0"),
+        ({"temperature": -1}, "temperature: expected a number from 1e-06 to 1000000.0, got -1"),
+        (
+            {"temperature": 0, "do_sample": True},
+            "temperature: expected a number above 0, got 0; .* use do_sample=False",
+        ),
         ({"top_p": 1.5}, "top_p: expected a number from 1e-06 to 1, got 1.5"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number from"),
         ({"length_penalty": 500}, "length_penalty: expected a number from -50 to 50, got 500"),
@@ -140,6 +144,28 @@ def test_a_setting_of_the_folder_that_is_unsupported_names_the_file(tmp_path: Pa
         resolve(tmp_path, config, {})
     found = resolve(tmp_path, config, {"num_beam_groups": 1, "min_p": 0.3})
     assert (found.min_p, found.typical_p) == (0.3, 0.9)
+
+
+def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 400, "top_p": 2, "max_length": 0}')
+    config = golden_model("marian-small").config
+    given = {"eos_token_id": 0, "top_p": 0.5, "max_length": 9}
+    for name in given:
+        with pytest.raises(NpformerError, match=rf"generation_config\.json: {name}: expected "):
+            resolve(tmp_path, config, {other: value for other, value in given.items() if other != name})
+    with pytest.raises(NpformerError, match=r"^top_p: expected "):
+        resolve(tmp_path, config, {**given, "top_p": 3})
+
+
+def test_greedy_decoding_ignores_a_temperature_of_zero() -> None:
+    """As in Transformers; some folders have it for greedy decoding."""
+    assert resolve(None, golden_model("marian-small").config, {"temperature": 0.0}).temperature == 0
+
+
+def test_the_last_bias_of_a_sequence_counts() -> None:
+    """As in Transformers."""
+    found = resolve(None, golden_model("marian-small").config, {"sequence_bias": [[[5], 3.0], [[6], 1.0], [[5], -3.0]]})
+    assert found.sequence_bias == (((5,), -3.0), ((6,), 1.0))
 
 
 def test_one_source_is_streamed() -> None:
