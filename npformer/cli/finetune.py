@@ -12,8 +12,9 @@ import numpy as np
 
 from npformer.checkpoint.read import CONFIG, read_folder, read_tree
 from npformer.cli import recipes
-from npformer.cli.arguments import add_options, limits, model_options
+from npformer.cli.arguments import KEEP, add_options, limits, model_options
 from npformer.cli.process import complain
+from npformer.common.checks import listed
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.common.limits import Limits
@@ -45,7 +46,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, model_options())
+    add_options(parser, [each for each in model_options() if each is not KEEP])  # training needs float32
     parser.add_argument("--train", metavar="FILE", nargs="+", required=True, help="files to train on")
     parser.add_argument("--dev", metavar="FILE", nargs="+", required=True, help="files used to select the best epoch")
     recipes.add_output_argument(parser)
@@ -80,6 +81,8 @@ def _labelled(args: argparse.Namespace, source: Path, output: Path, recipe: Reci
     given = [each.strip() for each in args.labels.split(",")] if args.labels else None
     allowed = limits(args)
     labels = given or _labels(source, label_names([*train, *dev]), allowed)
+    if len(labels) < 2:
+        raise NpformerError(f"{train_file}: labels: expected at least two, got only {listed(labels):.200}")
     config, tree, kept = start(source, labels, args.seed, args.as_distilbert, allowed)
     complain(f"{', '.join(labels)}: {'existing head' if kept else 'new head'}")
     weights = Trainable(tree, config)

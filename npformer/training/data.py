@@ -170,7 +170,9 @@ def label_ids(path: str | Path, rows: Sequence[LabelledText], labels: Sequence[s
     >>> label_ids("data.tsv", [LabelledText("Positive", "text", None, 2)], ("NEGATIVE", "POSITIVE"))
     [1]
     """
-    if len({each.lower() for each in labels}) < len(labels) or not all(each.strip() for each in labels):
+    if not all(each.strip() for each in labels):
+        raise NpformerError(f"{path}: labels: expected names, got an empty one in {','.join(labels)!r:.200}")
+    if len({each.lower() for each in labels}) < len(labels):
         raise NpformerError(f"{path}: labels: expected names that differ by more than case, got {listed(labels):.200}")
     known, ids = label_keys(labels), []
     for row in rows:
@@ -236,19 +238,22 @@ def encode_blocks(model: Model, paths: Sequence[str | Path], limit: int | None =
 
     A file is a document, followed by the end token unless the document ends with one. Documents are concatenated, so a
     block can contain the end of a document and the beginning of the next. Every token except the first is a target
-    once. Raises NpformerError for invalid text, with its file and line, and for a file without text.
+    once. Raises NpformerError for invalid text, with its file and line, for a file without text, and
+    for an end token outside the vocabulary.
     """
-    encoder, parts = Encoder(model, limit), []
+    encoder, parts, ends, size = Encoder(model, limit), [], model.config.end_ids, model.config.vocab_size
+    if ends and ends[0] >= size:
+        raise NpformerError(f"eos_token_id: expected a token id below vocab_size {size}, got {ends[0]}")
     for path in paths:
         text = "".join(line for _, line in _lines(Path(path)))
         if not text.strip():
             raise NpformerError(f"{path}: no text")
-        document, ends = encoder.ids(text), model.config.end_ids
+        document = encoder.ids(text)
         parts += [document, np.array([] if np.isin(document[-1:], ends).any() else ends[:1], np.int64)]
-    ids, size = np.concatenate(parts), encoder.limit
+    ids = np.concatenate(parts)
     if len(ids) < 2:
         raise NpformerError(f"{paths[0]}: expected at least two tokens, because a target is the next token, got one")
-    return blocks(ids, size)
+    return blocks(ids, encoder.limit)
 
 
 def blocks(ids: np.ndarray, size: int) -> list[Example]:
@@ -264,7 +269,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]:
     for names in TEXTS:
-        if all(name in record for name in names):
+        if all(name in record and name != label for name in names):
             return names
     others = [name for name in record if name != label]
     if len(others) == 1 and len(record) == 2:

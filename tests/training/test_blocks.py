@@ -128,6 +128,15 @@ def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
         encode_blocks(writers.model(end_ids=()), [tmp_path / "a.txt"])
 
 
+def test_an_end_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    model = writers.model(end_ids=(50256,))
+    with pytest.raises(
+        NpformerError, match=f"eos_token_id: expected .* vocab_size {model.config.vocab_size}, got 50256"
+    ):
+        encode_blocks(model, [tmp_path / "a.txt"])
+
+
 def test_gpt2_learns_labels_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A new head on a model that writes texts reads the last token of each text."""
     folder = writers.folder(tmp_path / "model")

@@ -48,6 +48,8 @@ def test_rows_of_two_texts(tmp_path: Path) -> None:
     row = read_labelled(tmp_path / "a.tsv")[0]
     assert (row.text, row.text_pair, row.label, row.line) == ("a", "b", "yes", 2)
     assert read_labelled(tmp_path / "a.tsv", "label", ["hypothesis"])[0].text == "b"
+    (tmp_path / "c.tsv").write_text("text\tsentence\ngood\ta\n", encoding="utf-8")
+    assert read_labelled(tmp_path / "c.tsv", "text")[0].text == "a"  # the column of the label is not the text
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,8 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
         NpformerError, match=r"a\.tsv: labels: expected names that differ by more than case, got Bad, bad"
     ):
         label_ids("a.tsv", rows, ("Bad", "bad"))
+    with pytest.raises(NpformerError, match=r"a\.tsv: labels: expected names, got an empty one in 'bad,,good'"):
+        label_ids("a.tsv", rows, ("bad", "", "good"))
     with pytest.raises(NpformerError, match=r"line 2: expected label numbers of at most four digits, got 9{80}"):
         label_names([LabelledText("9" * 5000, "a", None, 2), LabelledText("1", "a", None, 3)])
 
@@ -158,7 +162,12 @@ def test_finetune_that_makes_no_sense(
     tiny.folder(tmp_path / "model", head="base")
     (tmp_path / "one.tsv").write_text("label\ttext\nyes\thot\nno\tcold\n", encoding="utf-8")
     (tmp_path / "two.tsv").write_text("label\ttext\ttext_pair\nyes\ta\tb\nno\tb\ta\n", encoding="utf-8")
-    model, one, two = (str(tmp_path / name) for name in ("model", "one.tsv", "two.tsv"))
+    (tmp_path / "all.tsv").write_text("label\ttext\nyes\thot\nyes\tcold\n", encoding="utf-8")
+    model, one, two, alike = (str(tmp_path / name) for name in ("model", "one.tsv", "two.tsv", "all.tsv"))
+    command = ["finetune", "-m", model, "--train", alike, "--dev", alike, "-o", str(tmp_path / "out")]
+    assert cli.main(command) == 1
+    assert "all.tsv: labels: expected at least two, got only yes" in capsys.readouterr().err
+    assert cli.main([*command, "--keep", "bfloat16"]) == 2  # weights in training are float32
     for source, dev, more, message in (
         (model, two, (), "expected one text per row in both, or two in both"),
         (model, one, ("--average-every", "3"), "--average-every: needs --average"),
