@@ -56,6 +56,16 @@ def test_on_a_phone_the_rows_fit_a_screen(page: Page) -> None:
     assert page.one(".sides").size["height"] < 844
 
 
+def test_on_a_phone_a_folded_row_of_hundreds_is_one_line(page: Page) -> None:
+    array = np.zeros((1, 1, LENGTH, LENGTH), np.float32)
+    array[..., :KEPT] = np.arange(1, KEPT + 1) / np.arange(1, KEPT + 1).sum()
+    page.show(view.heads(array, tokens=TOKENS), width=390, height=844)
+    assert max(int(text.split()[1]) for text in page.texts(".to .fold")) > 100
+    cut = "node.scrollHeight > node.clientHeight || node.scrollWidth > node.clientWidth"
+    folds = "[...document.querySelectorAll('.tokens .fold')]"
+    assert page.js(f"return {folds}.filter((node) => {cut}).map((node) => node.textContent)") == []
+
+
 def test_lines_to_a_key_that_all_tokens_attend_to_are_not_drawn(page: Page) -> None:
     """Lines to a key that every token attends to would hide the other lines.
 
