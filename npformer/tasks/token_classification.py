@@ -18,6 +18,7 @@ from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task
 from npformer.text.inputs import Pair, as_text, as_texts
+from npformer.text.tokenizer import special_token
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -87,8 +88,9 @@ class TokenClassification(Task):
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
         tokenizer = model.tokenizer
-        unknown_piece = getattr(tokenizer.model, "unk_token", None)
-        self._unknown = tokenizer.token_to_id(unknown_piece) if unknown_piece else None
+        # a unigram model does not name its unknown token
+        unknown = getattr(tokenizer.model, "unk_token", None) or special_token(model.folder, model.config, "unk_token")
+        self._unknown = tokenizer.token_to_id(unknown)
         self._join = tokenizer.decoder.decode if tokenizer.decoder else " ".join
         self._has_prefix = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
 
@@ -122,15 +124,16 @@ class TokenClassification(Task):
         return answers
 
     def _tokens(self, text: str, piece: Any, scores: np.ndarray, first: int) -> list[Token]:
-        tokens = []
+        tokens, ids = [], piece.ids
         for i, (special, (start, end)) in enumerate(zip(piece.special_tokens_mask, piece.offsets, strict=True)):
             if special:
                 continue
-            word, there = piece.tokens[i], text[start:end]
+            # piece.tokens has the text of an unknown token, and the space before an added token
+            word, there = self.model.tokenizer.id_to_token(ids[i]), text[start:end]
             goes_on = (
                 len(word) != len(there) if self._has_prefix else start > 0 and " " not in text[start - 1 : start + 1]
             )
-            if piece.ids[i] == self._unknown:
+            if ids[i] == self._unknown:
                 word, goes_on = there, False
             tokens.append(Token(word, scores[i], first + i, start, end, goes_on))
         return tokens

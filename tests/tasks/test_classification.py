@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from npformer.common.errors import NpformerError
 from npformer.probabilities import probabilities
@@ -203,6 +204,32 @@ def test_entities_in_windows_match_the_text():
     assert [(each["word"], each["start"], each["end"]) for each in tokens] == [
         (each["word"], each["start"], each["end"]) for each in whole
     ]
+
+
+UNIGRAM_TEXT = "ice aﬁb <mask> ice"
+
+
+def unigram_tagger(**options):
+    """A tagger with a tokenizer like XLM-RoBERTa's: no mark on continued words, and a mask that includes its space."""
+    pieces = [("<unk>", 0.0), ("▁", -2.0), ("▁ice", -1.0), ("a", -2.0), ("b", -2.0)]
+    made = Tokenizer(models.Unigram(pieces, 0, False))
+    made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.add_tokens([AddedToken("<mask>", lstrip=True)])
+    model = tiny.model("xlm-roberta", "token-classification", seed=4)
+    model.tokenizer = made
+    return pipeline("token-classification", model, ignore_labels=[], **options)
+
+
+def test_tokens_of_a_unigram_tokenizer_are_the_vocabulary_s_and_an_unknown_one_is_the_text_s():
+    words = [each["word"] for each in unigram_tagger()(UNIGRAM_TEXT)]
+    assert words == ["▁ice", "▁", "a", "ﬁ", "b", "<mask>", "▁ice"]
+
+
+@pytest.mark.parametrize("strategy", ["first", "average", "max"])
+def test_an_unknown_token_of_a_unigram_tokenizer_begins_a_word_as_in_transformers(strategy):
+    words = [each["word"] for each in unigram_tagger(aggregation_strategy=strategy)(UNIGRAM_TEXT)]
+    assert words == ["ice", "", "a", "ﬁb", "<mask>", "ice"]
 
 
 @pytest.mark.parametrize(
