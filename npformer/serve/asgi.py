@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -51,6 +52,7 @@ class App:
         self.limits = limits
         self.key = None if api_key is None else _digest(api_key.strip())
         self.stopping = False
+        self.end: float | None = None  # when the grace period of a stopping server is over, by time.monotonic
         self.open = 0  # requests with a complete body and no answer yet
         self.bodies = Bodies(limits)
         self.routes = {route.path: route for route in ALL_ROUTES}
@@ -59,7 +61,10 @@ class App:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Starts the batching thread, and ends it once all accepted requests are answered."""
+        """Starts the batching thread, and ends it once all accepted requests are answered.
+
+        A batch that is not computed at the end of the grace period is abandoned.
+        """
         limits = self.limits
         batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self.metrics.batch)
         pool = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens")
@@ -74,7 +79,8 @@ class App:
             yield
         finally:
             self.service = None
-            await asyncio.to_thread(batcher.close)
+            left = None if self.end is None else max(0.0, self.end - time.monotonic())
+            await asyncio.to_thread(batcher.close, left)
             pool.shutdown()
 
     # --- one request ---------------------------------------------------------------------------------------------
@@ -84,14 +90,22 @@ class App:
         request.state.route = path
         self._check_key(request)
         self._check_open()
-        async with self.bodies.read(request) as body:
-            self._check_open()  # again: other requests may have been accepted while this body arrived
-            self.open += 1
-            try:
-                async with asyncio.timeout(self.limits.seconds):
-                    return await self._unless_left(request, self._answer(request, self.routes[path], body))
-            finally:
-                self.open -= 1
+        try:
+            async with self.bodies.read(request) as body:
+                self._check_open()  # again: other requests may have been accepted while this body arrived
+                return await self._accepted(path, request, body)
+        except asyncio.CancelledError:
+            if self.stopping:  # the grace period is over
+                raise stopped() from None
+            raise
+
+    async def _accepted(self, path: str, request: Request, body: bytes) -> Response:
+        self.open += 1
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                return await self._unless_left(request, self._answer(request, self.routes[path], body))
+        finally:
+            self.open -= 1
 
     def _check_open(self) -> None:
         if self.service is None:

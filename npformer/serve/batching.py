@@ -111,12 +111,12 @@ class Batcher:
         """Starts the batching thread."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Computes the queued texts, then ends the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """Computes the queued texts, then ends the thread. Waits at most this many seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(seconds)
 
     async def answers(
         self, work: Work, requests: Sequence[Any], sizes: Sequence[int], admitted: bool = False

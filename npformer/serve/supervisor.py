@@ -128,6 +128,16 @@ def _announce(settings: ServerSettings, listening: socket.socket) -> None:
     logging.getLogger("npformer.serve").info("serving %s on http://%s:%d; press Ctrl-C to stop", names, host, port)
 
 
+def cancellable(app: Any) -> Any:
+    """Returns an app that ends quietly if uvicorn cancels it, where uvicorn would log a traceback for each request."""
+
+    async def quiet(scope: Any, receive: Any, send: Any) -> None:
+        with suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return quiet
+
+
 class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
     """A uvicorn server that answers 503 while it shuts down, and then exits normally."""
 
@@ -141,9 +151,9 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         grace = settings.limits.grace
         super().__init__(
             uvicorn.Config(
-                made, log_level="warning", access_log=False, lifespan="on", backlog=BACKLOG, ws="none",
+                cancellable(made), log_level="warning", access_log=False, lifespan="on", backlog=BACKLOG, ws="none",
                 http=HttpConnection, timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=max(1, round(grace)), server_header=False,
+                server_header=False,
             )
         )  # fmt: skip
         self.grace = grace
@@ -160,20 +170,23 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         """
         if self.service.stopping or (self.is_worker and sig == signal.SIGINT):
             return
-        self.service.stopping = True
+        self.service.stopping, self.service.end = True, time.monotonic() + self.grace
         asyncio.get_running_loop().call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
         self._finishing = asyncio.ensure_future(self._stop_when_idle())
 
     async def _stop_when_idle(self) -> None:
-        end = time.monotonic() + self.grace
+        """Waits for the accepted requests. What is left of the grace period is for bodies that are still arriving."""
+        end = self.service.end
+        assert end is not None
         await asyncio.sleep(POLL)  # new requests get 503 until the exit
         if not self.is_worker:  # at a second signal the parent kills its workers itself
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
         while self.service.open and time.monotonic() < end:
             await asyncio.sleep(POLL / 4)
+        self.config.timeout_graceful_shutdown = max(POLL / 4, end - time.monotonic())
         self.should_exit = True
 
 

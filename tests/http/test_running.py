@@ -264,6 +264,25 @@ def test_a_stopped_server_answers_accepted_requests_and_exits_with_0(sent, worke
         assert "Traceback" not in server.log
 
 
+def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
+    """A request without an answer gets 503. A started answer ends with its connection, and the log has no traceback."""
+    with Server("distilbert-sst2", "--grace", 1) as server:
+        unread = raw(server, "/embed_all", {"inputs": ["music " * 500] * 8})
+        assert unread.recv(15) == b"HTTP/1.1 200 OK"
+        waiting = raw(server, "/embed", {"inputs": ["music " * 500] * 100})
+        host, port = server.url.removeprefix("http://").split(":")
+        unfinished = socket.create_connection((host, int(port)), timeout=120)
+        unfinished.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        until(lambda: metric(server, "npformer_queue_texts") > 0)
+        server.process.send_signal(signal.SIGTERM)
+        for each in (waiting, unfinished):
+            assert b"".join(iter(lambda each=each: each.recv(1000), b"")).startswith(b"HTTP/1.1 503 ")
+            each.close()
+        assert server.process.wait(120) == 0
+        unread.close()
+        assert "Traceback" not in server.log
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(workers):
     """The second signal must come a moment after the first. A parent then kills its workers, and ends as it does after

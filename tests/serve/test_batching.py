@@ -302,6 +302,22 @@ def test_closing_computes_the_accepted_texts():
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
+def test_closing_waits_at_most_for_the_given_time():
+    work = Recorded()
+
+    async def test() -> None:
+        work.free.clear()
+        async with Running() as batcher:
+            waiting = asyncio.ensure_future(batcher.answers(work, ["long"], [1]))
+            assert await asyncio.to_thread(work.started.wait, HANG)
+            await asyncio.to_thread(batcher.close, 0.01)
+            assert not waiting.done()
+            work.free.set()
+            await waiting
+
+    run(test)
+
+
 def test_a_text_at_fault_fails_alone_and_the_log_has_no_text(caplog):
     work = Recorded()
 
