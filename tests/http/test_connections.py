@@ -171,6 +171,15 @@ def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
         assert rest(held).count(b"HTTP/1.1 200 OK") == 2
 
 
+def test_a_client_that_offers_http_2_is_answered_without_a_warning(hasty):
+    """Java's HTTP client offers an upgrade on each connection."""
+    with closing(connect(hasty)) as offering:
+        upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+        offering.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + upgrade + b"\r\n")
+        assert offering.recv(65536).startswith(b"HTTP/1.1 200 OK")
+    assert "upgrade" not in hasty.log
+
+
 def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
     """A megabyte in chunks of one byte takes seconds to read; other requests are answered meanwhile."""
     taken, made = [], []
