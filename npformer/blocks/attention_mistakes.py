@@ -13,11 +13,21 @@ from npformer.blocks.activation_mistakes import sigmoid
 from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
+from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.mechanisms.window import Window
 
 QKV = ("query", "key", "value")
 SCORES, WEIGHTS, CONTEXT = "*.attention.scores", "*.attention.weights", "*.attention.context"
 HEADS, COMBINED = "*.attention.*_heads", "*.attention.combined"
+
+
+def _before_cap(rule: Rule) -> Rules:
+    """Rules that change the scores, before their soft cap if the layer has one."""
+    return {
+        f"*.attention.{UNCAPPED_SCORES}": rule,
+        SCORES: lambda scores, at: rule(scores, at) if at.cap is None else scores,
+    }
+
 
 # --- query, key and value --------------------------------------------------------------------------------------------
 
@@ -47,7 +57,7 @@ def _swapped(*orders: tuple[int, ...]) -> Callable[[Any], Ways]:
                 }
                 yield "their heads", exchanged
             if order == (1, 0, 2):
-                yield "K Q^T for Q K^T", {SCORES: lambda scores, at: _transposed(scores)}
+                yield "K Q^T for Q K^T", _before_cap(lambda scores, at: _transposed(scores))
             elif order in SWAPS:
                 yield "in the products", _in_products(named)
 
@@ -74,7 +84,7 @@ def _transposed(x: np.ndarray) -> np.ndarray:
 def _in_products(named: dict[str, str]) -> Rules:
     q, k, v = (named[name] for name in QKV)
     return {
-        SCORES: lambda y, at: at.scored(at.heads(q) @ at.heads(k).swapaxes(-1, -2) * at.scale, y),
+        **_before_cap(lambda y, at: at.heads(q) @ at.heads(k).swapaxes(-1, -2) * at.scale + at.bias(y)),
         CONTEXT: lambda y, at: at("attention.weights") @ at.heads(v),
     }
 
@@ -156,9 +166,9 @@ def _tiled(port: Any) -> Ways:
 
         def of_partners(y: np.ndarray, at: Any) -> Any:
             keys = chosen(at("attention.key_heads"), at)
-            return at.scored(at("attention.query_heads") @ keys.swapaxes(-1, -2) * at.scale, y)
+            return at("attention.query_heads") @ keys.swapaxes(-1, -2) * at.scale + at.bias(y)
 
-        scores: Rules = {SCORES: of_partners}
+        scores = _before_cap(of_partners)
         context: Rules = {CONTEXT: lambda y, at: at("attention.weights") @ chosen(at("attention.value_heads"), at)}
         return {**(scores if keys else {}), **(context if values else {})}
 
@@ -172,7 +182,12 @@ def _tiled(port: Any) -> Ways:
 
 def _scaled(factor: Callable[[Any], float]) -> Rules:
     """Rules that multiply q k^T by factor(at) instead of the model's factor. Biases and caps do not change."""
-    return {SCORES: lambda scores, at: at.scored(at.products(scores) * (factor(at) / at.scale), scores)}
+
+    def rule(scores: np.ndarray, at: Any) -> Any:
+        bias = at.bias(scores)
+        return (scores - bias) * (factor(at) / at.scale) + bias
+
+    return _before_cap(rule)
 
 
 def _unscaled(port: Any) -> Ways:
@@ -360,7 +375,7 @@ MISTAKES = (
         "n_heads / n_kv_heads consecutive query heads share each head of keys and values",
         _tiled,
     ),
-    Mistake("unscaled scores", "q k^T must be divided by sqrt(d_head)", _unscaled),
+    Mistake("unscaled scores", "q k^T must be divided by sqrt(d_head), or have the factor in config.json", _unscaled),
     Mistake("doubly scaled scores", "q k^T is divided by sqrt(d_head) twice, perhaps once in q", _doubly_scaled),
     Mistake(
         "scores divided by sqrt(d_head)",
@@ -407,6 +422,6 @@ MISTAKES = (
         "rotary positions", "this model adds positions to embeddings and does not rotate queries and keys", _rotary
     ),
     Mistake("causal mask", "in an encoder every token attends to all tokens before and after it", _causal),
-    Mistake("attention in a window", "in this model every token attends to all others, at any distance", _window),
+    Mistake("attention in a window", "in this model the distance between two tokens does not limit attention", _window),
     Mistake("special tokens hidden", "tokens attend to [CLS] and [SEP] as to any other token", _special_hidden),
 )

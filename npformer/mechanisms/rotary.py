@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,17 @@ from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
 from npformer.common.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.mechanism import Mechanism, Sums
-from npformer.mechanisms.rotary_scaling import Dynamic, Linear, Llama3, LongRope, Scaling, Yarn, powers
+from npformer.mechanisms.rotary_scaling import (
+    Changed,
+    Dynamic,
+    Linear,
+    Llama3,
+    LongRope,
+    Scaling,
+    Yarn,
+    exchanged,
+    rotary_frequencies,
+)
 from npformer.runtime.packing import Batch
 from npformer.runtime.threads import all_gather
 from npformer.stage import Stage
@@ -133,11 +144,8 @@ def rotary_angles(
     array([[0.    , 0.    ],
            [0.8415, 0.0998]], dtype=float32)
     """
-    frequencies = np.float32(1) / powers(theta, d_head)
-    if scaling is not None:
-        length = int(positions.max(initial=0)) + 1 if length is None else length
-        frequencies = scaling.scaled(frequencies, theta, length)
-    angles = positions[:, None] * frequencies.astype(np.float64)
+    length = int(positions.max(initial=0)) + 1 if length is None else length
+    angles = positions[:, None] * rotary_frequencies(d_head, theta, scaling, length).astype(np.float64)
     magnitude = 1.0 if scaling is None else scaling.magnitude
     return (np.cos(angles) * magnitude).astype(dtype), (np.sin(angles) * magnitude).astype(dtype)
 
@@ -226,6 +234,7 @@ def _turned(port: Any) -> Ways:
     yield "d_model instead of d_head in the frequencies", _with_power(lambda at: at.config.d_head / at.config.d_model)
     yield "without the 2 in the frequencies' exponents, theta^(-i / d_head)", _with_power(lambda at: 0.5)
     yield "of the whole row, not of each head", dict.fromkeys(ROTATED, _whole_row)
+    yield "twice", _rotated(lambda x, cos, sin: rotate(rotate(x, cos, sin), cos, sin))
     yield "of only the first half of each head, with a whole head's frequencies", _rotated(_half_of(slice(None)))
     yield "of only the first half of each head, with the half's frequencies", _rotated(_half_of(slice(None, None, 2)))
     values: Rules = {"*.attention.value": _rotated_if_queries_are}
@@ -283,45 +292,44 @@ def _other_positions(port: Any) -> Ways:
         yield f"from 0 again at token {n}, as in steps after a prompt", at_positions(restarted)
 
 
+#: Steps that a port computes in 16 bits -> whether these are positions, frequencies, angles, and cosines and sines.
+IN_HALF = {
+    "positions": (True, False, False, False),
+    "angles": (False, False, True, False),
+    "positions, frequencies and angles": (True, True, True, False),
+    "positions, frequencies, angles, cosines and sines": (True, True, True, True),
+}
+
+
+def _in_half(kind: str, steps: tuple[bool, ...]) -> Rules:
+    """Rules that rotate with some steps rounded to 16 bits."""
+    positions, frequencies, angles, tables = (partial(half, kind) if step else np.asarray for step in steps)
+
+    def rule(y: np.ndarray, at: Any) -> np.ndarray:
+        x, rotary = at.source, rotary_in(at)
+        own = rotary_frequencies(rotary.rotated_columns, rotary.theta, rotary.scaling, len(x)).astype(np.float64)
+        angle = angles(positions(np.arange(len(x), dtype=np.float64))[:, None] * frequencies(own))
+        magnitude = 1.0 if rotary.scaling is None else rotary.scaling.magnitude
+        cos, sin = (tables(table * magnitude).astype(x.dtype) for table in (np.cos(angle), np.sin(angle)))
+        return rotary.rotated(x, cos, sin)
+
+    return dict.fromkeys(ROTATED, rule)
+
+
 def _rounded(port: Any) -> Ways:
-    """Rounds cosines and sines, or the frequencies, to 16 bits."""
+    """Rounds some steps of the rotation to 16 bits."""
     for kind in HALVES:
+        for said, steps in IN_HALF.items():
+            yield f"{said} in {kind}", _in_half(kind, steps)
 
         def tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, kind: str = kind) -> np.ndarray:
             return rotate(x, half(kind, cos), half(kind, sin))
 
         def narrow(rotary: Rotary, kind: str = kind) -> Rotary:
-            return replace(rotary, scaling=_Changed(rotary.scaling, lambda own, *_: half(kind, own)))
+            return replace(rotary, scaling=Changed(rotary.scaling, lambda own, *_: half(kind, own)))
 
         yield f"cosines and sines in {kind}", _rotated(tables)
         yield f"frequencies in {kind}", _rotated(change=narrow)
-
-
-@dataclass(frozen=True)
-class _Changed(Scaling):
-    """A scaling with frequencies change(scaled, unscaled, theta), where `scaling` gives the scaled frequencies."""
-
-    scaling: Scaling | None
-    change: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0 if self.scaling is None else self.scaling.magnitude
-
-    def scaled(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
-        own = frequencies if self.scaling is None else self.scaling.scaled(frequencies, theta, length)
-        return self.change(own, frequencies, theta)
-
-
-def _exchanged(scaling: Llama3 | Yarn, ends: bool) -> Scaling:
-    """Exchanges the weights of scaled and unscaled frequencies in the blend. ends: also outside the blend."""
-
-    def change(own: np.ndarray, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        low = frequencies / np.float32(scaling.factor)
-        blended = ~np.isclose(own, low, rtol=1e-6) & ~np.isclose(own, frequencies, rtol=1e-6)
-        return np.where(blended | ends, frequencies + low - own, own)
-
-    return _Changed(scaling, change)
 
 
 def _added(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -384,8 +392,8 @@ def _other_scaling(port: Any) -> Ways:
         for one, two in ((1.0, 2.0), (1.0, 4.0), (1.0, 8.0), (2.0, 4.0), (1.0, 32.0)):
             others[f"boundaries {one:g} and {two:g}"] = replace(scaling, low=one, high=two)
     if isinstance(scaling, Llama3 | Yarn):
-        others["scaled and unscaled frequencies exchanged in the blend"] = _exchanged(scaling, ends=False)
-        others["scaled and unscaled frequencies exchanged"] = _exchanged(scaling, ends=True)
+        others["scaled and unscaled frequencies exchanged in the blend"] = exchanged(scaling, ends=False)
+        others["scaled and unscaled frequencies exchanged"] = exchanged(scaling, ends=True)
         others["max_length as the original length"] = replace(scaling, original=port.config.max_length)
         for length in (4096, 8192):
             others[f"original length {length} instead of {scaling.original}"] = replace(scaling, original=length)
@@ -397,7 +405,7 @@ def _other_scaling(port: Any) -> Ways:
         others["short_factor and long_factor exchanged"] = replace(scaling, short=scaling.long, long=scaling.short)
     if isinstance(scaling, Dynamic):
         others["linear"] = Linear(scaling.factor)
-        others["the scaling for the longest text in texts of any length"] = _Changed(
+        others["the scaling for the longest text in texts of any length"] = Changed(
             scaling, lambda own, frequencies, theta: scaling.scaled(frequencies, theta, scaling.longest)
         )
     for way, other in others.items():

@@ -316,3 +316,16 @@ def test_a_cap_that_is_left_out_is_not_a_wrong_name() -> None:
     t = trace(model, recorded.texts)
     arrays = {f"0/{name}": t.texts("head.output" if name == "logits" else name)[0] for name in t}
     assert golden.diagnose(recorded, arrays, model).mistake == "soft cap of logits left out"
+
+
+@pytest.mark.parametrize("name", ["unscaled scores", "query and key swapped"])
+def test_a_mistake_in_products_is_named_before_the_soft_cap(name: str) -> None:
+    model = load(Path(__file__).parent / "data" / "gemma2-causal-lm")
+    recorded = golden.record(model, [list(range(3, 12)), list(range(12, 6, -1))])
+    stages = trace(model, recorded.texts)
+    arrays = {f"{i}/{each}": array.copy() for each in stages for i, array in enumerate(stages.texts(each))}
+    scale = float(model.config.score_scale or model.config.d_head**-0.5)
+    for each, array in arrays.items():
+        if each.endswith("uncapped_scores"):
+            array[...] = array / scale if name == "unscaled scores" else array.swapaxes(-1, -2).copy()
+    assert golden.diagnose(recorded, arrays, model).causes == [name]

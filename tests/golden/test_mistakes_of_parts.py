@@ -25,6 +25,7 @@ from npformer.config import Config, Decoder
 from npformer.families import FAMILIES
 from npformer.functions import linear, rms_norm
 from npformer.mechanisms import HeadNorm, RelativeBias, Rotary
+from npformer.mechanisms.rotary_scaling import powers
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text
 from npformer.taps import tap
@@ -77,6 +78,13 @@ def again_after_4(positions: np.ndarray, *rest: Any) -> Any:
     return angles(np.where(positions < 4, positions, positions - 4), *rest)
 
 
+def angles_in_half(positions: np.ndarray, *rest: Any) -> Any:
+    """Cosines and sines of angles that float16 holds, as with positions and frequencies in float16."""
+    frequencies = np.float16(1) / powers(rest[1], rest[0]).astype(np.float32)
+    angle = positions.astype(np.float16)[:, None] * frequencies.astype(np.float16)
+    return tuple(f(angle.astype(np.float64)).astype(rest[2]) for f in (np.cos, np.sin))
+
+
 def of_product(x: np.ndarray, activation: Any, hidden: Any, gate: Any, output: Any) -> np.ndarray:
     return tap("output", linear(activation(linear(x, **hidden) * linear(x, **gate)), **output))
 
@@ -126,6 +134,12 @@ LLAMA: dict[str, tuple[str, str, Plant]] = {
     "tables in bfloat16": (
         "rotation rounded", "cosines and sines in bfloat16",
         (*TURNS, lambda x, cos, sin: turn(x, half("bfloat16", cos), half("bfloat16", sin))),
+    ),
+    "angles in float16": (
+        "rotation rounded", "positions, frequencies and angles in float16", (rotary, "rotary_angles", angles_in_half),
+    ),
+    "rotated twice": (
+        "rotation left out or wrong", "twice", (*TURNS, lambda x, cos, sin: turn(turn(x, cos, sin), cos, sin)),
     ),
     "theta^(-i / K)": (
         "rotation left out or wrong", "without the 2",
