@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CPU = "everything runs on the CPU; leave it out"
 _DTYPE = "use dtype= of npformer.load and pipeline, float32 or float64"
-_SAVE = "`npformer convert MODEL FOLDER` writes a model folder; with `--to torch`, transformers can read it"
+_SAVE = "npformer.training.save(model, folder) writes it; `npformer convert --to torch`, for transformers"
 _TRAIN = "`npformer finetune` and npformer.training train models"
 _POOL = "encode(texts) uses all cores; `npformer embed --scheduler local:4` uses several processes"
 _TRACE = "npformer.trace(model, text) has every layer's output and attention weights"

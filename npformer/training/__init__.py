@@ -2,7 +2,8 @@
 
 Backward functions are below their forward functions, in `functions.py` and the modules that build on it. `losses.py`
 has the objectives, `batch_gradients.py` the gradients of a batch, `optimizer.py` and `schedule.py` the update,
-`trainer.py` the loop and `run_folder.py` its checkpoints. `data.py` reads files, and `metrics.py` evaluates models.
+`trainer.py` the loop and `run_folder.py` its checkpoints. `data.py` reads files, `metrics.py` evaluates models, and
+`start.py` saves them.
 """
 
 from npformer.training.batch_gradients import Gradients, gradients
@@ -12,6 +13,7 @@ from npformer.training.initialize import initialize
 from npformer.training.losses import Example, HeadLoss, TranslationLoss
 from npformer.training.optimizer import Adam, clip_scale, global_norm, is_decayed
 from npformer.training.schedule import constant, linear, noam
+from npformer.training.start import save
 from npformer.training.trainable import Trainable
 from npformer.training.trainer import Recipe, Trainer
 
@@ -37,6 +39,7 @@ __all__ = [
     "linear",
     "noam",
     "read_labelled",
+    "save",
     "standard_rates",
 ]
 

@@ -1,4 +1,4 @@
-"""The start and end of fine-tuning: a checkpoint with a head for new labels, and the output folder."""
+"""The start and end of training: a checkpoint with a head for new labels, and the folder of a trained model."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from pathlib import Path
 
 import numpy as np
 
+from npformer.base_model import BaseModel, check_model
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.archive import save_arrays
+from npformer.checkpoint.hub import CHAT_TEMPLATE, TRANSLATION
 from npformer.checkpoint.read import CONFIG, OWN_WEIGHTS, own_metadata, read_folder, read_tree
 from npformer.common.errors import NpformerError
-from npformer.common.files import place_in_folder, read_bytes, written_whole
+from npformer.common.files import new_folder, place_in_folder, read_bytes, written_whole
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families import family_of, read_config, write_config
 from npformer.families.distilbert import DISTILBERT
 from npformer.generation.settings import FILE as GENERATION
+from npformer.runtime.narrow import NarrowWeight
 from npformer.text.legacy_files import MERGES_VOCABULARY
 from npformer.text.tokenizer import FILES, SETTINGS, SPECIAL_TOKENS_FILES, longest_text, read_settings
 from npformer.training.initialize import initialize
 
 TOKENIZER = (SETTINGS, *SPECIAL_TOKENS_FILES, *FILES, MERGES_VOCABULARY)
+GENERATES = {"causal-lm": (CHAT_TEMPLATE, GENERATION), "translation": TRANSLATION}
 HEAD = "sequence-classification"
 ENCODER = ("embeddings.", "layers.", "norm.")
 STACKS = (*ENCODER, "encoder.", "decoder.")
@@ -76,14 +80,49 @@ def as_distilbert(config: Config, tree: layout.Tree) -> tuple[Config, layout.Tre
 def companions(source: Path, config: Config, limit: int | None = None) -> dict[str, bytes]:
     """The tokenizer files in a folder, by name. If `limit` is below their maximum length, it replaces that length.
 
-    For a causal-lm model, the generation settings in the folder are included.
+    For a model that generates text, the chat template and the generation settings are included.
     """
-    names = (*TOKENIZER, GENERATION) if config.head == "causal-lm" else TOKENIZER
+    names = (*TOKENIZER, *GENERATES.get(config.head, ()))
     kept = {name: read_bytes(source / name, "json") for name in names if (source / name).exists()}
     if limit is not None:
         settings = {**read_settings(source), "model_max_length": min(limit, longest_text(source, config))}
         kept[SETTINGS] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return kept
+
+
+def save(model: BaseModel, folder: str | Path) -> None:
+    """Writes a model to a new folder: its weights, its config, and the tokenizer files of the folder it was read from.
+
+    The modules of a sentence-transformers folder, such as its pooling, are not written.
+
+    Parameters
+    ----------
+    model : Model or Seq2Seq with float32 or float64 weights, such as `Model(config, weights.tree, folder)`
+    folder : str or Path
+
+    Raises
+    ------
+    NpformerError
+        If the folder exists or cannot be written, or the weights are stored in fewer bytes (`keep` of
+        `npformer.load`).
+
+    Examples
+    --------
+    >>> from npformer.training import Trainable
+    >>> model = npformer.load("distilbert-sst2")
+    >>> weights = Trainable(model.weights, model.config)
+    >>> weights.flat["head.output.bias"][:] = 1  # a step of training
+    >>> save(npformer.Model(model.config, weights.tree, model.folder), "mine")
+    >>> npformer.load("./mine").weights["head"]["output"]["bias"]
+    array([1., 1.], dtype=float32)
+    """
+    check_model("save", model)
+    for name, array in layout.flatten(dict(model.weights)).items():
+        if isinstance(array, NarrowWeight):
+            raise NpformerError(f"{name}: expected float32, got {array.stored}; load the model without keep")
+    beside = {} if model.folder is None else companions(model.folder, model.config)
+    with new_folder(Path(folder)) as new:
+        write_model(new, beside, model.config, dict(model.weights))
 
 
 def write_model(folder: Path, beside: Mapping[str, bytes], config: Config, tree: layout.Tree) -> None:
