@@ -32,6 +32,10 @@ ODDS = "the log-odds of"
 Pieces = tuple[tuple[str, int | None], ...]  # pieces of a text, each with its word's number, or None between words
 
 
+class NothingLeft(NpformerError):
+    """Raised for a text of which nothing is left when words are left out."""
+
+
 @dataclass(frozen=True, eq=False)
 class Method:
     """One measure applied to one text: a score for each word, a description, and the text to mark.
@@ -130,7 +134,8 @@ def leave_one_out(
     """score_i = log-odds of the label on the whole text - log-odds on the text without word i.
 
     `label` is by default the model's answer. `group` adjacent words are left out together: by default one, or more if
-    the runs would read more than `MOST` tokens. Raises NpformerError for a text without words.
+    the runs would read more than `MOST` tokens. Raises NpformerError for a text without words, and NothingLeft
+    for a single word without special tokens.
     """
     from npformer.interpret.study_inputs import texts_of  # needed only with a model
     from npformer.text.inputs import Pair, as_text_or_pair
@@ -151,6 +156,11 @@ def leave_one_out(
         [t[:a] + t[b:] if i == j else t for j, t in enumerate(texts)] for i, spans in enumerate(parts) for a, b in spans
     ]
     inputs = texts_of(model, [each[0] if len(each) == 1 else Pair(*each) for each in (texts, *without)])[0]
+    if not all(map(len, inputs)):
+        raise NothingLeft(
+            f"attribution: leave-one-out: expected a text with more words, to leave {size} out, got {given!r:.80}; the "
+            "other methods explain it"
+        )
     logits = logits_of(model, inputs, progress)
     is_next = model.config.head == "causal-lm"
     rows = np.stack([each[-1 if is_next else ...] for each in logits]).astype(np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from npformer.common.checks import one_of
 from npformer.common.errors import NpformerError
-from npformer.interpret.attribution import Method, given_scores, leave_one_out, on_logit, roll_out
+from npformer.interpret.attribution import Method, NothingLeft, given_scores, leave_one_out, on_logit, roll_out
 from npformer.interpret.stacks import is_arrays, is_stages, pick, sides, stacks, stage_arrays, traced
 from npformer.interpret.study_inputs import read_inputs
 from npformer.text.words import piece_names, printable, shortened
@@ -183,7 +183,11 @@ def _asked(
 
     found = []
     if "leave-one-out" in asked and not isinstance(given, IDS):
-        found.append(leave_one_out(model, given, label, progress, group))
+        try:
+            found.append(leave_one_out(model, given, label, progress, group))
+        except NothingLeft:
+            if set(asked) == {"leave-one-out"}:
+                raise
     if {"gradient", "integrated"} & set(asked):
         (text,), (tokens,), _ = texts_of(model, given)
         with suppress(UnknownDerivative):

@@ -93,3 +93,13 @@ def test_words_have_the_number_of_their_first_token(given: Any, size: int, first
     tokens = trace(model, given).tokens
     assert [tokens[place] for place in found.places] == first
     assert list(found.places) == sorted(set(found.places))
+
+
+def test_a_text_of_which_nothing_is_left_has_the_other_measures() -> None:
+    given, model = "hot", npformer.load("gpt2-austen")
+    with pytest.raises(NpformerError, match="expected a text with more words, to leave 1 out"):
+        npformer.view.attribution(model, given, methods="leave-one-out")
+    assert [method.name for method in npformer.view.attribution(model, given).methods] == [
+        "Gradient \N{MULTIPLICATION SIGN} input", "Integrated gradients", "Attention roll-out",
+    ]  # fmt: skip
+    assert "attribution" in [each.kind for each in npformer.view.page(model, given).texts[0]]
