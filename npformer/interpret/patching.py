@@ -22,7 +22,7 @@ from npformer.interpret.edits import from_trace, place, without_head
 from npformer.interpret.effects import Effects
 from npformer.interpret.metric import Metric, metric_of
 from npformer.interpret.study_inputs import read_inputs, texts_of, tokens_read
-from npformer.interpret.text_parts import OF_SOURCE
+from npformer.interpret.text_parts import has_source_rows
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 
@@ -302,7 +302,7 @@ def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator
             if len(shape) < 2 or shape[-2] != len(source.ids):
                 wanted = "a stage with a row for each token, such as layers.*.ffn_norm"
                 raise NpformerError(f"patch: {name}: expected {wanted}, got {shape}")
-            first = 0 if name.startswith("decoder.") and not _of_source(name) else behind
+            first = 0 if name.startswith("decoder.") and not has_source_rows(name) else behind
             for i in range(0, len(source.ids), size):
                 rows = range(i, min(i + size, len(source.ids)))
                 column = tokens[first + i] + (f"…{tokens[first + rows[-1]]}" if len(rows) > 1 else "")
@@ -318,8 +318,3 @@ def _parts(source: Trace, by: str, tokens: Sequence[str], size: int) -> Iterator
             layer, _, rest = rest.partition(".")
             block = next((i for i, each in enumerate(BLOCKS) if rest.startswith(each)), len(BLOCKS))
             yield _Part(name, f"{stack[:-1] or 'layer'} {layer}", rest, block)
-
-
-def _of_source(name: str) -> bool:
-    """Returns whether a decoder's stage has a row per source token, such as the keys of cross-attention."""
-    return name.removesuffix("_heads").endswith(OF_SOURCE)

@@ -6,35 +6,39 @@ Rows show their first and last three columns with four digits, and an exponent w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.interpret import stages as table
+from npformer.interpret.text_parts import has_source_rows
 from npformer.interpret.traces import Trace
 
 WIDTH = 80
 EDGE = 3  # rows and columns shown at each end
 COLUMNS = 2 * EDGE  # maximum number of columns shown without gaps
 LABEL = 14  # maximum characters for a row's number and token
+_OF_LAYER = re.compile(r"(encoder\.|decoder\.|)layers\.(\d+)\.")
 ROWS = 8  # maximum number of rows shown without gaps
 
 
 def shown_stages(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> list[str]:
     """Selects the stages to show: those outside the layers, those of `layer` (default: 0), and the last layer's output.
 
-    With `patterns`, selects the matching stages, without those of other layers if `layer` is given. Raises
-    NpformerError for an unknown layer, or a pattern without matches.
+    An encoder and a decoder have a last layer each. With `patterns`, selects the matching stages, without those of
+    other layers if `layer` is given. Raises NpformerError for an unknown layer, or a pattern without matches.
     """
-    of_layer = {name: number for name in trace if (number := _layer(name)) is not None}
+    places = {name: place for name in trace if (place := _layer(name)) is not None}
+    of_layer = {name: number for name, (_, number) in places.items()}
     last = max(of_layer.values(), default=-1)
     if layer is not None and not 0 <= layer <= last:
         raise NpformerError(f"layer: expected 0 to {last}, got {layer}")
     if patterns:
         return table.matching(patterns, [name for name in trace if layer is None or of_layer.get(name, layer) == layer])
-    output = f"layers.{last}.ffn_norm"
-    return [name for name in trace if name == output or of_layer.get(name, layer or 0) == (layer or 0)]
+    outputs = {stack: name for name, (stack, _) in places.items()}.values()  # the last stage of each stack
+    return [name for name in trace if name in outputs or of_layer.get(name, layer or 0) == (layer or 0)]
 
 
 def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | None = None) -> str:
@@ -43,13 +47,15 @@ def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | N
         raise NpformerError("teardown: expected the trace of one text")
     tokens = trace.tokens or [str(each) for each in trace.ids.tolist()]
     blocks = [_tokens(tokens, trace.ids)]
-    before = -1
+    if trace.key_ids is not None:
+        blocks = [f"encoder\n{_tokens(trace.key_tokens or tokens, trace.key_ids)}", f"decoder\n{blocks[0]}"]
+    before: dict[str, int] = {}  # stack -> the last layer shown
     for name in shown_stages(trace, layer, patterns):
-        number = _layer(name)
-        if number is not None and number != before and not patterns:
-            blocks += _left_out(before, number)
-            before = number
-        blocks.append(_stage(trace, name, tokens))
+        stack, number = _layer(name) or ("", -1)
+        if number > before.get(stack, -1) and not patterns:
+            blocks += _left_out(before.get(stack, -1), number)
+            before[stack] = number
+        blocks.append(_stage(trace, name, (trace.key_tokens or tokens) if has_source_rows(name) else tokens))
     if trace.label is not None:
         logits = trace["logits"]
         score = f"  {trace['probabilities'][np.argmax(logits)]:.7f}" if "probabilities" in trace else ""
@@ -57,9 +63,10 @@ def teardown(trace: Trace, layer: int | None = None, patterns: Sequence[str] | N
     return "\n\n".join(blocks)
 
 
-def _layer(name: str) -> int | None:
-    """Returns a stage's layer number; None outside the layers."""
-    return int(name.split(".")[1]) if name.startswith("layers.") else None
+def _layer(name: str) -> tuple[str, int] | None:
+    """Returns a stage's stack, such as `decoder.`, and layer number; None outside the layers."""
+    found = _OF_LAYER.match(name)
+    return (found[1], int(found[2])) if found else None
 
 
 def _left_out(before: int, number: int) -> list[str]:

@@ -24,6 +24,11 @@ def is_input(name: str) -> bool:
     return name.rpartition(".")[2] in INPUTS
 
 
+def has_source_rows(name: str) -> bool:
+    """Returns whether a stage has a row per token of the source: an encoder's stage, or a key or value read from it."""
+    return name.startswith("encoder.") or name.removesuffix("_heads").endswith(OF_SOURCE)
+
+
 class TextParts:
     """Finds the part of a stage that belongs to each text, from the taps of the forward passes that run.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.interpret.stacks import Side, Sides, is_stages, one_text, sides, traced
+from npformer.interpret.text_parts import has_source_rows
 from npformer.text.words import printable, shortened
 from npformer.view.document import View
 from npformer.view.pack import Packed, pack_floats
@@ -62,9 +63,7 @@ class ShownStage:
     @property
     def rows(self) -> str:
         """The text of the rows: `keys` for the source text that an encoder or cross-attention reads, else `queries`."""
-        path = self.name.split(".")
-        of_keys = "cross_attention" in path and path[-1] in ("key", "value", "key_heads", "value_heads")
-        return "keys" if of_keys or "encoder" in path else "queries"
+        return "keys" if has_source_rows(self.name) else "queries"
 
     @property
     def columns(self) -> str:

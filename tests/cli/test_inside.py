@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from npformer import golden
+from npformer import golden, load
 from npformer.checkpoint import load_folder
 from npformer.checkpoint.archive import save_arrays
 from npformer.cli import golden as golden_command
@@ -20,7 +20,7 @@ from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
 from npformer.cli.main import Command, find, main
 from npformer.common.errors import NpformerError
-from npformer.interpret.teardown import teardown
+from npformer.interpret.teardown import shown_stages, teardown
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
 from tests.support import tiny
@@ -95,6 +95,26 @@ def test_the_teardown_names_the_layers_it_omits(layer: int, lines: list[str], fo
     said = [line for line in teardown(t, layer).splitlines() if "left out" in line]
     assert said == [f"... left out: {each} (--layer N shows one)" for each in lines]
     assert "left out" not in teardown(t, layer, ["*.weights"])
+
+
+def test_the_teardown_ends_with_what_the_last_layer_writes() -> None:
+    t = trace(load("gpt2-austen"), "It is")
+    assert [name for name in shown_stages(t) if name.startswith("layers.4")] == ["layers.4.ffn_residual"]
+    assert shown_stages(t, 4)[-3:] == ["norm", "logits", "probabilities"]
+
+
+def test_the_teardown_of_a_translation_shows_a_layer_of_each_stack() -> None:
+    t = trace(load("en-de-multi30k"), "A dog.")
+    lines = teardown(t, 1).splitlines()
+    assert [line for line in lines if line in ("encoder", "decoder")] == ["encoder", "decoder"]
+    of_layers = {line.split(".attention.query ")[0] for line in lines if ".attention.query " in line}
+    assert of_layers == {"encoder.layers.1", "decoder.layers.1"}
+    assert sum("left out" in line for line in lines) == 4
+    for name, tokens in (("encoder.layers.1.ffn.output", t.key_tokens), ("decoder.layers.1.ffn.output", t.tokens)):
+        rows = teardown(t, patterns=[name]).split("\n\n")[-1].splitlines()[1:]
+        assert [row.split()[1] for row in rows] == tokens
+    with pytest.raises(NpformerError, match="layer: expected 0 to 3, got 4"):
+        teardown(t, 4)
 
 
 def test_pair_is_one_option_of_trace_view_and_classify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
