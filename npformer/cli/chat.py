@@ -32,6 +32,9 @@ def converse(task: Task) -> int:
     """Answers messages until Ctrl-D; Ctrl-C ends an answer. Returns the exit code."""
     with suppress(ImportError):  # line editing, if Python supports it
         import readline  # noqa: F401
+    given = task.options.settings
+    if any(given.get(each, 1) > 1 for each in ("num_beams", "num_return_sequences")):
+        raise NpformerError("--chat: a conversation has one answer, shown as it is generated; leave out -b and --best")
     conversation = Conversation(task)  # type: ignore[arg-type]
     shown()
     complain("Ctrl-C ends an answer, Ctrl-D the conversation")

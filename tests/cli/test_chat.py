@@ -16,6 +16,7 @@ import pytest
 
 import npformer
 from npformer.cli.chat import converse
+from npformer.common.errors import NpformerError
 from tests.support import chatters
 from tests.support.cli_runner import ENVIRONMENT, command, run
 
@@ -85,6 +86,13 @@ def test_a_conversation(task: Any, capsys: pytest.CaptureFixture[str], monkeypat
     assert error.count("the answer was cut off after 9 tokens; --max-new-tokens allows more") == 2
     assert "exceed the model's 512; start a new conversation" in error
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_return_sequences": 2}])
+def test_a_conversation_refuses_beams_and_several_answers(folder: Path, options: dict[str, int]) -> None:
+    task = npformer.pipeline("text-generation", folder, chat=True, **options)
+    with pytest.raises(NpformerError, match=r"--chat: a conversation has one answer, .*; leave out -b and --best"):
+        converse(task)
 
 
 def test_ctrl_c_ends_an_answer_and_the_model_s_length_is_named(
