@@ -259,6 +259,8 @@ def _form(answer: Any, right: Any, values: Sequence[str] = (), path: str = "") -
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "bfiu":
+        return f"an array of dtype {value.dtype}; .astype(np.float32) makes it an array of numbers"
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     if isinstance(value, list | tuple):

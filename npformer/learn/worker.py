@@ -175,8 +175,7 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        line = (error.text or "").strip()
-        return None, f"Line {error.lineno}, `{line}`, is not Python: {error.msg}."
+        return None, _not_python(error, path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the file may raise any exception
@@ -185,6 +184,14 @@ def loaded(file: str) -> tuple[ModuleType | None, str]:
     if changed := [name for name, value in before.items() if vars(np).get(name) is not value]:
         return None, f"The file changes np.{changed[0]} for the whole program. Give your own function a different name."
     return module, ""
+
+
+def _not_python(error: SyntaxError, path: Path) -> str:
+    """Returns a sentence about a syntax error in the learner's file, or in a file that it imports."""
+    other = f" of {Path(error.filename).name}" if error.filename and Path(error.filename) != path else ""
+    if error.lineno is None:  # the file has null bytes, for example because it is in UTF-16
+        return f"The file{other} is not Python: {error.msg}. Save it as UTF-8 text."
+    return f"Line {error.lineno}{other}, `{(error.text or '').strip()}`, is not Python: {error.msg}."
 
 
 def _limit_output() -> None:

@@ -70,6 +70,7 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
             "layer_norm_backward": "def layer_norm_backward(grad, x, weight, eps=1e-12):\n"
             "    return grad.astype(np.float16), weight, weight",
             "gelu_tanh": "gelu_tanh = 3",
+            "softmax": "def softmax(x):\n    return np.frompyfunc(math.exp, 1, 1)(x)",
             "sample": "def sample(logits, temperature, top_p, u):\n    return np.random.default_rng().integers(4)",
         },
     )
@@ -93,7 +94,18 @@ def test_each_problem_has_its_own_sentence(tmp_path: Path) -> None:
     assert found["gelu_tanh"] == "gelu_tanh is no longer a function."
     assert found["sample"] == "Two calls with the same arguments give different answers."
     assert found["layer_norm_backward"] == "Wrong dtype: expected float32, got float16, which has only three digits."
-    assert len(found) == 13
+    assert found["softmax"] == (
+        "Expected an array, got an array of dtype object; .astype(np.float32) makes it an array of numbers."
+    )
+    assert len(found) == 14
+
+
+def test_the_truth_of_a_mask_is_a_known_mistake(tmp_path: Path) -> None:
+    body = "def scaled_dot_product_attention(q, k, v, mask=None):\n    scores = q @ k.mT / math.sqrt(q.shape[-1])\n"
+    body += "    if mask:\n        scores = np.where(mask, scores, -np.inf)\n    return softmax(scores) @ v"
+    report = check(written(tmp_path, {"scaled_dot_product_attention": body}), chapter=2)
+    [verdict] = [each for each in report.verdicts if each.name == "scaled_dot_product_attention"]
+    assert verdict.cause == "truth of the mask"
 
 
 @pytest.mark.slow
@@ -191,6 +203,8 @@ def test_a_right_function_passes_although_it_calls_a_wrong_one(tmp_path: Path) -
             "import math\n\ndef linear(x:\n    return x\n",
             "Line 3, `def linear(x:`, is not Python: '(' was never closed.",
         ),
+        ("x = 1\0\n", "The file is not Python: source code string cannot contain null bytes. Save it as UTF-8 text."),
+        ("import helpers\n", "Line 2 of helpers.py, `return (1`, is not Python: '(' was never closed."),
         ("import numpy as np\nnp.ones(3) @ np.ones(4)\n", "Line 2, `np.ones(3) @ np.ones(4)`, raises ValueError"),
         (
             "import numpy as np\nnp.exp = lambda x: 1 + x\n",
@@ -202,6 +216,7 @@ def test_a_file_that_cannot_be_loaded_says_why(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(np, "exp", np.exp)  # restores np.exp after the test
+    (tmp_path / "helpers.py").write_text("def one():\n    return (1\n", encoding="utf-8")
     module, problem = loaded(str(written(tmp_path, {}, text) / "my_transformer.py"))
     assert module is None
     assert problem.startswith(said)

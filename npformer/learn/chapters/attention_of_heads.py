@@ -164,6 +164,11 @@ ATTENTION = Exercise(
             ),
         ),
         Slip(
+            "truth of the mask",
+            "`if mask` asks whether the whole array is true. Ask whether there is a mask: `if mask is not None`.",
+            lambda q, k, v, mask=None: attend(q, k, v, mask if mask else None),
+        ),
+        Slip(
             "mask times infinity",
             "The mask is multiplied by infinity, and 0 times infinity is NaN. Use np.where(mask, scores, -np.inf).",
             lambda q, k, v, mask=None: (
