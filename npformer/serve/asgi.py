@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -42,6 +42,7 @@ from npformer.tasks.writing import Writing
 from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
+RENDERERS = 2  # threads that render chat templates, each in a process that takes a fifth of a second
 
 
 class App:
@@ -67,13 +68,8 @@ class App:
         """
         limits = self.limits
         batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self.metrics.batch)
-        pool = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens")
-        loop = asyncio.get_running_loop()
-
-        async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-            return await loop.run_in_executor(pool, partial(function, *arguments))
-
-        self.service = Service(self.models, batcher, limits, in_thread)
+        pools = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens"), ThreadPoolExecutor(RENDERERS, "npformer-templates")
+        self.service = Service(self.models, batcher, limits, *map(_in_thread, pools))
         batcher.start()
         try:
             yield
@@ -81,7 +77,8 @@ class App:
             self.service = None
             left = None if self.end is None else max(0.0, self.end - time.monotonic())
             await asyncio.to_thread(batcher.close, left)
-            pool.shutdown()
+            for pool in pools:
+                pool.shutdown()
 
     # --- one request ---------------------------------------------------------------------------------------------
 
@@ -207,6 +204,15 @@ class App:
 
 def _as_listed(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "npformer"}
+
+
+def _in_thread(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
+    """Returns a function that calls a function in a thread of the pool and waits for its result."""
+
+    async def waiting(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
+
+    return waiting
 
 
 def _read(route: Route, body: bytes) -> tuple[Route, dict[str, Any]]:

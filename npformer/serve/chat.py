@@ -82,7 +82,8 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
         raise f.wrong("model", "it has no chat template; use /v1/completions") from None
     try:
         one = f.Texts([messages], several=False)  # type: ignore[list-item]
-        prompts = await read_prompts(service, task, one, False, "messages", options)
+        rendering = replace(service, in_thread=service.in_renderer)
+        prompts = await read_prompts(rendering, task, one, False, "messages", options)
     except Refusal as refusal:  # a client does not see the path of the template
         raise Refusal(refusal.status, refusal.message.replace(f"{where}: ", ""), refusal.kind) from None
     [writer] = prompts.writers

@@ -48,6 +48,7 @@ class Service:
     batcher: Batcher
     limits: ServiceLimits
     in_thread: Callable[..., Awaitable[Any]]  # runs a function in a small pool of threads, for tokenizing
+    in_renderer: Callable[..., Awaitable[Any]]  # the same, in other threads: tokenizing does not wait for templates
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """Encodes a request's texts. Refuses too many texts, and texts that are too long."""

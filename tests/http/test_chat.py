@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from npformer import pipeline
+from npformer import pipeline, serve
 from npformer.serve.batching import Batcher
 from npformer.serve.chat import ROUTES
 from npformer.serve.fields import Refusal, read_fields
@@ -20,7 +22,8 @@ from npformer.serve.models import serve_all
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Service
 from npformer.tasks.text_generation import TextGeneration
-from tests.support import chatters, writers
+from npformer.text import chat
+from tests.support import chatters, tiny, writers
 from tests.support.service import Server
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
@@ -179,7 +182,7 @@ def test_openai_errors(client: openai.OpenAI) -> None:
 def serving(folder: Path, use: Callable[[Service], Coroutine[Any, Any, Any]], **limits: Any) -> Any:
     """Returns the result of a coroutine that uses a service."""
     batcher = Batcher(10_000, 0.0, 100)
-    service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)
+    service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)
     batcher.start()
     try:
         return asyncio.run(use(service))
@@ -227,3 +230,31 @@ def test_a_client_that_disconnects_stops_its_answer(
 
     serving(folder, leaving)
     assert made == 3
+
+
+def test_texts_are_tokenized_while_chat_templates_are_rendered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rendering takes a process. With many conversations, other requests do not wait for them."""
+    free, render = threading.Event(), chat.render
+
+    def held(*given: Any) -> list[str]:
+        assert free.wait(60)
+        return render(*given)
+
+    async def run() -> None:
+        app = serve.app({"chatter": folder, "encoder": tiny.model("bert", "base")})
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client,
+        ):
+            talk = {"messages": ASKED, **GREEDY}
+            talks = [asyncio.ensure_future(client.post("/v1/chat/completions", json=talk)) for _ in range(8)]
+            try:
+                await asyncio.sleep(0.1)
+                found = await asyncio.wait_for(client.post("/embed", json={"inputs": "a"}), 30)
+            finally:
+                free.set()
+            assert {each.status_code for each in (found, *await asyncio.gather(*talks))} == {200}
+
+    monkeypatch.setattr(chat, "render", held)
+    asyncio.run(run())

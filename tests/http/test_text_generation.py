@@ -282,7 +282,7 @@ async def asked(folder: Path, path: str, body: dict[str, Any], batches: list[Any
     """Returns a route's answer in this process, after reading its stream; `batches` gets a list of sizes for each batch."""
     [route] = [each for each in ALL_ROUTES if each.path == path]
     batcher = Batcher(10_000, 0.0, 100, lambda batch, seconds: batches.append([each.size for each in batch]))
-    service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread)
+    service = Service(serve_all(folder), batcher, ServiceLimits(**limits), asyncio.to_thread, asyncio.to_thread)
     batcher.start()
     try:
         reply = await route.answer(service, read_fields(route.fields, body))
