@@ -243,6 +243,8 @@ def _described(served: Served) -> dict[str, Any]:
     if "text-classification" in served.tasks:
         labels = {str(i): label for i, label in enumerate(config.labels)}
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
+    elif "text-ranking" in served.tasks:  # a causal language model, which has no labels
+        kind = {"reranker": {"id2label": {"0": "LABEL_0"}}}
     elif isinstance(next(iter(served.tasks.values())), Writing):
         kind = {next(iter(served.tasks)): {}}
     elif next(iter(served.tasks)) == "sparse-embedding":

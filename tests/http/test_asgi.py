@@ -312,3 +312,4 @@ def test_rerank_reads_the_chat_template_of_a_causal_language_model(tmp_path):
     found = {each["index"]: each["score"] for each in ranked.json()}
     assert [found[0], found[1]] == [each["score"] for each in expected]
     assert info.json()["tasks"] == ["text-ranking"]
+    assert info.json()["model_type"] == {"reranker": {"id2label": {"0": "LABEL_0"}}}
