@@ -53,6 +53,9 @@ class TextGenerationOptions(WritingOptions):
         if not isinstance(self.chat_template_kwargs, Mapping):
             got = shown(self.chat_template_kwargs)
             raise NpformerError(f"chat_template_kwargs: expected a dict of the template's variables, got {got}")
+        for name in ("messages", "add_generation_prompt"):
+            if name in self.chat_template_kwargs:
+                raise NpformerError(f"chat_template_kwargs: {name!r} follows from the conversation; leave it out")
         if self.system is not None and not boolean("chat", self.chat):
             raise NpformerError("system: needs chat=True (--chat); in a list of messages, add one with the role system")
 

@@ -73,6 +73,9 @@ def test_messages_that_are_refused(task: TextGeneration, folder: Path) -> None:
         NpformerError, match=r"chat_template_kwargs: expected a dict of the template's variables, got 3"
     ):
         task(ASKED, chat_template_kwargs=3)
+    for name in ("messages", "add_generation_prompt"):
+        with pytest.raises(NpformerError, match=f"chat_template_kwargs: '{name}' follows from the conversation"):
+            task(ASKED, chat_template_kwargs={name: False})
     with pytest.raises(NpformerError, match="system: needs chat=True"):
         task("Hi", system="Be brief.")
     with pytest.raises(
