@@ -148,7 +148,17 @@ def compare(
 def _compare(
     golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
 ) -> Comparison:
-    theirs = read(golden, arrays, names)
+    """Compares texts padded on the right, or on the left if their first stages are right only there."""
+    comparison = _compared(golden, read(golden, arrays, names), dtype)
+    if comparison.ok or not (comparison.theirs.width or comparison.theirs.source_width):
+        return comparison
+    order = {name: i for i, name in enumerate(golden.stages)}
+    before = _compared(golden, read(golden, arrays, names, at_end=True), dtype)
+    first, other = (order[each.first.stage] if each.first else len(order) for each in (comparison, before))
+    return before if other > first else comparison
+
+
+def _compared(golden: Golden, theirs: Theirs, dtype: str | None) -> Comparison:
     dtype = dtype or _dtype(golden, theirs)
     rows, missing = [], []
     for name in golden.stages:

@@ -40,10 +40,13 @@ class Theirs:
     source_width: int = 0  # the same for a translation model's sources
 
 
-def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Theirs:
+def read(
+    golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None = None, at_end: bool = False
+) -> Theirs:
     """Finds the golden file's stages among another program's arrays. `names` maps other names to npformer's.
 
-    Raises NpformerError if no name is recognized, or the token ids differ from the golden file's.
+    at_end: padded texts are at the end of their rows. Raises NpformerError if no name is recognized, two names of the
+    map mean one stage, or the token ids differ from the golden file's.
     """
     known, weights, ids = stage_names(golden), weight_names(golden.config), _ids(golden)
     sources = layout.sources(golden.config)
@@ -52,11 +55,13 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
         if meant not in golden.stages and meant not in weights.values():
             raise NpformerError(f"name map: {theirs!r}: {table.unknown(str(meant), list(golden.stages))}")
         known[theirs] = meant
-    found, result = dict[str, dict[int, Any]](), Theirs()
+    found, result, mapped = dict[str, dict[int, Any]](), Theirs(), dict[tuple[str, int], str]()
     for name, value in arrays.items():
         of_text = _OF_TEXT.fullmatch(name)
         number, plain = (int(of_text[1]), of_text[2]) if of_text else (-1, name)
         ours = known.get(name) or known.get(plain)
+        if ours and not names.keys().isdisjoint((name, plain)) and mapped.setdefault((ours, number), name) != name:
+            raise NpformerError(f"name map: {mapped[ours, number]!r} and {name!r} are both mapped to {ours}")
         if name in weights or ours in weights.values():
             ours = weights.get(name, str(ours))
             array = as_array(name, value)
@@ -75,7 +80,7 @@ def read(golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | N
         raise NpformerError(_nothing(golden, list(arrays)))
     for name in golden.stages:
         if name in found:
-            _place(golden, name, found[name], result)
+            _place(golden, name, found[name], result, at_end)
     return result
 
 
@@ -143,7 +148,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs) -> None:
+def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs, at_end: bool) -> None:
     """Adds a stage to `result`, given as one array for all texts (key -1) or one per text."""
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
@@ -151,14 +156,14 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
         result.problems[name] = f"expected one array for each text, 0 to {len(shapes) - 1}, got {sorted(given)}"
         return
     if -1 in given:
-        parts = per_text(name, given[-1], shapes, axes)
+        parts = per_text(name, given[-1], shapes, axes, at_end)
         if parts is not None and given[-1].ndim == len(shapes[0]) + 1 and axes == (0,):
             if golden.sources and (name.startswith("encoder.") or name.endswith(OF_SOURCE)):
                 result.source_width = max(result.source_width, given[-1].shape[1])
             else:
                 result.width = max(result.width, given[-1].shape[1])
     else:
-        each = [per_text(name, given[i], [shape], axes) for i, shape in enumerate(shapes)]
+        each = [per_text(name, given[i], [shape], axes, at_end) for i, shape in enumerate(shapes)]
         parts = None if None in [part and 1 for part in each] else [part[0] for part in each if part]
     if parts is None:
         got = given[-1].shape if -1 in given else [given[i].shape for i in range(len(shapes))]
@@ -168,14 +173,17 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
 
 
 def per_text(
-    name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]
+    name: str, array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...], at_end: bool = False
 ) -> list[np.ndarray] | None:
     """Splits a stage in any known layout into one array per text; None for any other shape. axes: from `token_axes`.
 
-    The known layouts are packed (T, ...), with the texts one after another; padded on the right (B, L, ...), or as rows
-    (B L, ...); (B, L, H, K) instead of (B, H, L, K); for positions also (L, D) or (1, L, D), shared by all texts.
+    The known layouts are packed (T, ...), with the texts one after another; padded (B, L, ...), on the right, or with
+    `at_end` on the left; the same as rows (B L, ...); (B, L, H, K) instead of (B, H, L, K) or of (B, L, D); for
+    positions also (L, D) or (1, L, D), shared by all texts.
     """
-    positions = name.endswith("embeddings.position")
+    positions, width = name.endswith("embeddings.position"), shapes[0][-1] if shapes[0] else 0
+    if axes == (0,) and array.ndim > 2 and array.shape[-1] != width == array.shape[-2] * array.shape[-1]:
+        array = array.reshape(*array.shape[:-2], width)
     if positions and array.ndim == 2 and len(array) == max(shape[0] for shape in shapes):
         array = array[None]
     for read_as in _layouts(array, shapes, axes):
@@ -187,10 +195,16 @@ def per_text(
             for shape in shapes
             for axis, (size, part) in enumerate(zip(read_as.shape[1:], shape, strict=True))
         ):
-            return [each[tuple(slice(size) for size in shape)] for each, shape in zip(read_as, shapes, strict=True)]
+            return [_corner(each, shape, at_end) for each, shape in zip(read_as, shapes, strict=True)]
     if axes[:1] == (0,) and array.shape == (sum(s[0] for s in shapes), *shapes[0][1:]):
         return np.split(array, np.cumsum([shape[0] for shape in shapes])[:-1])
     return None
+
+
+def _corner(array: np.ndarray, shape: tuple[int, ...], at_end: bool) -> np.ndarray:
+    """Returns the array without the padding at the end of its axes, or with `at_end` at their beginning."""
+    sizes = zip(array.shape, shape, strict=True)
+    return array[tuple(slice(whole - size, whole) if at_end else slice(size) for whole, size in sizes)]
 
 
 def _layouts(array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, ...]) -> Iterator[np.ndarray]:
@@ -198,6 +212,8 @@ def _layouts(array: np.ndarray, shapes: list[tuple[int, ...]], axes: tuple[int, 
     rank = len(shapes[0])
     if array.ndim == rank and len(shapes) == 1:
         yield array[None]
+        if axes == (1,):
+            yield array[None].swapaxes(1, 2)
     if array.ndim == rank + 1:
         yield array
         if axes == (1,):  # heads after tokens
@@ -236,6 +252,9 @@ def _check_ids(texts: list[Text], number: int, ids: np.ndarray) -> None:
     shapes = [text.ids.shape for text in texts]
     if number == -1:
         given = per_text("ids", ids, shapes, (0,))
+        before = per_text("ids", ids, shapes, (0,), at_end=True)
+        if before and all(np.array_equal(each, text.ids) for each, text in zip(before, texts, strict=True)):
+            given = before
     else:
         given = [ids] * len(shapes) if number < len(shapes) else None
     for i, text in enumerate(texts):

@@ -85,6 +85,7 @@ def test_a_padded_batch_of_all_stages_is_recognized(recorded: golden.Golden, wid
         ("layers.0.attention.query", packed),
         ("layers.0.attention.query", lambda arrays: padded(arrays).reshape(27, 32)),
         ("layers.0.attention.query_heads", lambda arrays: padded(arrays).swapaxes(1, 2)),
+        ("layers.0.attention.query", lambda arrays: padded(arrays).reshape(3, 9, 4, 8)),
         ("layers.1.attention.weights", padded),
         ("logits", np.stack),
     ],

@@ -47,9 +47,8 @@ def narrower(mistake: Mistake, way: str, before: Port, wrong: Port) -> Mistake:
 
 
 def _ways(mistake: Mistake, port: Port) -> Ways:
-    if not is_single(port):
-        yield from _in_one_place(mistake, port)
-    else:
+    yield from _in_one_place(mistake, port)
+    if is_single(port):
         yield from _where_read(mistake, port)
 
 

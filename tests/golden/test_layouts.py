@@ -1,0 +1,56 @@
+"""Arrays of another program in less usual layouts are read, and maps of names are checked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.common.errors import NpformerError
+from npformer.model import Model
+from tests.golden.test_compare import FAMILIES, padded, texts_for
+from tests.support import tiny
+
+pytestmark = pytest.mark.numbers
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+@pytest.fixture(scope="module")
+def recorded(model: Model) -> golden.Golden:
+    return golden.record(model, texts_for(model))
+
+
+def before(arrays: list[np.ndarray], width: int = 9) -> np.ndarray:
+    """A batch with padding before the texts, on every axis of tokens."""
+    whole = padded(arrays, width, 7.0)
+    for each, array in zip(whole, arrays, strict=True):
+        axes = tuple(axis for axis in range(array.ndim) if each.shape[axis] > array.shape[axis])
+        each[...] = np.roll(each, [each.shape[axis] - array.shape[axis] for axis in axes], axes)
+    return whole
+
+
+def test_texts_may_be_padded_on_the_left(model: Model, recorded: golden.Golden) -> None:
+    """Padding before the texts is no mistake if every stage is right without it."""
+    arrays = {name: before(each) for name, each in recorded.stages.items() if name != "logits"}
+    arrays["input_ids"] = np.stack([np.pad(text.ids, (9 - len(text), 0)) for text in recorded.texts])
+    assert golden.compare(recorded, arrays).ok
+    arrays["layers.1.ffn.activation"] = np.tanh(before(recorded.stages["layers.1.ffn.hidden"]))
+    diagnosis = golden.diagnose(recorded, arrays, model)
+    assert (diagnosis.stage, diagnosis.causes) == ("layers.1.ffn.activation", ["wrong activation"])
+
+
+def test_one_text_may_have_its_tokens_before_the_heads(recorded: golden.Golden) -> None:
+    name = "layers.0.attention.query_heads"
+    arrays = {f"{i}/{name}": array.swapaxes(0, 1) for i, array in enumerate(recorded.stages[name])}
+    assert golden.compare(recorded, arrays).ok
+
+
+def test_two_names_of_one_stage_are_an_error(recorded: golden.Golden) -> None:
+    """The second array would replace the first, and another stage would not be compared."""
+    name, given = "layers.0.attention.query", recorded.stages["layers.0.attention.query"][0]
+    with pytest.raises(NpformerError, match=f"name map: '0/q' and '0/k' are both mapped to {name}"):
+        golden.compare(recorded, {"0/q": given, "0/k": given}, {"q": name, "k": name})
