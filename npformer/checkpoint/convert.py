@@ -107,7 +107,8 @@ def convert(
         name, form = FILES[to]
         write_tensors(folder / name, arrays, own_metadata(arrays) if to == "npformer" else {"format": form}, dtype)
         description = {**stored.config, "architectures": [family_of(config).architecture(config)]}
-        if dtype is not None:
+        # Transformers computes in this dtype, and rounds Gemma's factor to it; npformer rounds as in training.
+        if dtype is not None and (to == "torch" or not config.scale_dtype):
             description["dtype"] = dtype
             description.pop("torch_dtype", None)  # older name of the same setting
         text = json.dumps(description, indent=2, ensure_ascii=False)

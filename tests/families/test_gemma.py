@@ -127,6 +127,19 @@ def test_a_choice_that_is_not_computed_is_refused(model_type: str, fields: dict[
         read(model_type, **fields)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_wider_weights_in_npformer_s_format_give_the_same_answers(dtype: str, tmp_path: Path) -> None:
+    """The factor of the embeddings stays rounded to the training dtype. Transformers rounds to the stored dtype."""
+    folder = tiny.folder(tmp_path / "trained", "gemma", "causal-lm")
+    data = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(data))
+    config, weights = load_folder(folder)
+    wide, wider = load_folder(convert(folder, tmp_path / "own", dtype=dtype))
+    assert wide == config
+    assert all(np.array_equal(array, flatten(wider)[name]) for name, array in flatten(weights).items())
+    assert load_folder(convert(folder, tmp_path / "torch", "torch", dtype))[0].scale_dtype == "float32"
+
+
 # --- checkpoints of models that also read pictures -------------------------------------------------------------------
 
 
