@@ -72,7 +72,10 @@ def _header(buffer: Buffer, limits: Limits) -> tuple[dict[str, Any], int]:
     """Returns the header, and the index of the first byte of the tensors."""
     length = int.from_bytes(buffer[:_LENGTH], "little")
     if len(buffer) < _LENGTH or length > len(buffer) - _LENGTH:
-        raise NpformerError(f"expected a header of {length} bytes, but the file has only {len(buffer)} bytes")
+        start = bytes(buffer[:_LENGTH])
+        raise NpformerError(
+            f"expected a header of {length} bytes, but the file has only {len(buffer)} bytes; it begins with {start!r}"
+        )
     limits.check("header", length, "bytes of the header")
     try:
         header = json.loads(buffer[_LENGTH : _LENGTH + length].decode("utf-8"), object_pairs_hook=_unique)

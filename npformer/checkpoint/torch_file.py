@@ -60,7 +60,9 @@ def _tensors(content: object) -> dict[str, Tensor]:
         raise NpformerError(f"expected a dict of tensors, got {shown(content)}")
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise NpformerError(f"{name!r:.200}: expected a tensor, got {shown(value)}")
+            raise NpformerError(
+                f"{name!r:.200}: expected a tensor, got {shown(value)}; save only the model's state_dict()"
+            )
     return content
 
 
@@ -159,6 +161,8 @@ def _read_legacy(buffer: Buffer, limits: Limits) -> tuple[dict[str, Tensor], Spa
 
     A storage consists of its number of elements (8 bytes) and the elements. Storages are in the order of the keys.
     """
+    if buffer[:1] != b"\x80":  # the first instruction of a pickle
+        raise NpformerError(f"not in a format of torch.save; it begins with {bytes(buffer[:16])!r}")
     file = _file(buffer)
     if read_pickle(file, limits) != _LEGACY_MAGIC or read_pickle(file, limits) != _LEGACY_PROTOCOL:
         raise NpformerError("not in a format of torch.save")

@@ -19,15 +19,17 @@ from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.locks import partial_folder
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LINE = 2**24  # maximum bytes of a line, which is a text or a row of a table
 
 
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file in the folder of a model in binary mode.
 
-    Raises NpformerError, which names the file, if it cannot be opened, is not a regular file, or is a link to a file
-    outside the folder. Reading from a pipe could block forever, and reading from a device never ends. A link in an
-    untrusted folder could expose any of your files in a message or a converted model.
+    Raises NpformerError, which names the file, if it cannot be opened, is not a regular file, is a link to a file
+    outside the folder, or is a pointer that a clone without Git LFS has instead of the file. Reading from a pipe could
+    block forever, and reading from a device never ends. A link in an untrusted folder could expose any of your files in
+    a message or a converted model.
     """
     if os.path.islink(path):
         _check_link(Path(path))
@@ -39,6 +41,12 @@ def open_file(path: str | Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # checks the opened file, which cannot be replaced
         os.close(descriptor)
         raise NpformerError(f"{path}: not a regular file")
+    with named(path):
+        start = os.read(descriptor, len(LFS_POINTER))
+    if start == LFS_POINTER:
+        os.close(descriptor)
+        raise NpformerError(f"{path}: a pointer of Git LFS instead of the file; get the file with `git lfs pull`")
+    os.lseek(descriptor, 0, os.SEEK_SET)
     return open(descriptor, "rb")
 
 

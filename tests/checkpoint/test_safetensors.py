@@ -222,6 +222,12 @@ def test_a_header_that_promises_more_than_the_file_has(tmp_path, length):
         read_tensors(tmp_path / "a.safetensors")
 
 
+def test_another_format_is_named_by_its_first_bytes(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"<!DOCTYPE html><title>Login</title>")
+    with pytest.raises(NpformerError, match="the file has only 35 bytes; it begins with b'<!DOCTYP'"):
+        read_tensors(tmp_path / "a.safetensors")
+
+
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path):
     """A header's length above the limit is refused, however large the file is."""
     with open(tmp_path / "a.safetensors", "wb") as file:

@@ -112,18 +112,28 @@ def test_a_tensor_outside_of_its_storage(tmp_path, part, shape, strides, offset)
     [
         ([1], "expected a dict of tensors, got a list"),
         (3, "expected a dict of tensors, got 3"),
-        ({"state_dict": {}}, "'state_dict': expected a tensor, got a dict"),
+        ({"state_dict": {}}, r"'state_dict': expected a tensor, got a dict; save only the model's state_dict\(\)"),
         ({"epoch": 3}, "'epoch': expected a tensor, got 3"),
         ({3: of_array(SIX, "0")}, "a dict with a key that is not a string"),
         ({"a": storage("FloatStorage", "0", 6)}, "'a': expected a tensor, got a Storage"),
         ({"a": Global("collections", "OrderedDict")}, "'a': expected a tensor, got a Name"),
-        ({"a": Global("os", "system")}, "refers to 'os.system'"),
+        ({"a": Global("os", "system")}, r"refers to 'os.system', .* save only the model's state_dict\(\)"),
+        (
+            {"a": Global("torch._utils", "_rebuild_qtensor")},
+            "_rebuild_qtensor', which is not allowed; nothing was executed$",
+        ),
     ],
 )
 @pytest.mark.parametrize("write", [write_zip, write_legacy])
 def test_files_without_a_dict_of_tensors_are_refused(tmp_path, content, message, write):
     with pytest.raises(NpformerError, match=message):
         read_torch(write(tmp_path / "a.bin", content, {}))
+
+
+def test_another_format_is_named_by_its_first_bytes(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"<!DOCTYPE html><title>Login</title>")
+    with pytest.raises(NpformerError, match=r"not in a format of torch\.save; it begins with b'<!DOCTYPE html>"):
+        read_torch(tmp_path / "a.bin")
 
 
 def test_big_endian_is_refused(tmp_path):
@@ -188,7 +198,8 @@ def test_an_archive_with_wrong_offsets_is_refused(tmp_path):
     ("content", "message"),
     [
         (b"", "empty"),
-        (b"hello", "corrupt"),
+        (b"hello", "not in a format of torch.save; it begins with b'hello'"),
+        (b"\x80\x02h", "corrupt"),
         (b"PK\x03\x04", "truncated or corrupt"),
         (b"\x80\x02K\x01.", "not in a format of torch.save"),
         (dump(1) + dump(2), "not in a format of torch.save"),
@@ -197,8 +208,8 @@ def test_an_archive_with_wrong_offsets_is_refused(tmp_path):
         (b"".join(map(dump, LEGACY_HEAD)) + dump({}) + dump("keys"), "the list of storages"),
         (b"".join(map(dump, LEGACY_HEAD)) + dump({}) + dump(["0"]), "the list of storages"),
         (b"".join(map(dump, LEGACY_HEAD)) + dump({}) + dump([{}]), "the list of storages"),
-        (json.dumps({"a": 1}).encode(), "corrupt"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "corrupt"),
+        (json.dumps({"a": 1}).encode(), "not in a format of torch.save"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
     ],
 )
 def test_other_files(tmp_path, content, message):

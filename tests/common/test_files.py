@@ -313,6 +313,16 @@ def test_a_link_is_followed_within_its_folder_and_where_a_user_named_it(tmp_path
         read_text(model / "outside")
 
 
+def test_a_pointer_of_git_lfs_is_not_read_as_the_file(tmp_path: Path) -> None:
+    """Cloning a model without Git LFS leaves these three lines instead of each large file."""
+    pointer = tmp_path / "tokenizer.json"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(NpformerError, match=r"tokenizer\.json: a pointer of Git LFS .* `git lfs pull`"):
+        read_json(pointer)
+    pointer.write_text('{"version": "https://git-lfs.github.com/spec/v1"}')
+    assert len(read_json(pointer)) == 1
+
+
 def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a\xff")
     with pytest.raises(NpformerError, match=r"a: not UTF-8 \(byte 1\)"):
