@@ -5,8 +5,9 @@ The parts of a model declare its arrays, `families/` maps them to names in files
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -209,13 +210,18 @@ def _loaded(
 
 def _narrow_dtype(array: Array, parameter: Parameter, keep: str) -> str | None:
     """The dtype of `NARROW` in which an array is kept, or None."""
-    if parameter.name != "weight" or parameter.kind == "norm" or array.ndim != 2 or array.size < SMALL:
+    if not may_be_narrow(parameter, array.shape):
         return None
     if keep != "stored":
         return keep if keep in NARROW else None
     if isinstance(array, NarrowWeight):
         return array.stored
     return next((name for name, dtype in NARROW.items() if dtype == array.dtype), None)
+
+
+def may_be_narrow(parameter: Parameter, shape: Sequence[int]) -> bool:
+    """Whether `keep` applies to an array: to a matrix that is large, and not the weight of a norm."""
+    return parameter.name == "weight" and parameter.kind != "norm" and len(shape) == 2 and prod(shape) >= SMALL
 
 
 def _check_finite(title: str, array: Array) -> None:

@@ -9,7 +9,7 @@ golden compare FILE THEIRS          THEIRS: a .safetensors or .npz file of the
                                     port's arrays, a folder of its weights, or
                                     --torch MODEL
 golden suite DIR                    tiny models and golden files of every
-                                    family, head and option, 20 MB
+                                    family, head and option, 33 MB
 golden run DIR -- COMMAND ...       run a port's program on each tiny model:
                                     COMMAND ... MODEL IDS OUTPUT, a model's
                                     folder, a file of token ids, and the
@@ -30,7 +30,7 @@ from npformer import golden
 from npformer.checkpoint.archive import load_arrays
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import flatten
-from npformer.cli.arguments import LOADING, add_options, limits, loading
+from npformer.cli.arguments import KEEP, LOADING, add_options, limits, loading
 from npformer.cli.process import DIVERGES
 from npformer.common.checks import positive
 from npformer.common.errors import NpformerError
@@ -83,7 +83,7 @@ ACTIONS = {
     "suite": Action(
         "DIR",
         "the folder to write",
-        "Write tiny models and golden files of every family, head and option, 20 MB.",
+        "Write tiny models and golden files of every family, head and option, 33 MB.",
         "  npformer golden suite suite",
     ),
     "run": Action(
@@ -109,7 +109,7 @@ RECORDED = "distilbert-sst2"  # the default model of `record`
 TAKEN_BY = {
     **dict.fromkeys(("output", "tiny", "seed", "stages"), ("record",)),
     **dict.fromkeys(("torch", "names"), ("compare",)),
-    **dict.fromkeys(("model", "revision", "offline", "threads", "allow"), ("record", "compare")),
+    **dict.fromkeys(("model", "revision", "offline", "threads", "allow", "keep"), ("record", "compare")),
     **dict.fromkeys(("dtype", "format"), ("compare", "run")),
     "case": ("suite", "run"),
     **dict.fromkeys(("timeout", "junit"), ("run",)),
@@ -165,7 +165,8 @@ def narrow(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     for option, actions in TAKEN_BY.items():
-        if getattr(args, option) not in (None, False, []) and args.action not in actions:
+        usual = KEEP.how["default"] if option == "keep" else None
+        if getattr(args, option) not in (None, False, [], usual) and args.action not in actions:
             raise NpformerError(f"--{option} is an option of {' and '.join(f'golden {each}' for each in actions)}")
     return {"record": _record, "compare": _compare, "suite": _suite, "run": _run}[args.action](args)
 

@@ -7,9 +7,10 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npformer import __version__
 from npformer.cli.arguments import LOADING, add_options, loading
@@ -17,6 +18,9 @@ from npformer.cli.process import BAD_INPUT
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
 from npformer.common.progress import wrapped
+
+if TYPE_CHECKING:
+    from npformer.checkpoint.parameters import Parameter
 
 EPILOG = """examples:
   npformer info
@@ -129,6 +133,27 @@ def _blas(library: dict[str, Any]) -> str:
     return f"{library.get('internal_api')} {library.get('version')}{kernels}, {library.get('num_threads')} threads"
 
 
+def _memory(arrays: Iterable[Parameter], dtype: str, keep: str) -> str:
+    """Estimates the bytes of the weights in memory."""
+    import numpy as np
+
+    from npformer.checkpoint.read import check_keep
+    from npformer.checkpoint.tree import may_be_narrow
+    from npformer.runtime.narrow import NARROW
+
+    check_keep(keep, np.dtype(dtype))
+    if keep == "stored":
+        raise NpformerError("--keep: info does not read the dtypes of stored weights; give bfloat16, float16 or int8")
+    size = 0
+    for each in arrays:
+        if keep in NARROW and may_be_narrow(each, each.shape):
+            scales = 4 * each.shape[-1 if each.kind == "linear" else 0] if keep == "int8" else 0
+            size += prod(each.shape) * NARROW[keep].itemsize + scales
+        else:
+            size += prod(each.shape) * np.dtype(dtype).itemsize
+    return f"{size / 1e6:.1f} MB as {dtype if keep == 'float32' else keep}"
+
+
 def _card(folder: Path) -> dict[str, str]:
     """Returns the path of the model's card, and the base model that the card names."""
     card = folder / "README.md"
@@ -146,8 +171,6 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises the same NpformerError for an unsupported model as loading it does; the error names the missing part.
     """
-    import numpy as np
-
     from npformer.checkpoint.read import WEIGHTS, config_of, read_description
     from npformer.checkpoint.tied import drawn
     from npformer.families import family_of, ignored
@@ -177,7 +200,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "longest text": f"{longest_text(folder, config)} tokens",
         "parameters": f"{numbers / 1e6:.1f} million",
         "weights": weights,
-        "memory": f"{numbers * np.dtype(args.dtype).itemsize / 1e6:.1f} MB as {args.dtype}",
+        "memory": _memory(drawn(config).values(), args.dtype, args.keep),
         "tasks": ", ".join(tasks_of(config, data)),
         **({"ignored": ", ".join(unread)} if (unread := ignored(data, family_of(config))) else {}),
         **({"labels": list(config.labels)} if config.labels else {}),

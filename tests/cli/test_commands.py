@@ -286,6 +286,12 @@ def test_info_describes_a_model(models, tmp_path):
     assert facts["longest text"] == "64 tokens"
     assert facts["memory"].endswith(" MB as float32")
     assert "MB as float64" in run("info", models["fill"], "--dtype", "float64")[1]
+    for keep, size in (("float32", 90.9), ("bfloat16", 45.5), ("int8", 23.0)):
+        assert f"memory        {size} MB as {keep}\n" in run("info", "distilbert-sst2", "--keep", keep)[1]
+    for keep, message in (("stored", "does not read the dtypes of stored weights"), ("int4", "keep: expected one of")):
+        code, output, errors = run("info", models["fill"], "--keep", keep)
+        assert (code, output) == (1, "")
+        assert message in errors
     shown = run("info", models["zero-shot"])[1]
     assert "zero-shot-classification" in shown
     assert "contradiction" in shown

@@ -74,6 +74,7 @@ def test_formats_and_junit(suite: Path, tmp_path: Path) -> None:
         (["run", "SUITE", "--case", "gpt-*", "--", "true"], "'gpt-*': no such case"),
         (["run", "SUITE", "--timeout", "0", "--", "true"], "--timeout"),
         (["run", "SUITE", "--torch", "m", "--", "true"], "--torch is an option of golden compare"),
+        (["run", "SUITE", "--keep", "int8", "--", "true"], "--keep is an option of golden record and golden compare"),
         (["run", "SUITE", "-m", "m", "--", "true"], "--model is an option of golden record and golden compare"),
         (["run", "SUITE", "--", "./no-such-program"], "./no-such-program: cannot be started"),
         (["run", ".", "--", "true"], "suite.json: No such file"),
@@ -165,7 +166,7 @@ def test_compare_as_a_line_for_github(
     [
         ("record", ["--tiny", "--model", "--allow"], ["--case", "--torch", "--format"]),
         ("compare", ["--torch", "--dtype", "--names", "--threads"], ["--case", "--tiny", "--junit"]),
-        ("suite", ["--case"], ["--tiny", "--model", "--dtype", "--timeout", "--allow"]),
+        ("suite", ["--case"], ["--tiny", "--model", "--dtype", "--timeout", "--allow", "--keep"]),
         ("run", ["--case", "--junit", "--dtype"], ["--tiny", "--torch", "--model"]),
     ],
 )
