@@ -146,8 +146,8 @@ def _complete(tokenizer: Tokenizer, path: Path, settings: Mapping[str, Any]) -> 
 
 
 def _is_bert(settings: Mapping[str, Any]) -> bool:
-    """Returns whether Transformers applies the normalization settings. It does so only for BERT's tokenizer classes."""
-    return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert"))
+    """Returns whether Transformers applies the normalization settings, which depends on the tokenizer class."""
+    return str(settings.get("tokenizer_class", "BertTokenizer")).startswith(("Bert", "DistilBert", "Electra", "MPNet"))
 
 
 def _from_vocabulary(

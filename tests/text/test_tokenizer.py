@@ -64,6 +64,15 @@ def test_a_file_without_marks_or_decoder_gets_bert_s(tmp_path):
     assert loaded.decode(loaded.encode("loving it.").ids) == tokenizer.decode(tokenizer.encode("loving it.").ids)
 
 
+@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizerFast", "ElectraTokenizer", "MPNetTokenizerFast"])
+def test_normalization_settings_override_the_file_for_the_classes_that_read_them(name, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tiny.tokenizer().to_str())
+    for kind, tokens in ((name, ["I", "##C", "##E"]), ("PreTrainedTokenizerFast", ["ice"])):
+        settings = {"tokenizer_class": kind, "do_lower_case": False, "tokenize_chinese_chars": False}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert load_tokenizer(tmp_path, CONFIG).encode("ICE", add_special_tokens=False).tokens == tokens
+
+
 @pytest.mark.parametrize(("limit", "tokens"), [(None, 64), (16, 16), (1e30, 64), (1000, 64), ("nonsense", 64)])
 def test_the_longest_text_is_the_smaller_of_model_and_settings(limit, tokens, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
