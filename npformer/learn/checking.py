@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from npformer.common.checks import number, positive, whole
 from npformer.common.errors import NpformerError
 from npformer.learn import progress
 from npformer.learn.chapters import CHAPTERS, EXERCISES
 from npformer.learn.judge import UNWRITTEN, WRONG, Verdict
 from npformer.learn.report import Report
-from npformer.learn.running import LIMIT, RUN_LIMIT, Ended, run_worker, text_of
+from npformer.learn.running import LIMIT, RUN_LIMIT, WHOLE, Ended, run_worker, text_of
 from npformer.learn.template import FILE
 from npformer.learn.whole import Run
 
@@ -25,7 +26,7 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
     folder : folder written by `npformer learn start`, or the path of a file
     chapter : int, optional
         The last chapter to check; by default all chapters.
-    limit : float, time limit of a function in seconds
+    limit : float, time limit of a function in seconds, up to 900
 
     Returns
     -------
@@ -35,7 +36,7 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
     Raises
     ------
     NpformerError
-        There is no such file, or no such chapter.
+        There is no such file or no such chapter, or the limit is out of range.
 
     Examples
     --------
@@ -45,8 +46,9 @@ def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limi
     (0, 'embeddings', 'not yet written')
     """
     path = learners_file(folder)
-    if chapter is not None and not 1 <= chapter <= len(CHAPTERS):
-        raise NpformerError(f"chapter: expected 1 ... {len(CHAPTERS)}, got {chapter}")
+    if chapter is not None:
+        whole("chapter", chapter, 1, len(CHAPTERS))
+    number("limit", positive("limit", limit), 0, WHOLE)
     chapters = list(range(1, (chapter or len(CHAPTERS)) + 1))
     report = _Check(path, chapters, limit).report()
     return replace(report, hints=progress.checked(path.parent, report.passed_names))

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 import npformer
 from npformer.cli.main import main
+from npformer.common.errors import NpformerError
 from npformer.learn import Report, check, start
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import UNWRITTEN, Verdict, judge
@@ -382,3 +383,18 @@ def sample(logits, temperature, top_p, u):
 """
     report = check(written(tmp_path, {"sample": code}))
     assert [each.cause for each in report.verdicts if each.name == "sample"] == ["last word of the set left out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chapter": 7}, "chapter: expected a whole number from 1 to 6, got 7"),
+        ({"chapter": "2"}, "chapter: expected a whole number from 1 to 6, got '2'"),
+        ({"limit": 0}, "limit: expected a number above 0, got 0"),
+        ({"limit": float("nan")}, "limit: expected a number above 0, got nan"),
+        ({"limit": 1e9}, "limit: expected a number from 0 to 900.0, got 1000000000.0"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(NpformerError, match=message):
+        check(written(tmp_path, {}), **options)
