@@ -21,6 +21,7 @@ from tests.browser.arrays import (
     weights,
 )
 from tests.browser.page import Page
+from tests.support import tiny
 
 Make = Callable[[tuple[str, ...]], view.View]
 
@@ -220,6 +221,22 @@ def test_paper_is_light_and_has_no_buttons(page: Page, make: Make) -> None:
         "page": ".keys .token",
     }
     assert all(element.is_displayed() for element in page.all(words[shown.kind]))
+
+
+@pytest.mark.parametrize("kind", ["logit", "lens", "ablation", "neurons"])
+def test_a_wide_table_is_printed_whole(page: Page, kind: str) -> None:
+    shown = getattr(view, kind)(
+        tiny.model("gpt2", "causal-lm", n_heads=16), "I love good ice cream and no bad ice cream so good"
+    )
+    page.show(shown, width=400)
+    assert any(arrow.is_displayed() for arrow in page.all(".more"))
+    page.media(kind="print")
+    page.until(lambda: not any(arrow.is_displayed() for arrow in page.all(".more")))
+    clips = "(node) => getComputedStyle(node).overflowX !== 'visible' && node.scrollWidth > node.clientWidth + 1"
+    assert (
+        page.js(f"return [...document.querySelectorAll('main div')].filter({clips}).map((node) => node.className)")
+        == []
+    )
 
 
 def test_the_printed_head_view_has_all_its_lines(page: Page) -> None:
