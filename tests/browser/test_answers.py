@@ -166,6 +166,19 @@ def test_the_largest_outputs_of_every_layer(page: Page, causal: Any) -> None:
     assert page.js("return location.hash") == "#layer=0&at=2"
 
 
+@pytest.mark.parametrize("chosen", ["", "layer=0&at={0}", "layer=0&at={1}", "at={2}"])
+def test_the_chosen_token_of_the_lens_is_in_view(page: Page, causal: Any, chosen: str) -> None:
+    shown = view.lens(causal, " ".join([NOVEL] * 3))
+    first = shown.found.positions[0]
+    page.show(shown, at=chosen.format(first, first + 8, first + 13), width=390)
+    page.until(
+        lambda: page.js("""
+        const edge = (selector) => document.querySelector(selector).getBoundingClientRect();
+        const [cell, name, box] = [edge("[aria-pressed='true']"), edge("tbody th"), edge(".scroller")];
+        return cell.left >= name.right - 1 && cell.right <= box.right + 1;""")
+    )
+
+
 @pytest.mark.parametrize(
     ("leading", "told"),
     [

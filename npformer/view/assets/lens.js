@@ -133,6 +133,9 @@ return {
     row = y >= 0 ? y : last;
     column = x >= 0 ? x : meta.positions.length - 1;
     draw();
-    requestAnimationFrame(() => box.firstChild.scrollTo({ left: x >= 0 ? 0 : box.firstChild.scrollWidth }));
+    requestAnimationFrame(() => {
+      const [name, ...cells] = grid.querySelector("tbody tr").children;
+      box.firstChild.scrollTo({ left: cells[column].offsetLeft - name.offsetWidth });
+    });
   },
 };
