@@ -29,7 +29,8 @@ def check(args: Namespace, command: Command) -> None:
     for name in OTHERS:
         if getattr(args, name, None):
             shown = {"texts": "a text", "query": "a query"}.get(name, f"--{name.replace('_', '-')}")
-            raise NpformerError(f"{shown}: not allowed with --input; texts come from --column, answers go to --output")
+            why = "for several files, give their folder" if name == "texts" else "answers go to --output"
+            raise NpformerError(f"{shown}: not allowed with --input; {why}; texts come from --column")
     pair = ("pair_column",) if command.reads == "query" else ()
     for name in ("column", *pair, "output"):
         if not getattr(args, name):

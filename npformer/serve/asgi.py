@@ -280,10 +280,18 @@ async def _gone(_: Request, error: Exception) -> Response:
     return Response(status_code=GONE)
 
 
+def check_key(api_key: str | None) -> None:
+    """Raises NpformerError for an empty key, and for one that clients cannot send in a header."""
+    key = None if api_key is None else api_key.strip()
+    if key == "":
+        raise NpformerError("the API key is empty; give a key of letters and digits, or leave it out")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise NpformerError("the API key: expected one line of ASCII characters, which all clients can send")
+
+
 def make(served: dict[str, Served], limits: ServiceLimits, api_key: str | None, access_log: bool = False) -> Starlette:
     """Makes the ASGI app that serves these models."""
-    if api_key is not None and not api_key.strip():
-        raise NpformerError("the API key is empty; give a key of letters and digits, or leave it out")
+    check_key(api_key)
     state = App(served, limits, api_key)
 
     async def too_late(request: Request, _: Exception) -> Response:

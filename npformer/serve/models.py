@@ -102,7 +102,7 @@ def serve_all(models: Given | Sequence[Given] | Mapping[str, Given], **loading: 
         served = Served(name or _name_of(given, task), task.model, dict(_tasks(task)))
         if served.name in found:
             raise NpformerError(
-                f"two models are named {served.name}; give each its own name: app({{name: model, ...}})"
+                f"two models are named {served.name}; rename a folder, or name the models: app({{name: model, ...}})"
             )
         found[served.name] = served
     if not found:

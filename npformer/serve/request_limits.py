@@ -42,7 +42,10 @@ class ServiceLimits:
             else:
                 number(each.name, value, 0, 1e6)
         if self.texts > self.queue:
-            raise NpformerError(f"texts: expected at most {self.queue}, the size of the queue, got {self.texts}")
+            raise NpformerError(
+                f"texts: expected at most {self.queue}, the size of the queue, got {self.texts}; lower --max-texts or "
+                "raise --max-queue"
+            )
 
     def check_texts(self, where: str, count: int) -> None:
         if count > self.texts:

@@ -40,7 +40,7 @@ from npformer.common.errors import NpformerError
 from npformer.runtime.mapped import is_mapped
 from npformer.runtime.narrow import NARROW
 from npformer.runtime.threads import available_cores
-from npformer.serve.asgi import App, make
+from npformer.serve.asgi import App, check_key, make
 from npformer.serve.connections import KEEP_ALIVE
 from npformer.serve.connections import Connection as HttpConnection
 from npformer.serve.models import Served, serve_all
@@ -79,6 +79,7 @@ def run(settings: ServerSettings) -> None:
     """Serves until a signal stops it. Raises NpformerError if the address is taken or a model cannot be loaded."""
     _log_to_stderr()
     _allow_connections()
+    check_key(settings.api_key)
     with bound(settings.host, settings.port) as listening:
         if settings.workers == 1:
             Server(settings, settings.loaded(), lambda: _announce(settings, listening)).run(sockets=[listening])

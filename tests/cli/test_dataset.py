@@ -27,12 +27,12 @@ def model(models):
         (("--output", "o.csv", "ice"), "--output needs --input"),
         (("--input", "in.csv", "--output", "o.csv"), "--column: missing; --input needs --column NAME and --output OUT"),
         (("--input", "in.csv", "--column", "text"), "--output: missing; --input needs --column NAME and --output OUT"),
-        (("--input", "in.csv", "ice"), "a text: not allowed with --input"),
+        (("--input", "in.csv", "in2.csv"), "a text: not allowed with --input; for several files, give their folder"),
         (("--input", "in.csv", "-f", "a.txt"), "--file: not allowed with --input"),
         (("--input", "in.csv", "--pair", "ice"), "--pair: not allowed with --input"),
         (
             ("--input", "in.csv", "--json"),
-            "--json: not allowed with --input; texts come from --column, answers go to --output",
+            "--json: not allowed with --input; answers go to --output; texts come from --column",
         ),
     ],
 )
