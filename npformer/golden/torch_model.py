@@ -190,15 +190,17 @@ def _inputs(golden: Golden) -> Iterator[tuple[str, str]]:
     ends = dict(INPUTS)
     if golden.config.norm_first:
         del ends["ffn_residual"]
-        ends["attention_residual"] = "ffn_norm"
+        ends = {"cross_attention_residual": "ffn_norm", **ends, "attention_residual": "ffn_norm"}
     if any(stage.endswith(".ffn.gated") for stage in golden.stages):
         ends["ffn.gated"] = ends.pop("ffn.activation")
     if module_path(golden.config, "head.norm") is None:
         ends["head.activation"] = "head.output"
-    for stage in table.names(golden.config):
-        for end, group in ends.items():
-            if stage.endswith(end):
-                yield stage, stage.removesuffix(end) + group
+    stages = table.names(golden.config)
+    for stage in stages:
+        if (end := next(filter(stage.endswith, ends), None)) is not None:
+            before = stage.removesuffix(end)
+            crosses = golden.config.norm_first and end == "attention_residual" and f"{before}cross_{end}" in stages
+            yield stage, before + ("cross_attention_norm" if crosses else ends[end])
 
 
 def _module_reading(golden: Golden, stage: str, group: str) -> str | None:

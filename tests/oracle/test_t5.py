@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import npformer
+from npformer import golden
 from npformer.checkpoint import convert
 from npformer.checkpoint import tree as layout
 from npformer.functions import SparseRows
@@ -85,6 +86,21 @@ def test_answers_are_transformers_own(case: str, tmp_path: Path) -> None:
     again, before = (type(theirs).from_pretrained(each).state_dict() for each in (back, tmp_path / "torch"))
     assert again.keys() == before.keys()
     assert all(torch.equal(again[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_stage_of_transformers_is_within_its_budget(case: str, tmp_path: Path) -> None:
+    """The rows after self-attention and after cross-attention are the inputs of different norms."""
+    theirs, random = torch_model(case), np.random.default_rng(2)
+    theirs.save_pretrained(tmp_path / "torch")
+    texts: list[Any] = [[*random.integers(2, 60, length - 1).tolist(), 1] for length in LENGTHS[:3]]
+    if theirs.can_generate():
+        texts = [(ids, [0, *random.integers(2, 60, 9).tolist()]) for ids in texts]
+    recorded = golden.record(npformer.load(tmp_path / "torch"), texts)
+    comparison = golden.compare(recorded, theirs)
+    assert comparison.ok, str(comparison)
+    residuals = [row.stage for row in comparison.rows if row.stage.endswith("attention_residual")]
+    assert len(residuals) == sum(stage.endswith("attention_residual") for stage in recorded.stages)
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=str)
