@@ -19,6 +19,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES
 from npformer.golden.budget import RATIOS
 from npformer.golden.format import Golden
+from npformer.golden.graph import parted
 from npformer.golden.mistakes.precision import held
 from npformer.golden.names import Theirs, read
 
@@ -148,14 +149,18 @@ def compare(
 def _compare(
     golden: Golden, arrays: Mapping[str, Any], names: Mapping[str, str] | None, dtype: str | None
 ) -> Comparison:
-    """Compares texts padded on the right, or on the left if their first stages are right only there."""
+    """Compares texts padded on the right, or on the left if the embeddings are right there.
+
+    Padding on the left is a mistake if it shifts the positions; `diagnose` names it from texts padded on the right.
+    """
     comparison = _compared(golden, read(golden, arrays, names), dtype)
     if comparison.ok or not (comparison.theirs.width or comparison.theirs.source_width):
         return comparison
     order = {name: i for i, name in enumerate(golden.stages)}
     before = _compared(golden, read(golden, arrays, names, at_end=True), dtype)
     first, other = (order[each.first.stage] if each.first else len(order) for each in (comparison, before))
-    return before if other > first else comparison
+    embedded = before.first is None or not parted(before.first.stage)[2].startswith("embeddings.")
+    return before if embedded and other > first else comparison
 
 
 def _compared(golden: Golden, theirs: Theirs, dtype: str | None) -> Comparison:
