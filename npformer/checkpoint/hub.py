@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from npformer.checkpoint.modules import MODULES, encoder_folder, module_files, read_modules
-from npformer.checkpoint.read import CONFIG, WEIGHTS
+from npformer.checkpoint.read import CONFIG, WEIGHTS, shards
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
 from npformer.families import FAMILIES, read_config, text_config
@@ -126,7 +126,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
     weights = next((each for each in forms if has(each)), None)
     if weights is None:
         return "weights"
-    for shard in _shards(folder / weights) if weights.endswith(".index.json") else []:
+    for shard in shards(folder / weights) if weights.endswith(".index.json") else []:
         if not has(start + shard):
             return start + shard
     extras = [*TOKENIZER]
@@ -160,13 +160,6 @@ def _inside(folder: Path) -> str:
 def _model(snapshot: Path) -> Path:
     """The folder in a snapshot with the config.json of the model."""
     return snapshot if (snapshot / CONFIG).exists() else snapshot / _inside(snapshot)
-
-
-def _shards(index: Path) -> list[str]:
-    """The files named in an index, except names with a path, which `read.py` refuses later."""
-    weight_map = read_json(index).get("weight_map")
-    names = weight_map.values() if isinstance(weight_map, dict) else ()
-    return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
 
 
 def _fetch(name: str, revision: str, weights: bool) -> Path:

@@ -168,6 +168,13 @@ def read_file(path: Path, limits: Limits, mapped: bool) -> tuple[dict[str, Array
     return read_torch(path, limits, mapped), {}
 
 
+def shards(index: Path) -> list[str]:
+    """The files named in an index, except names with a path, which `load_folder` refuses."""
+    weight_map = read_json(index).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    return [name for name in dict.fromkeys(map(str, names)) if re.fullmatch(r"\w[\w.-]*", name)]
+
+
 def _read_shards(folder: Path, index_name: str, limits: Limits, mapped: bool) -> dict[str, Array]:
     """Reads the tensors of all shards. The index and the shards must agree on where each tensor is."""
     index = folder / index_name

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from npformer.checkpoint.read import WEIGHTS, shards
 from npformer.checkpoint.safetensors import check_sums, read_tensors
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
@@ -30,7 +31,10 @@ class Verified(NamedTuple):
 
 
 def verify(folder: Path) -> Iterator[Verified]:
-    """Verifies the stored checksum of each file in the folder of a model and in its subfolders."""
+    """Verifies the stored checksum of each file in the folder of a model and in its subfolders.
+
+    A shard that the index of the weights names and the folder does not have counts as damaged.
+    """
     files = [path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)) if not path.is_dir()]
     for path in files:
         name = path.relative_to(folder).as_posix()
@@ -40,6 +44,18 @@ def verify(folder: Path) -> Iterator[Verified]:
             yield Verified(name, digest, _verdict(path, digest))
         except NpformerError as error:
             yield Verified(name, digest, str(error), damaged=True)
+    yield from _missing(folder)
+
+
+def _missing(folder: Path) -> Iterator[Verified]:
+    """The shards that the index of the weights names and the folder does not have."""
+    weights = next((name for name in WEIGHTS if (folder / name).exists()), "")
+    try:
+        for shard in shards(folder / weights) if weights.endswith(".index.json") else []:
+            if not os.path.lexists(folder / shard):
+                yield Verified(shard, "", f"missing, but named in {weights}", damaged=True)
+    except NpformerError as error:
+        yield Verified(weights, "", str(error), damaged=True)
 
 
 def _digest(path: Path, kind: str = "sha256", before: bytes = b"") -> str:

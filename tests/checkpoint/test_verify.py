@@ -66,6 +66,25 @@ def test_a_damaged_file_is_named_and_the_exit_code_is_1(folder: Path, capsys: py
     assert "not a regular file" in read[f"{folder}/config.json"]
 
 
+def test_a_shard_that_was_not_copied_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The index of a form of weights that is not read, here torch's, may name files that nobody downloaded."""
+    folder = tiny.folder(tmp_path / "model", "bert")
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "a-00001-of-00002.bin"}}))
+    assert cli.main(["info", "--verify", str(folder)]) == 0
+    (folder / "model.safetensors").rename(folder / "a-00002-of-00002.safetensors")
+    names = {"a": "a-00001-of-00002.safetensors", "b": "a-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    capsys.readouterr()
+    assert cli.main(["info", "--verify", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("missing") == 1
+    assert f"{folder}/a-00001-of-00002.safetensors" in shown
+    assert "missing, but named in model.safetensors.index.json" in shown
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert cli.main(["info", "--verify", str(folder)]) == 1
+    assert "model.safetensors.index.json: expected a JSON object" in capsys.readouterr().out
+
+
 def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -> None:
     """The hub's cache names large files by their SHA-256, and small files by git's hash of their content."""
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
