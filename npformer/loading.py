@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,12 +130,18 @@ def find_folder(name: str | Path, revision: str | None = None, offline: bool = F
             raise NpformerError(
                 f"revision: only valid for a model on the hub, but {str(name)!r} is the folder {folder}; omit it"
             )
+        if not (folder / CONFIG).exists() and (revisions := sorted((folder / "snapshots").glob("*"))):
+            raise NpformerError(
+                f"{folder}: a model in the cache of Hugging Face; give the folder of one revision, here {revisions[0]}"
+            )
         return folder if (folder / CONFIG).exists() else encoder_folder(folder)
     if name in OURS:
         raise NpformerError(_not_installed(str(name)))
 
     from npformer.checkpoint.hub import UnknownModel, download, is_hub_id
 
+    if page := re.match(r"https?://[^/]+/([^/?#]+/[^/?#]+)", str(name)):
+        raise NpformerError(f"{name}: expected a hub id, got an address; give {page[1]}")
     if isinstance(name, Path) or not is_hub_id(name):
         raise NpformerError(f"{name}: there is {_no_folder(name)}. {_known(name)}")
     try:

@@ -102,6 +102,18 @@ def test_a_folder_without_weights(tmp_path):
     assert error(tmp_path).startswith(f"{tmp_path}: no weights; looked for npformer.safetensors, model.safetensors")
 
 
+def test_a_model_s_folder_in_the_cache_is_not_a_revision_s(tmp_path):
+    folder = tmp_path / "models--owner--model"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    assert error(folder).endswith(f"give the folder of one revision, here {folder}/snapshots/abc")
+
+
+@pytest.mark.parametrize("rest", ["", "/tree/main", "?library=npformer"])
+def test_the_address_of_a_model_s_page_is_not_its_id(rest):
+    address = f"https://huggingface.co/owner/model{rest}"
+    assert error(address) == f"{address}: expected a hub id, got an address; give owner/model"
+
+
 # --- bundled models --------------------------------------------------------------------------------------------------
 
 
