@@ -78,6 +78,11 @@ class Dropout(Edit):
         self._random = np.random.Generator(np.random.SFC64(seed))
         self._of: dict[str, int] = {}  # stage computed so far -> its rate times 2^16
 
+    @property
+    def unmatched(self) -> list[str]:
+        """The patterns that have matched no stage so far."""
+        return [pattern for pattern in self._rates if not any(fnmatchcase(name, pattern) for name in self._of)]
+
     def change(self, name: str, array: np.ndarray) -> tuple[np.ndarray, Pullback] | None:
         if name not in self._of:
             rates = [rate for pattern, rate in self._rates.items() if fnmatchcase(name, pattern)]

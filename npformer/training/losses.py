@@ -76,7 +76,8 @@ class HeadLoss:
     """The cross-entropy of a head.
 
     The classes are the labels, the vocabulary or the choices. For question answering, the loss is the mean of the
-    cross-entropies of the answer's first and last token. For replaced tokens, it is the binary cross-entropy.
+    cross-entropies of the answer's first and last token. For replaced tokens, it is the binary cross-entropy. A
+    subclass with another `losses` is another loss of the same answers.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from npformer.common.checks import whole
+from npformer.common.checks import unknown, whole
 from npformer.common.errors import NpformerError
 from npformer.functions import SparseRows
 from npformer.runtime.threads import run_tasks, single_blas_thread
@@ -138,8 +138,15 @@ class Adam:
     ) -> None:
         """Updates the parameters from the gradients, which are first multiplied by `scale`.
 
-        Parameters without a gradient do not change.
+        Parameters without a gradient do not change. Raises NpformerError for a gradient without a parameter, or of
+        another shape.
         """
+        for name, grad in gradients.items():
+            if name not in self.parameters:
+                raise unknown("Adam: gradient", name, self.parameters, "Its names are those of the parameters")
+            if not isinstance(grad, SparseRows) and grad.shape != self.parameters[name].shape:
+                expected = self.parameters[name].shape
+                raise NpformerError(f"Adam: gradient {name}: expected {expected}, got {grad.shape}")
         self.t += 1
         tasks = []
         for name, grad in gradients.items():

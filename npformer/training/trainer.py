@@ -46,7 +46,7 @@ class Recipe:
     warmup : number of steps, or a fraction of all steps if below 1
     betas, eps, weight_decay, lazy : as in `Adam`
     clip : maximum norm of the gradients; None for no limit
-    dropout : mapping from stage or pattern to the fraction of elements to set to 0
+    dropout : mapping from stage or pattern, such as "layers.*.ffn.output", to the fraction of elements to set to 0
     average, average_every : number of last checkpoints to average in `Trainer.choose`, and steps between them (0: an
         epoch)
     window : number of batches to draw together and sort by length, so that a batch has examples of similar lengths
@@ -192,7 +192,8 @@ class Trainer(Generic[E]):
         ------
         NpformerError
             If there are no examples, the folder is in use by another run or has a checkpoint of a different run,
-            `evaluate` does not return numbers, or gradients or weights are not finite.
+            `evaluate` does not return numbers, a rate of dropout is for no stage of the model, or gradients or
+            weights are not finite.
         """
         if not examples:
             raise NpformerError("no examples to train on")
@@ -226,11 +227,18 @@ class Trainer(Generic[E]):
 
     def _step(self, examples: Sequence[E], learning_rate: float) -> None:
         recipe, state, start = self.recipe, self.state, time.perf_counter()
-        step = state.step
-        batch = gradients(
-            self.objective, self.weights, examples, self.threads,
-            lambda shard: Dropout(recipe.dropout, (recipe.seed, step, shard)) if recipe.dropout else None,
-        )  # fmt: skip
+        step, dropouts = state.step, list[Dropout]()
+
+        def dropout(shard: int) -> Dropout | None:
+            if not recipe.dropout:
+                return None
+            dropouts.append(Dropout(recipe.dropout, (recipe.seed, step, shard)))
+            return dropouts[-1]
+
+        batch = gradients(self.objective, self.weights, examples, self.threads, dropout)
+        if step == 0 and dropouts and (unmatched := dropouts[0].unmatched):
+            known = "npformer.trace(model, text) has their names"
+            raise NpformerError(f"dropout: {unmatched[0]!r:.80} matches no stage of this model; {known}")
         norm = global_norm(batch.flat)
         if not np.isfinite(norm):
             raise NpformerError(f"step {step}: gradients are not finite; a smaller learning rate may help")

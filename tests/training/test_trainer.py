@@ -151,6 +151,13 @@ def test_weights_chosen_by_another_score_are_an_error(tmp_path: Path) -> None:
         run.choose(lambda epoch: {}, "f1")
 
 
+def test_dropout_of_an_unknown_stage_is_an_error() -> None:
+    trained = weights()
+    recipe = replace(RECIPE, dropout={"*ffn.output": 0.1, "layers.*.attn": 0.1})
+    with pytest.raises(NpformerError, match=r"dropout: 'layers\.\*\.attn' matches no stage of this model"):
+        Trainer(HeadLoss(trained.config), trained, recipe).train(examples())
+
+
 def test_metrics_are_numbers(tmp_path: Path) -> None:
     """NumPy's numbers are stored as Python's. Other values are an error before the first step."""
     trained = weights()

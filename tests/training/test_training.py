@@ -131,6 +131,19 @@ def test_adam_does_not_depend_on_its_blocks_and_threads() -> None:
     assert np.abs(found[0] - expected).max() < 1e-6
 
 
+def test_a_gradient_that_fits_no_parameter_is_an_error() -> None:
+    array = np.zeros((2, 3))
+    optimizer = Adam({"w.weight": array})
+    for name, grad, message in (
+        ("w.weigth", np.ones((2, 3)), "Adam: gradient: 'w.weigth' is not known; did you mean 'w.weight'"),
+        ("w.weight", np.ones(3), r"Adam: gradient w.weight: expected \(2, 3\), got \(3,\)"),
+    ):
+        with pytest.raises(NpformerError, match=message):
+            optimizer.step({name: grad}, 0.1)
+    assert optimizer.t == 0
+    assert not array.any()
+
+
 def test_decay_is_for_weights() -> None:
     flat = weights(model_type="bert").flat
     kept = [name for name in flat if not is_decayed(name)]
