@@ -282,8 +282,8 @@ def place(stage: str, shape: tuple[int, ...], positions: Numbers, heads: Numbers
     for name, wanted, axis in (("positions", positions, -1), ("heads", heads, 0)):
         if wanted is None:
             continue
-        rows = [wanted] if isinstance(wanted, int) else list(wanted)
-        if mask.ndim < (1 if axis else 2) or not all(0 <= row < mask.shape[axis] for row in rows):
+        rows = np.atleast_1d(wanted).tolist()
+        if mask.ndim < (1 if axis else 2) or not all(row in range(mask.shape[axis]) for row in rows):
             raise NpformerError(f"edit of {stage}: no {name} {rows} in shape {shape}")
         chosen = np.isin(np.arange(mask.shape[axis]), rows)
         mask &= chosen if axis else chosen[:, None]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npformer.base_model import BaseModel, check_model
+from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
 from npformer.config import POOLED_HEADS
 from npformer.families import parts_of
@@ -78,6 +79,7 @@ def logit_lens(model: BaseModel, text: Any, positions: Sequence[int] | None = No
         raise NpformerError(f"logit_lens: expected a model with labels or words, got a {config.head} model")
     if config.head in POOLED_HEADS and config.pooling == "mean":
         raise NpformerError("logit_lens: unsupported: a head that reads the mean of all rows")
+    whole("logit_lens: most", most, 1)
     stages = streams(model)
     recorded = trace(model, text, stages)
     if isinstance(recorded.ids, list):
@@ -119,7 +121,10 @@ def _positions(model: BaseModel, recorded: Trace, asked: Sequence[int] | None) -
             )
         return [row_read(config, Text(recorded.ids if recorded.key_ids is None else recorded.key_ids))]
     if asked is not None:
-        return [position_of(each, count, "logit_lens") for each in asked]
+        found = [position_of(each, count, "logit_lens") for each in np.atleast_1d(np.asarray(asked)).tolist()]
+        if not found:
+            raise NpformerError("logit_lens: positions: expected at least one token's number")
+        return found
     if config.head != "masked-lm":
         return [count - 1] if config.head == "causal-lm" else list(range(count))
     if not (at := masked(model, Text(recorded.ids))):

@@ -182,20 +182,36 @@ def asked_label(model: Any, label: str | int, count: int, caller: str) -> tuple[
         names = list(model.config.labels)
         if label in names:
             number = names.index(label)
-        elif model.config.head in WORDS:
-            number = model.tokenizer.token_to_id(label)
+        elif model.config.head in (*WORDS, "translation"):
+            number = _token_number(model, label, count)
     if isinstance(number, (bool, str)) or not isinstance(number, int | np.integer) or not 0 <= number < count:
         some = [label_name(model, i, count) for i in range(min(count, 8))] + ["..."] * (count > 8)
-        known = "a token of the vocabulary" if count > 1000 else f"one of {', '.join(some)}"
+        known = (
+            "a token of the vocabulary, or a text that is one token" if count > 1000 else f"one of {', '.join(some)}"
+        )
         raise NpformerError(f"{caller}: label={label!r:.80}: expected {known}")
     return int(number), label_name(model, int(number), count)
 
 
+def _token_number(model: Any, word: str, count: int) -> int | None:
+    """Returns the number of a token, or of a text that is one token: of `Ġthe` for " the". None for other texts."""
+    tokenizer = model.tokenizer
+    if model.config.head == "translation":
+        tokens = tokenizer.tokens(list(range(count)), False)
+        return next((tokens.index(each) for each in (word, word.replace(" ", "▁")) if each in tokens), None)
+    if (number := tokenizer.token_to_id(word)) is not None:
+        return int(number)
+    ids = tokenizer.encode(word, add_special_tokens=False).ids
+    is_word = len(ids) == 1 and tokenizer.decode(ids).strip() == word.strip()  # an unknown word decodes to nothing
+    return int(ids[0]) if is_word else None
+
+
 def position_of(position: Any, count: int, caller: str) -> int:
     """Returns the index of a token. Raises NpformerError for a position outside the text."""
-    if type(position) is not int or not -count <= position < count:
+    is_whole = isinstance(position, int | np.integer) and not isinstance(position, bool)
+    if not is_whole or not -count <= position < count:
         raise NpformerError(f"{caller}: position: expected a token's number, 0 to {count - 1}, got {position!r:.80}")
-    return position % count
+    return int(position) % count
 
 
 def masked(model: Any, text: Any) -> list[int]:

@@ -86,7 +86,8 @@ def _tokens(model: BaseModel, ids: np.ndarray, is_source: bool = False) -> list[
         return [str(number) for number in ids.tolist()]
     if model.config.head == "translation":
         return tokenizer.tokens(ids.tolist(), is_source)
-    return [tokenizer.id_to_token(number) or str(number) for number in ids.tolist()]
+    # the model refuses a negative id; the tokenizer's error would not name the ids
+    return [(tokenizer.id_to_token(number) if number >= 0 else None) or str(number) for number in ids.tolist()]
 
 
 def tokens_read_again(model: BaseModel, tokens: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import npformer
+from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.text.words import piece_names
 from npformer.view import attribution, heads, logit
@@ -40,9 +41,12 @@ def test_the_word_after_the_text_is_explained(model: Model) -> None:
     assert found.lens_labels[-1] == word
     assert set(found.lens_labels) <= {piece_names(["Ġa", piece])[1] for piece in model.tokenizer.get_vocab()}
     assert word in str(logit(model, TEXT))
-    asked = npformer.logit_attribution(model, TEXT, "Ġthe", position=0, against=5)
     the = model.tokenizer.token_to_id("Ġthe")
-    assert asked.logit == pytest.approx(logits[0, the] - logits[0, 5], abs=1e-9)
+    for label in ("Ġthe", " the"):
+        asked = npformer.logit_attribution(model, TEXT, label, position=np.int64(0), against=5)
+        assert asked.logit == pytest.approx(logits[0, the] - logits[0, 5], abs=1e-9)
+    with pytest.raises(NpformerError, match="label=' the the': expected"):
+        npformer.logit_attribution(model, TEXT, " the the")
 
 
 def test_edits_are_measured_by_the_same_logit(model: Model) -> None:

@@ -339,6 +339,14 @@ def test_the_parts_of_a_translations_logit_add_up_to_it(position: int) -> None:
     assert found.heads[:, own:, len(recorded.tokens) :].all()
 
 
+def test_a_word_of_a_translation_is_named_with_its_mark_or_a_space() -> None:
+    model = load("en-de-multi30k")
+    found = [logit_attribution(model, "A dog runs.", label, position=1) for label in ("▁Hund", " Hund")]
+    assert {each.what for each in found} == {"the logit of 'Hund' at token 1"}
+    with pytest.raises(NpformerError, match="label='Hund': expected a token of the vocabulary, or a text that is one"):
+        logit_attribution(model, "A dog runs.", "Hund", position=1)
+
+
 def test_a_translation_s_least_probable_word_is_explained_by_default() -> None:
     model = load("en-de-multi30k")
     pair = pair_of(model, "A man rides a bike.")[0]

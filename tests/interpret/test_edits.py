@@ -181,7 +181,7 @@ def test_a_stage_from_another_trace_whole_or_at_some_positions(model: Model) -> 
         t = trace(model, other)
     np.testing.assert_array_equal(t["layers.0.ffn_norm"][:2], clean["layers.0.ffn_norm"][:2])
     np.testing.assert_array_equal(t["layers.0.ffn_norm"][2:], plain["layers.0.ffn_norm"][2:])
-    with edit(from_trace(clean, "*.weights", 3)):
+    with edit(from_trace(clean, "*.weights", np.int64(3))):  # type: ignore[arg-type]
         t = trace(model, other)
     np.testing.assert_array_equal(t["layers.0.attention.weights"][:, 3], clean["layers.0.attention.weights"][:, 3])
     for name, text, positions, message in (

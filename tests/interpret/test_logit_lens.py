@@ -56,7 +56,7 @@ def test_the_lens_of_a_translation_has_the_words_that_follow_each_token() -> Non
     found = logit_lens(model, pair)
     assert found.numbers[-1, :-1, 0].tolist() == pair[1].ids[1:].tolist()
     assert found.words[-1][1][0] == "Mann"
-    assert logit_lens(model, "A man rides a bike.", positions=[1]).words[-1] == (found.words[-1][1],)
+    assert logit_lens(model, "A man rides a bike.", positions=np.flatnonzero([0, 1])).words[-1] == (found.words[-1][1],)
 
 
 @pytest.mark.parametrize("head", ["base", "question-answering", "multiple-choice"])
@@ -71,6 +71,10 @@ def test_errors_name_the_argument() -> None:
         logit_lens(words, "I love ice cream")
     with pytest.raises(NpformerError, match="logit_lens: position: expected a token's number, 0 to 5"):
         logit_lens(words, TEXT, positions=[9])
+    with pytest.raises(NpformerError, match="positions: expected at least one token's number"):
+        logit_lens(words, TEXT, positions=[])
+    with pytest.raises(NpformerError, match="most: expected a whole number of at least 1, got 0"):
+        logit_lens(words, TEXT, positions=[1], most=0)
     with pytest.raises(NpformerError, match="positions: omit it"):
         logit_lens(tiny.model("bert"), TEXT, positions=[0])
     with pytest.raises(NpformerError, match="expected one text"):

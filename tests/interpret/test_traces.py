@@ -405,3 +405,8 @@ def test_any_other_file_is_an_error(model: Model, tmp_path: Path) -> None:
     ):
         with pytest.raises(NpformerError, match=message):
             trace(model, TEXT).save(tmp_path / name)
+
+
+def test_a_negative_id_is_refused_by_the_model_and_not_by_its_tokenizer() -> None:
+    with pytest.raises(NpformerError, match="-1 of text 0 is outside the vocabulary"):
+        trace(tiny.model(), [2, -1])
