@@ -129,6 +129,7 @@ class CrossAttention(Block):
     scale: float = 0.0
 
     around = Attention.around
+    pull = Attention.pull
     mistakes = cross_attention_mistakes.MISTAKES
 
     def __call__(self, x: np.ndarray, rows: Rows, **weights: Any) -> np.ndarray:
@@ -163,9 +164,6 @@ class CrossAttention(Block):
     @property
     def stages(self) -> list[Stage]:
         return attention_stages(SOURCE, (), self.scale)
-
-    def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
-        return attention_pull(direction, at, weights["output"])
 
     @staticmethod
     def _source(rows: Rows) -> tuple[np.ndarray, np.ndarray]:

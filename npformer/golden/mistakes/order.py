@@ -142,7 +142,10 @@ def other_ffn_input(port: Port) -> Ways:
     }.items():
         yield f"reads {way}", {"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}
     if port.config.norm_first:
-        yield "its norm reads the layer's input, parallel to attention", {"*.ffn_norm": _norm_of_input}
+        yield (
+            "its norm reads the layer's input, parallel to attention",
+            {"*.ffn_norm": lambda y, at: _normed(at("input"), at, "ffn_norm")},
+        )
     parallel: Rules = {
         "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
         FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
@@ -151,11 +154,6 @@ def other_ffn_input(port: Port) -> Ways:
     if port.config.norm_first:  # the norm's input is exported under the name of the sum
         parallel = {ATTENTION: lambda y, at: at("input"), FFN: parallel[FFN]}
         yield "parallel to attention, both added to the layer's input, which the FFN's norm reads", parallel
-
-
-def _norm_of_input(y: np.ndarray, at: At) -> np.ndarray:
-    weights = {part: each for part in ("weight", "bias") if (each := at.weight("ffn_norm", part)) is not None}
-    return at.norm(at("input"), **weights)
 
 
 def ffn_first(port: Port) -> Ways:
