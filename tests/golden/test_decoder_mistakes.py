@@ -175,9 +175,6 @@ def test_a_mistake_where_rows_and_columns_are_of_one_text_is_not_looked_for_acro
     assert not diagnosis.then
 
 
-RESIDUALS = {"residual left out", "norm before the residual sum"}
-
-
 def not_added(port: PlainBart, x: np.ndarray, block: np.ndarray, at: str) -> np.ndarray:
     return PlainBart.added(port, 0 * x if at.endswith(".attention") else x, block, at)
 

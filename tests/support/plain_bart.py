@@ -45,8 +45,7 @@ class PlainBart(PlainPort):
     def seen_by_encoder(self) -> np.ndarray:
         return self.mask[:, None, None, :] == 1
 
-    def seen_of_source(self) -> np.ndarray:
-        return self.mask[:, None, None, :] == 1
+    seen_of_source = seen_by_encoder
 
     def seen_by_decoder(self, length: int) -> np.ndarray:
         return np.tri(length, dtype=bool)

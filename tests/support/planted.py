@@ -12,7 +12,7 @@ from types import MethodType
 
 import numpy as np
 
-from tests.support.plain_port import PlainPort
+from tests.support.plain_port import PlainGpt2, PlainPort
 
 Plant = Callable[[PlainPort], None]
 
@@ -86,13 +86,6 @@ def layer_with(
         return port.note(f"{at}.ffn_norm", port.norm(z, f"{at}.ffn_norm"))
 
     return put("layer", layer)
-
-
-def pre_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    h = port.note(f"{at}.attention_norm", port.norm(x, f"{at}.attention_norm"))
-    y = port.note(f"{at}.attention_residual", x + port.attention(h, f"{at}.attention"))
-    h = port.note(f"{at}.ffn_norm", port.norm(y, f"{at}.ffn_norm"))
-    return port.note(f"{at}.ffn_residual", y + port.ffn(h, f"{at}.ffn"))
 
 
 def ffn_first(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
@@ -241,7 +234,7 @@ KNOWN: dict[str, tuple[str, Plant]] = {
         "residual from the wrong place",
         layer_with(ffn=lambda port, x, y, f, at: port.out[f"{at}.attention_residual"] + f),
     ),
-    "pre-norm": ("pre-norm instead of post-norm", put("layer", pre_norm)),
+    "pre-norm": ("pre-norm instead of post-norm", put("layer", PlainGpt2.layer)),
     "ffn first": ("FFN before attention", put("layer", ffn_first)),
     "layer 0 in 1": ("weights of another layer", weights(lambda port: of_layer(port, 1, 0))),
     "layer 1 in 0": ("weights of another layer", weights(lambda port: of_layer(port, 0, 1))),
@@ -272,13 +265,6 @@ KNOWN: dict[str, tuple[str, Plant]] = {
 }  # fmt: skip
 
 
-def post_norm(port: PlainPort, x: np.ndarray, at: str) -> np.ndarray:
-    y = port.note(f"{at}.attention_residual", x + port.attention(x, f"{at}.attention"))
-    y = port.note(f"{at}.attention_norm", port.norm(y, f"{at}.attention_norm"))
-    z = port.note(f"{at}.ffn_residual", y + port.ffn(y, f"{at}.ffn"))
-    return port.note(f"{at}.ffn_norm", port.norm(z, f"{at}.ffn_norm"))
-
-
 def conv_transposed(port: PlainPort) -> dict[str, np.ndarray]:
     return {name: w.T for name, w in port.w.items() if name.endswith(".attention.output.weight")}
 
@@ -294,7 +280,7 @@ IN_GPT2: dict[str, tuple[str, Plant]] = {
     "c_attn by head": ("fused query, key and value split wrongly", weights(fused_by_head)),
     "exact gelu": ("erf GELU for tanh", put("gelu", PlainPort.gelu)),
     "no final norm": ("norm left out", put("norm", lambda port, x, name: x if name == "norm" else PlainPort.norm(port, x, name))),
-    "post-norm": ("post-norm instead of pre-norm", put("layer", post_norm)),
+    "post-norm": ("post-norm instead of pre-norm", put("layer", PlainPort.layer)),
     "first token": ("wrong pooling", instead("last", lambda x: x[:, 0])),
     "last of the batch": ("wrong pooling", instead("last", lambda x: x[:, -1])),
     "from 1": ("positions off by one", attr("positions", lambda port: port.positions + 1)),
