@@ -8,14 +8,9 @@ import subprocess
 
 import pytest
 
-from tests.support.cli_runner import ENVIRONMENT, command, make_models, rows, run, run_apart
+from tests.support.cli_runner import ENVIRONMENT, command, rows, run, run_apart
 
 ASCII = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 def test_lines_that_are_not_utf_8_are_named_and_the_rest_answered(models, tmp_path):

@@ -17,13 +17,7 @@ from npformer.cli.main import COMMANDS
 from npformer.tasks import Pair, pipeline
 from npformer.tasks.token_classification import STRATEGIES
 from tests.support import seq2seq_models, tiny
-from tests.support.cli_runner import ENVIRONMENT, make_models, rows, run
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return make_models(tmp_path_factory.mktemp("models"))
-
+from tests.support.cli_runner import ENVIRONMENT, rows, run
 
 # --- usage -----------------------------------------------------------------------------------------------------------
 

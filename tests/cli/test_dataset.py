@@ -5,12 +5,7 @@ import sys
 import pytest
 
 from npformer import NpformerError
-from tests.support.cli_runner import make_models, run
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return make_models(tmp_path_factory.mktemp("models"))
+from tests.support.cli_runner import run
 
 
 @pytest.fixture

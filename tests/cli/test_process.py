@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from npformer.checkpoint import load_folder
-from tests.support.cli_runner import ENVIRONMENT, make_models
+from tests.support.cli_runner import ENVIRONMENT
 
 SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "npformer")]
 MODULE = [sys.executable, "-m", "npformer"]
@@ -39,11 +39,6 @@ UNBUFFERED = ("", "1")
 STARTED = [
     *product(("help",), WAYS, UNBUFFERED), ("classify", "script", ""), *zip(PRINTING, cycle(WAYS), cycle("1"), strict=False)
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **environment: str):

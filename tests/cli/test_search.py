@@ -8,14 +8,14 @@ from npformer import pipeline
 from npformer import search as nearest
 from npformer.checkpoint.archive import load_arrays, save_arrays
 from tests.support import tiny
-from tests.support.cli_runner import make_models, rows, run
+from tests.support.cli_runner import rows, run
 
 TEXTS = ["ice cream", "", "not my music", "the news", "my music is good", "hot ice"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_models(tmp_path_factory.mktemp("models"))["embed"]
+@pytest.fixture
+def model(models):
+    return models["embed"]
 
 
 @pytest.fixture
