@@ -11,6 +11,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
+from npformer.families.encoder_table import decoder_classes
 from npformer.families.interleaved import Interleaved
 from npformer.mechanisms import Alibi
 
@@ -50,13 +51,7 @@ BLOOM = Bloom(
     eps="layer_norm_epsilon",
     ids={"bos_token_id": 1, "eos_token_id": 2},
     settings={"apply_residual_connection_post_layernorm": False},
-    architectures={
-        "BloomModel": "base",
-        "BloomForCausalLM": "causal-lm",
-        "BloomForSequenceClassification": "sequence-classification",
-        "BloomForTokenClassification": "token-classification",
-        "BloomForQuestionAnswering": "question-answering",
-    },
+    architectures=decoder_classes("Bloom"),
     prefix="transformer.",
     unheard=("scores",),  # those of Transformers differ by a constant per query, which softmax cancels
     encoder={

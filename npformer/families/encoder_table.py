@@ -273,6 +273,13 @@ class EncoderTable(Family):
         return rates
 
 
+def decoder_classes(name: str, answers: bool = True) -> dict[str, str]:
+    """Class -> head of a decoder whose classes in Transformers begin with `name`. answers: with question answering."""
+    heads = {"Model": "base", "ForCausalLM": "causal-lm", "ForSequenceClassification": "sequence-classification"}
+    heads |= {"ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering"}
+    return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
+
+
 def _layer(group: str) -> str:
     """The number of a group's layer, or "" if the group is outside the layers."""
     return group.split(".")[1] if group.startswith("layers.") else ""

@@ -16,8 +16,9 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, ROUNDED, Config, Local
 from npformer.families.base import write_text_ids
+from npformer.families.encoder_table import decoder_classes
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
-from npformer.families.llama import READS, Llama, classes, kin_of_llama, window_of, window_size
+from npformer.families.llama import READS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary, write_rotary
 from npformer.families.text_model import VISION, text_tensor
 from npformer.layers import Stack
@@ -202,7 +203,7 @@ SHARED: dict[str, Any] = {"ids": IDS, "usual_activation": TANH, "reads": READS |
 CONSTANTS: dict[str, Any] = {"tied": True, "scale_embedding": True, "scale_dtype": "float32", "activation": "gelu_tanh"}
 
 
-GEMMA = kin_of_llama(Gemma, "gemma", classes("Gemma", answers=False), CONSTANTS, **SHARED)
+GEMMA = kin_of_llama(Gemma, "gemma", decoder_classes("Gemma", answers=False), CONSTANTS, **SHARED)
 ROTARY, CAP = Rotary(10_000.0), SoftCap(50.0)
 #: Group -> module, for norms with a new name, or with a name that Llama uses for a different norm.
 NORMS = {
@@ -213,7 +214,7 @@ NORMS = {
 GEMMA2 = kin_of_llama(
     Gemma2,
     "gemma2",
-    classes("Gemma2", answers=False),
+    decoder_classes("Gemma2", answers=False),
     {
         **CONSTANTS,
         "mechanisms": (ROTARY, CAP),

@@ -14,7 +14,7 @@ from npformer.blocks import Attention, FeedForward
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.families.building import mechanisms_of
-from npformer.families.encoder_table import SIZES
+from npformer.families.encoder_table import SIZES, decoder_classes
 from npformer.families.interleaved import Interleaved
 from npformer.families.rope import longest, read_partial_rotary, write_partial_rotary
 from npformer.layers import Layer, Stack
@@ -89,13 +89,7 @@ GPT_NEOX = GptNeoX(
     activation="hidden_act",
     eps="layer_norm_eps",
     ids={"bos_token_id": 0, "eos_token_id": 2},
-    architectures={
-        "GPTNeoXModel": "base",
-        "GPTNeoXForCausalLM": "causal-lm",
-        "GPTNeoXForSequenceClassification": "sequence-classification",
-        "GPTNeoXForTokenClassification": "token-classification",
-        "GPTNeoXForQuestionAnswering": "question-answering",
-    },
+    architectures=decoder_classes("GPTNeoX"),
     prefix="gpt_neox.",
     encoder={
         "embeddings.token": "gpt_neox.embed_in",

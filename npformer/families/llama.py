@@ -17,7 +17,7 @@ from npformer.common import checks
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import read_padding
 from npformer.families.building import mechanisms_of
-from npformer.families.encoder_table import SIZES, EncoderTable
+from npformer.families.encoder_table import SIZES, EncoderTable, decoder_classes
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import longest, read_rotary, write_rotary
 from npformer.layers import Layer, Stack
@@ -221,15 +221,6 @@ ENCODER = {
 }
 
 
-ENDS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-
-
-def classes(name: str, answers: bool = True) -> dict[str, str]:
-    """Class -> head. A class is `name` with a suffix from ENDS. answers: whether to include question answering."""
-    heads = dict(zip(ENDS, HEADS, strict=True))
-    return {name + end: head for end, head in heads.items() if answers or head != "question-answering"}
-
-
 READS = frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"})
 
 
@@ -273,7 +264,7 @@ def kin_of_llama(
 
 WITHOUT_BIAS = {"mlp_bias": False}
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
-LLAMA = kin_of_llama(Llama, "llama", classes("Llama"), ids=IDS, settings=WITHOUT_BIAS)
-MISTRAL = kin_of_llama(Mistral, "mistral", classes("Mistral"), ids=IDS, settings={"attention_bias": False})
-QWEN2 = kin_of_llama(Qwen2, "qwen2", classes("Qwen2"), {"bias": True})
-QWEN3 = kin_of_llama(Qwen3, "qwen3", classes("Qwen3"), {"mechanisms": (HeadNorm(), Rotary(10_000.0))})
+LLAMA = kin_of_llama(Llama, "llama", decoder_classes("Llama"), ids=IDS, settings=WITHOUT_BIAS)
+MISTRAL = kin_of_llama(Mistral, "mistral", decoder_classes("Mistral"), ids=IDS, settings={"attention_bias": False})
+QWEN2 = kin_of_llama(Qwen2, "qwen2", decoder_classes("Qwen2"), {"bias": True})
+QWEN3 = kin_of_llama(Qwen3, "qwen3", decoder_classes("Qwen3"), {"mechanisms": (HeadNorm(), Rotary(10_000.0))})

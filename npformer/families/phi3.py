@@ -12,7 +12,8 @@ from typing import Any
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.config import Config
-from npformer.families.llama import Mistral, classes, kin_of_llama
+from npformer.families.encoder_table import decoder_classes
+from npformer.families.llama import Mistral, kin_of_llama
 from npformer.families.rope import ORIGINAL, SETTINGS, read_partial_rotary, write_partial_rotary
 from npformer.mechanisms import Mechanism, PartialRotary, Rotary, Window
 
@@ -49,7 +50,7 @@ QKV, GATED = "model.layers.*.self_attn.qkv_proj", "model.layers.*.mlp.gate_up_pr
 PHI3 = kin_of_llama(
     Phi3,
     "phi3",
-    classes("Phi3", answers=False),
+    decoder_classes("Phi3", answers=False),
     {"eps": 1e-5},
     {
         **{f"layers.*.attention.{name}": QKV for name in ("query", "key", "value")},

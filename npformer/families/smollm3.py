@@ -14,8 +14,9 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.mistake import Mistake, Ways
 from npformer.config import MOST, Config, Local
+from npformer.families.encoder_table import decoder_classes
 from npformer.families.layer_types import read_layer_types, write_layer_types
-from npformer.families.llama import WITHOUT_BIAS, Llama, classes, kin_of_llama, window_of, window_size
+from npformer.families.llama import WITHOUT_BIAS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary
 from npformer.mechanisms import Mechanism, Rotary, Window
 
@@ -103,7 +104,7 @@ def _other_layers(port: Any) -> Ways:
 SMOLLM3 = kin_of_llama(
     SmolLM3,
     "smollm3",
-    classes("SmolLM3"),
+    decoder_classes("SmolLM3"),
     {"tied": True, "local": Local((), ()), "mechanisms": (Rotary(THETA),)},
     ids={"bos_token_id": 128_000, "eos_token_id": 128_001, "pad_token_id": 128_004},
     settings=WITHOUT_BIAS,
