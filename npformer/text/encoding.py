@@ -21,7 +21,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.runtime.packing import Text
 from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
-from npformer.text.tokenizer import longest_text
+from npformer.text.tokenizer import gives_token_types, longest_text
 from npformer.text.translation_tokenizer import LANGUAGE
 from npformer.text.windows import Tokens, kept_lengths, moving_text, tokens_of_blocks, windows, with_special_tokens
 
@@ -81,7 +81,7 @@ class Encoder:
         self.tokenizer = model.tokenizer
         self.threads = model.threads
         self.limits = model.limits
-        self.has_token_types = model.config.reads_token_types
+        self.has_token_types = gives_token_types(model.folder, model.config)
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
         self._frames: dict[int, Tokens] = {}  # number of texts -> result of `_frame`
 

@@ -108,6 +108,14 @@ def longest_text(folder: Path | None, config: Config) -> int:
     return int(min(config.max_length, limit))
 
 
+def gives_token_types(folder: Path | None, config: Config) -> bool:
+    """Whether a model gets token types from its tokenizer. model_input_names in tokenizer_config.json may omit them."""
+    names = read_settings(folder).get("model_input_names") if folder is not None and config.reads_token_types else None
+    if names is not None and not isinstance(names, list):
+        raise NpformerError(f"{folder}/{SETTINGS}: model_input_names: expected a list of names, got {shown(names)}")
+    return config.reads_token_types and (names is None or "token_type_ids" in names)
+
+
 def special_token(folder: Path | None, config: Config, role: str) -> str:
     """The special token of a role such as "mask_token", by default that of the family."""
     if folder is None:

@@ -4,9 +4,10 @@ describes how they were made. A folder without a tokenizer for the model is refu
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from npformer import Model
+from npformer import Model, Pair, load, pipeline
 from npformer.common.errors import NpformerError
 from npformer.text.encoding import Encoder
 from npformer.text.sentencepiece_file import MOST_FIELDS
@@ -78,6 +79,25 @@ def test_the_longest_text_is_the_smaller_of_model_and_settings(limit, tokens, tm
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
     assert longest_text(tmp_path, tiny.config()) == tokens
     assert longest_text(None, tiny.config()) == 64
+
+
+def test_model_input_names_may_leave_out_the_token_types(tmp_path):
+    """Transformers then passes none to the model, and every token has type 0."""
+    tiny.folder(tmp_path, "bert")
+    pair = Pair("ice cream", "not")
+    scores = []
+    for names in (["input_ids", "token_type_ids", "attention_mask"], ["input_ids", "attention_mask"]):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names}))
+        classify = pipeline("text-classification", tmp_path, function_to_apply="none")
+        scores.append([each["score"] for each in classify(pair, top_k=None)])
+    encoding = classify.tokenizer.encode(*pair)
+    for types, found in zip((encoding.type_ids, [0] * len(encoding.ids)), scores, strict=True):
+        logits = classify.model([encoding.ids], token_type_ids=[types]).logits[0]
+        np.testing.assert_array_equal(np.float32(found), np.sort(logits)[::-1])
+    assert scores[0] != scores[1]
+    (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": "input_ids"}')
+    with pytest.raises(NpformerError, match="model_input_names: expected a list of names"):
+        Encoder(load(tmp_path))
 
 
 def test_special_tokens_by_role(tmp_path):
