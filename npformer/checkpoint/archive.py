@@ -1,11 +1,12 @@
-"""Files of named arrays, such as traces and golden files: writes safetensors, and reads safetensors and npz."""
+"""Files of named arrays, such as traces and golden files: writes safetensors, and reads safetensors, npz and npy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format
@@ -47,23 +48,53 @@ def load_arrays(path: str | Path, limits: Limits = LIMITS) -> tuple[dict[str, np
             raise NpformerError(f"{path}: not a readable npz file: {error!s:.200}") from None
 
 
+def load_npy_folder(folder: Path, limits: Limits = LIMITS) -> dict[str, np.ndarray]:
+    """Reads the .npy files in a folder and in its folders; the array in 0/logits.npy has the name 0/logits.
+
+    Raises NpformerError, which names the file, if a file is damaged or contains data other than an array.
+    """
+    files = sorted(folder.rglob("*.npy"))
+    limits.check("unpacked", sum(file.stat().st_size for file in files), "bytes of its arrays")
+    arrays = {}
+    for file in files:
+        try:
+            name = file.relative_to(folder).with_suffix("").as_posix()
+            arrays[name] = _read_npy(partial(open_file, file), file.stat().st_size)
+        except NpformerError as error:
+            raise NpformerError(f"{file}: {error}") from None
+        except Exception as error:
+            raise NpformerError(f"{file}: not a readable npy file: {error!s:.200}") from None
+    return arrays
+
+
 def _read_npz(opened: BinaryIO, limits: Limits) -> dict[str, np.ndarray]:
     """Reads the arrays of an npz file. Checks their sizes before it unpacks them."""
-    from math import prod
     from zipfile import ZipFile
 
-    read_magic, headers = format.read_magic, (format.read_array_header_1_0, format.read_array_header_2_0)
     arrays = {}
     with ZipFile(opened) as archive:
         limits.check("unpacked", sum(info.file_size for info in archive.infolist()), "bytes of its arrays")
         for info in archive.infolist():
-            with archive.open(info) as file:
-                major, _ = read_magic(file)
-                if major > len(headers):
-                    raise NpformerError(f"{info.filename!r:.200}: version {major} of the npy format is not supported")
-                shape, _, dtype = headers[major - 1](file)
-            if prod(shape) * dtype.itemsize > info.file_size:
-                raise NpformerError(f"{info.filename!r:.200}: shape {shape!s:.100} is larger than the file")
-            with archive.open(info) as file:
-                arrays[info.filename.removesuffix(".npy")] = format.read_array(file, allow_pickle=False)
+            try:
+                array = _read_npy(partial(archive.open, info), info.file_size)
+            except NpformerError as error:
+                raise NpformerError(f"{info.filename!r:.200}: {error}") from None
+            arrays[info.filename.removesuffix(".npy")] = array
     return arrays
+
+
+def _read_npy(opened: Callable[[], Any], size: int) -> np.ndarray:
+    """Reads an array of `size` bytes, header included, after checking that its shape is not larger."""
+    from math import prod
+
+    headers = (format.read_array_header_1_0, format.read_array_header_2_0)
+    with opened() as file:
+        major, _ = format.read_magic(file)
+        if major > len(headers):
+            raise NpformerError(f"version {major} of the npy format is not supported")
+        shape, _, dtype = headers[major - 1](file)
+    if prod(shape) * dtype.itemsize > size:
+        raise NpformerError(f"shape {shape!s:.100} is larger than the file")
+    with opened() as file:
+        array: np.ndarray = format.read_array(file, allow_pickle=False)
+    return array

@@ -6,8 +6,8 @@ golden record TEXT ... -o FILE      every stage of the texts, in float32 and
 golden record --tiny FAMILY -o DIR  a tiny random model and its golden file,
                                     reproducible
 golden compare FILE THEIRS          THEIRS: a .safetensors or .npz file of the
-                                    port's arrays, a folder of its weights, or
-                                    --torch MODEL
+                                    port's arrays, a folder of .npy files, a
+                                    folder of its weights, or --torch MODEL
 golden suite DIR                    tiny models and golden files of every
                                     family, head and option, 33 MB
 golden run DIR -- COMMAND ...       run a port's program on each tiny model:
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from npformer import golden
-from npformer.checkpoint.archive import load_arrays
+from npformer.checkpoint.archive import load_arrays, load_npy_folder
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.tree import flatten
 from npformer.cli.arguments import KEEP, LOADING, add_options, limits, loading
@@ -75,7 +75,8 @@ ACTIONS = {
     ),
     "compare": Action(
         "FILE",
-        "the golden file, then the port's arrays (.safetensors, .npz) or a folder of its weights, unless --torch",
+        "the golden file, then the port's arrays (.safetensors, .npz, a folder of .npy) or a folder of its weights,"
+        " unless --torch",
         "Compare a port's stages and weights with a golden file and find the first\nthat diverges.",
         "  npformer golden compare golden.safetensors mine.npz --names names.json",
         COMPARED,
@@ -201,11 +202,13 @@ def _compare(args: argparse.Namespace) -> int:
     model, why_not = _model(args, reference)
     if args.torch:
         arrays: Any = golden.load_torch(args.torch, reference)
-    elif Path(args.given[1]).is_dir():
-        _, tree = load_folder(Path(args.given[1]), limits=limits(args), allow_nonfinite=True)
+    elif not (folder := Path(args.given[1])).is_dir():
+        arrays, _ = load_arrays(args.given[1], limits(args))
+    elif (folder / CONFIG).exists() or not any(folder.rglob("*.npy")):
+        _, tree = load_folder(folder, limits=limits(args), allow_nonfinite=True)
         arrays = flatten(tree)
     else:
-        arrays, _ = load_arrays(args.given[1], limits(args))
+        arrays = load_npy_folder(folder, limits(args))
     comparison = golden.compare(reference, arrays, _names(args.names), args.dtype)
     as_text = args.format in (None, "text")
     if as_text:

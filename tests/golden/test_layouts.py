@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from npformer import golden
+from npformer.cli.main import main
 from npformer.common.errors import NpformerError
 from npformer.model import Model
 from tests.golden.test_compare import FAMILIES, padded, texts_for
@@ -54,3 +57,20 @@ def test_two_names_of_one_stage_are_an_error(recorded: golden.Golden) -> None:
     name, given = "layers.0.attention.query", recorded.stages["layers.0.attention.query"][0]
     with pytest.raises(NpformerError, match=f"name map: '0/q' and '0/k' are both mapped to {name}"):
         golden.compare(recorded, {"0/q": given, "0/k": given}, {"q": name, "k": name})
+
+
+def test_a_folder_of_npy_files_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded, folder = (
+        golden.load(golden.tiny(tmp_path / "tiny", "distilbert") / "golden.safetensors"),
+        tmp_path / "npy",
+    )
+    for i in range(len(recorded.texts)):
+        (folder / str(i)).mkdir(parents=True)
+        for name, arrays in recorded.stages.items():
+            np.save(folder / str(i) / f"{name}.npy", arrays[i])
+    command = ["golden", "compare", str(tmp_path / "tiny" / "golden.safetensors"), str(folder)]
+    assert main(command) == 0
+    assert f"no stage diverges: all {len(recorded.stages)}" in capsys.readouterr().out
+    np.save(folder / "0" / "logits.npy", np.array([{"an": "object"}]), allow_pickle=True)
+    assert main(command) == 1
+    assert "logits.npy: not a readable npy file" in capsys.readouterr().err
