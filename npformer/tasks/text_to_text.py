@@ -74,6 +74,8 @@ class TextToText(Writing):
     def settle(self, options: TextToTextOptions, given: Mapping[str, Any]) -> Any:
         """Returns the options, including generation settings, updated with the given ones."""
         settled: TextToTextOptions = super().settle(options, given)
+        if settled.settings.get("logprobs") is not None:
+            raise NpformerError(f"logprobs: {self.name} does not return them; use model.generate(ids, logprobs=...)")
         resolve(self.model.folder, self.model.config, settled.settings)
         if settled.to is not None and settled.to not in self.pairs:
             self.encoder.check_language(f">>{settled.to.strip('<>')}<<", self.pairs)

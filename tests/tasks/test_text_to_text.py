@@ -169,6 +169,14 @@ def test_settings_that_make_no_sense(described: dict[str, Any], message: str, tm
         npformer.pipeline("summarization", bart_folder(tmp_path / "bart", **described))
 
 
+def test_log_probabilities_are_refused(tmp_path: Path) -> None:
+    """The answers would not contain them."""
+    folder = bart_folder(tmp_path / "bart")
+    for name in NAMES[1:]:
+        with pytest.raises(NpformerError, match=f"logprobs: {name} does not return them; use model.generate"):
+            npformer.pipeline(name, folder)(TEXT, num_beams=1, logprobs=2)
+
+
 def test_models_that_do_not_fit() -> None:
     with pytest.raises(NpformerError, match="summarization: expected an encoder-decoder, got a masked-lm model"):
         npformer.pipeline("summarization", tiny.model("bert", "masked-lm"))
