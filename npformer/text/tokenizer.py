@@ -20,6 +20,7 @@ from npformer.common.files import read_json, read_text
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families import FAMILIES, Family, family_of
+from npformer.families.base import SPECIAL_TOKENS
 from npformer.text.legacy_files import (
     ALBERT,
     DEBERTA,
@@ -188,6 +189,13 @@ def _described(
     def setting(name: str, default: bool) -> bool:
         return _boolean(path.with_name(SETTINGS), settings, name, default)
 
+    if (
+        path.name == MERGES and family.special_tokens == SPECIAL_TOKENS
+    ):  # such as Qwen2's, with another regular expression
+        raise NpformerError(
+            f"{path}: {family.model_type} models do not split texts as GPT-2 does, so merges.txt is not enough; copy "
+            f"{FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"
+        )
     if path.name == MERGES:
         return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
     names = {role: token_text(token) for role, token in special.items()}

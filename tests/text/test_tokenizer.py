@@ -271,6 +271,16 @@ def test_merges_that_make_no_sense(name, content, said, tmp_path):
     assert said in refused(written(tmp_path, MERGES, name, content), ROBERTA)
 
 
+def test_merges_of_models_that_split_texts_in_another_way(tmp_path):
+    """Transformers reads these two files with Qwen2's own regular expression and normalizer."""
+    path = folder(tmp_path, MERGES)
+    said = refused(path, tiny.config("qwen2", vocab_size=300))
+    assert "merges.txt: qwen2 models do not split texts as GPT-2 does" in said
+    names = {"tokenizer_class": "GPT2Tokenizer", "bos_token": None, "eos_token": "</s>", "unk_token": "</s>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(names))
+    assert load_tokenizer(path, tiny.config("qwen2", vocab_size=300)).encode("the").tokens == ["the"]
+
+
 def test_merges_without_their_vocabulary(tmp_path):
     path = folder(tmp_path, MERGES)
     (path / "vocab.json").unlink()
