@@ -60,6 +60,10 @@ def _labels(args: argparse.Namespace) -> None:
     model = load(args.model, **loading(args))
     if model.config.head != "sequence-classification":
         raise NpformerError(f"--data: expected a text classifier, got a {model.config.head} model")
+    problem = model.config.problem_type or "single_label_classification"
+    if problem != "single_label_classification" or len(model.config.labels) < 2:
+        got = "one label, whose answer is a number" if len(model.config.labels) < 2 else problem
+        raise NpformerError(f"--data: expected a classifier that gives each text one of several labels, got {got}")
     found = evaluate_labels(model, encode(model, args.data, rows), progress=sys.stderr.isatty())
     if not args.json:
         print(found)

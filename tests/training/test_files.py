@@ -6,6 +6,7 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,25 @@ def test_finetune_that_makes_no_sense(
         assert cli.main(command) == 1, message
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "got"),
+    [
+        ({"labels": ("a", "b"), "problem_type": "multi_label_classification"}, "got multi_label_classification"),
+        ({"labels": ("a", "b"), "problem_type": "regression"}, "got regression"),
+        ({"labels": ("a",)}, "got one label, whose answer is a number"),
+    ],
+)
+def test_accuracy_is_for_one_of_several_labels(
+    fields: dict[str, Any], got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest logit is not the answer of other models, and with one label every text would be right."""
+    tiny.folder(tmp_path / "model", **fields)
+    (tmp_path / "a.tsv").write_text("label\ttext\na\tit was so hot\n", encoding="utf-8")
+    assert cli.main(["evaluate", "-m", str(tmp_path / "model"), "--data", str(tmp_path / "a.tsv")]) == 1
+    said = capsys.readouterr().err
+    assert f"--data: expected a classifier that gives each text one of several labels, {got}\n" in said
 
 
 @pytest.mark.filterwarnings("default")
