@@ -68,11 +68,13 @@ class SentenceEmbedding(Encoding):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self.recipe = recipe_of(model)
+        if options.get("truncate_dim") is None:
+            options["truncate_dim"] = self.recipe.truncate_dim
         if self.recipe.splade is not None:
             raise NpformerError(f"{model.folder}: its vectors are sparse; use pipeline('sparse-embedding')")
         pooled, steps = model.config.d_model * len(self.recipe.poolings), self.recipe.steps
         self.width = steps[-1].width if steps else pooled  # before truncation
-        super().__init__(without_head(model), **{"truncate_dim": self.recipe.truncate_dim, **options})
+        super().__init__(without_head(model), **options)
         self.encoder = Encoder(self.model, self.recipe.max_length)
         self.steps: list[Function] = []
         self.module_sums: dict[str, str] = {}  # folder of a module -> sha256 of its weights

@@ -20,6 +20,7 @@ from npformer.text.encoding import Encoder
 from npformer.text.inputs import Pair
 
 Prompt = str | None
+SIZES = ("truncate_dim", "max_active_dims")  # options for which None means the setting of the task or its folder
 
 
 class Encoding(PromptedTask):
@@ -247,7 +248,8 @@ def _vectors(embeddings: Any) -> np.ndarray:
 
 
 def _answers(task: Task, inputs: Any, prompt_name: Prompt, prompt: Prompt, options: dict[str, Any]) -> Any:
-    """Calls a task with one input or a list. A given prompt replaces the task's prompt."""
+    """Calls a task with one input or a list. A given prompt replaces the task's prompt; None keeps the task's size."""
+    options = {name: value for name, value in options.items() if value is not None or name not in SIZES}
     if inputs is None:
         inputs = options.pop("sentences", None)  # the older name of `inputs`
     if prompt_name is not None or prompt is not None:

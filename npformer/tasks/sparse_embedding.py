@@ -66,7 +66,9 @@ class SparseEmbedding(SparseEncoding):
 
     def __init__(self, model: Model, **options: Any) -> None:
         self.recipe = recipe_of(model)
-        super().__init__(model, **{"max_active_dims": self.recipe.max_active_dims, **options})
+        if options.get("max_active_dims") is None:
+            options["max_active_dims"] = self.recipe.max_active_dims
+        super().__init__(model, **options)
         self.width = model.config.vocab_size
         self.encoder = Encoder(model, self.recipe.max_length)
         path = file_at_home(model.folder, TOKEN_WEIGHTS)

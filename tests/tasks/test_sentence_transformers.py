@@ -136,6 +136,22 @@ def test_the_dimension_of_vectors(model):
     assert sparse.get_embedding_dimension() == sparse.model.config.vocab_size
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [("SentenceTransformer", "truncate_dim", 5), ("SparseEncoder", "max_active_dims", 2)]
+)
+def test_a_size_of_none_means_the_task_s_or_else_the_folder_s(kind, name, value, tmp_path):
+    folder = write_folder(tmp_path / "m", kind)
+    text = "I love ice cream"
+    expected = pipeline(model=folder).encode(text, **{name: value})
+    np.testing.assert_array_equal(pipeline(model=folder, **{name: value}).encode(text, **{name: None}), expected)
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), name: value}))
+    for given in ({}, {name: None}):
+        task = pipeline(model=folder, **given)
+        np.testing.assert_array_equal(task.encode(text), expected)
+        np.testing.assert_array_equal(task.encode(text, **{name: None}), expected)
+
+
 # --- sparse vectors --------------------------------------------------------------------------------------------------
 
 
