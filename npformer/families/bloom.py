@@ -11,7 +11,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
-from npformer.families.encoder_table import decoder_classes
+from npformer.families.encoder_table import DECODER_HEADS, decoder_classes
 from npformer.families.interleaved import Interleaved
 from npformer.mechanisms import Alibi
 
@@ -67,13 +67,7 @@ BLOOM = Bloom(
         "layers.*.ffn.output": "transformer.h.*.mlp.dense_4h_to_h",
         "norm": "transformer.ln_f",
     },
-    heads={
-        "base": {},
-        "causal-lm": {"head.output": "lm_head"},
-        "sequence-classification": {"head.output": "score"},
-        "token-classification": {"head.output": "classifier"},
-        "question-answering": {"head.output": "qa_outputs"},
-    },
+    heads=DECODER_HEADS,
     unbiased=frozenset({"causal-lm", "sequence-classification"}),
     stages={
         "transformer.h.*.mlp.gelu_impl": "layers.*.ffn.activation",

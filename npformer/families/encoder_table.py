@@ -43,6 +43,15 @@ READ = {
     "token-classification": "layers.*.ffn_norm",
 }
 
+#: Head -> group -> module, for most decoders.
+DECODER_HEADS: dict[str, dict[str, str]] = {
+    "base": {},
+    "causal-lm": {"head.output": "lm_head"},
+    "sequence-classification": {"head.output": "score"},
+    "token-classification": {"head.output": "classifier"},
+    "question-answering": {"head.output": "qa_outputs"},
+}
+
 #: Field of config.json that changes the computation -> the supported value.
 SUPPORTED = {"add_cross_attention": False}
 

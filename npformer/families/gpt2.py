@@ -13,7 +13,7 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.config import MOST, Config
-from npformer.families.encoder_table import EncoderTable
+from npformer.families.encoder_table import DECODER_HEADS, EncoderTable
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -75,14 +75,7 @@ GPT2 = Gpt2(
         "norm": "transformer.ln_f",
     },
     in_out=("c_attn", "c_proj", "c_fc"),
-    heads={
-        "base": {},
-        "causal-lm": {"head.output": "lm_head"},
-        "sequence-classification": {"head.output": "score"},
-        "token-classification": {"head.output": "classifier"},
-        "question-answering": {"head.output": "qa_outputs"},
-        "multiple-choice": {"head.output": "multiple_choice_head.summary"},
-    },
+    heads={**DECODER_HEADS, "multiple-choice": {"head.output": "multiple_choice_head.summary"}},
     supported={
         "multiple-choice": {
             "summary_type": "cls_index", "summary_use_proj": True, "summary_proj_to_labels": True,

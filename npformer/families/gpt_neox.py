@@ -14,7 +14,7 @@ from npformer.blocks import Attention, FeedForward
 from npformer.common import checks
 from npformer.config import MOST, Config, Positions
 from npformer.families.building import mechanisms_of
-from npformer.families.encoder_table import SIZES, decoder_classes
+from npformer.families.encoder_table import DECODER_HEADS, SIZES, decoder_classes
 from npformer.families.interleaved import Interleaved
 from npformer.families.rope import longest, read_partial_rotary, write_partial_rotary
 from npformer.layers import Layer, Stack
@@ -103,13 +103,7 @@ GPT_NEOX = GptNeoX(
         "layers.*.ffn.output": "gpt_neox.layers.*.mlp.dense_4h_to_h",
         "norm": "gpt_neox.final_layer_norm",
     },
-    heads={
-        "base": {},
-        "causal-lm": {"head.output": "embed_out"},
-        "sequence-classification": {"head.output": "score"},
-        "token-classification": {"head.output": "classifier"},
-        "question-answering": {"head.output": "qa_outputs"},
-    },
+    heads={**DECODER_HEADS, "causal-lm": {"head.output": "embed_out"}},
     modules={"head.output": "lm_head"},
     unbiased=frozenset({"causal-lm", "sequence-classification"}),
     reads=frozenset({"rope_parameters", "rope_scaling"}),

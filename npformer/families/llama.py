@@ -17,7 +17,7 @@ from npformer.common import checks
 from npformer.config import MOST, Config, Local, Positions
 from npformer.families.base import read_padding
 from npformer.families.building import mechanisms_of
-from npformer.families.encoder_table import SIZES, EncoderTable, decoder_classes
+from npformer.families.encoder_table import DECODER_HEADS, SIZES, EncoderTable, decoder_classes
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import longest, read_rotary, write_rotary
 from npformer.layers import Layer, Stack
@@ -197,13 +197,7 @@ def _local_layers(data: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     return read_layer_types(kinds, n_layers)
 
 
-HEADS: dict[str, dict[str, str]] = {
-    "base": {},
-    "causal-lm": {"head.output": "lm_head"},
-    "sequence-classification": {"head.output": "score"},
-    "token-classification": {"head.output": "score"},
-    "question-answering": {"head.output": "qa_outputs"},
-}
+HEADS = {**DECODER_HEADS, "token-classification": {"head.output": "score"}}
 ENCODER = {
     "embeddings.token": "model.embed_tokens",
     "layers.*.attention_norm": "model.layers.*.input_layernorm",
