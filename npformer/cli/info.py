@@ -80,6 +80,9 @@ def _verified(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     else:
         folders = [models.get(args.model) or find_folder(args.model, args.revision, args.offline)]
     found = {str(folder / each.name): each for folder in folders for each in verify(folder)}
+    if not found:
+        places = ", ".join(map(str, folders)) or "the package, which has no bundled model"
+        raise NpformerError(f"--verify: found no files in {places}")
     facts = {name: f"{each.sha256}  {each.verdict}" for name, each in found.items()}
     return facts, any(each.damaged for each in found.values())
 

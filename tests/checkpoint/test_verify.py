@@ -85,6 +85,16 @@ def test_a_shard_that_was_not_copied_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "model.safetensors.index.json: expected a JSON object" in capsys.readouterr().out
 
 
+def test_nothing_to_check_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["info", "--verify", str(tmp_path)]) == 1
+    assert f"--verify: found no files in {tmp_path}" in capsys.readouterr().err
+    monkeypatch.setattr(loading, "bundled", dict)
+    assert cli.main(["info", "--verify"]) == 1
+    assert "the package, which has no bundled model" in capsys.readouterr().err
+
+
 def test_a_file_of_the_hub_s_cache_is_checked_against_its_name(tmp_path: Path) -> None:
     """The hub's cache names large files by their SHA-256, and small files by git's hash of their content."""
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
