@@ -66,7 +66,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 #: Setting -> its range. Probabilities are at most 1; the other ranges prevent overflow of scores.
 RANGES = {
-    "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (1e-6, 1),
+    "temperature": (1e-6, 1e6), "repetition_penalty": (1e-6, 1e6), "length_penalty": (-50, 50), "top_p": (0, 1),
     "top_h": (1e-6, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
 }  # fmt: skip
 

@@ -54,7 +54,7 @@ CHAT = {
     "max_completion_tokens": Field(f.whole(1), None, "Maximum number of tokens (default: 1024, or as many as fit)."),
     "max_tokens": Field(f.whole(1), None, "The older name of max_completion_tokens."),
     "temperature": Field(f.number(0, 2), None, f"Below {COLDEST}: greedy decoding ({OWN})."),
-    "top_p": Field(f.number(1e-6, 1), None, f"({OWN})"),
+    "top_p": Field(f.number(0, 1), None, f"({OWN})"),
     "top_k": Field(f.whole(0), None, f"Sample from the most likely tokens ({OWN})."),
     **MORE_LIMITS,
     "repetition_penalty": Field(f.number(1e-6, 1e6), None),

@@ -70,7 +70,7 @@ def test_an_older_name_for_the_first_forced_token_counts(tmp_path: Path) -> None
             {"temperature": 0, "do_sample": True},
             "temperature: expected a number above 0, got 0; .* use do_sample=False",
         ),
-        ({"top_p": 1.5}, "top_p: expected a number from 1e-06 to 1, got 1.5"),
+        ({"top_p": 1.5}, "top_p: expected a number from 0 to 1, got 1.5"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a number from"),
         ({"length_penalty": 500}, "length_penalty: expected a number from -50 to 50, got 500"),
         ({"early_stopping": 1}, 'early_stopping: expected True, False or "never", got 1'),
@@ -160,6 +160,14 @@ def test_an_invalid_value_of_the_file_names_the_file(tmp_path: Path) -> None:
 def test_greedy_decoding_ignores_a_temperature_of_zero() -> None:
     """As in Transformers; some folders have it for greedy decoding."""
     assert resolve(None, golden_model("marian-small").config, {"temperature": 0.0}).temperature == 0
+
+
+def test_top_p_of_zero_leaves_the_best_token() -> None:
+    """As in Transformers and in OpenAI's API."""
+    model = writers.model(seed=4)
+    [[greedy]] = model.generate([[5, 6]], do_sample=False, max_new_tokens=9)
+    [[sampled]] = model.generate([[5, 6]], do_sample=True, top_k=0, top_p=0, seed=1, max_new_tokens=9)
+    assert sampled.ids.tolist() == greedy.ids.tolist()
 
 
 def test_the_last_bias_of_a_sequence_counts() -> None:
