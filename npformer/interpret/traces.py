@@ -70,8 +70,8 @@ class Trace(Mapping[str, Any]):
         self._fired: dict[str, bool] = {}  # stage, in firing order -> whether the trace keeps it
         self._listening: AbstractContextManager[None] | None = None
         self._grads: Trace | None = None
-        self.key_tokens: list[str] | None = None  # the source's tokens, for a translation
-        self.key_ids: np.ndarray | None = None
+        self._key_tokens: list[list[str]] = []  # of an encoder-decoder: what its encoder reads
+        self._key_ids: list[np.ndarray] = []
 
     # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -110,10 +110,16 @@ class Trace(Mapping[str, Any]):
         self._tokens += tokens
         self._token_type_ids += token_type_ids
 
+    def describe_source(self, tokens: list[list[str]], ids: list[np.ndarray]) -> None:
+        """Adds the tokens that an encoder-decoder's encoder reads, and their ids."""
+        self._key_tokens += tokens
+        self._key_ids += ids
+
     def keep_gradients(self, gradients: Gradients) -> None:
         """Stores the gradients of a metric with respect to the recorded stages in `grads`, which is also a trace."""
         grads = self._grads = Trace(self.wanted, self.config)
         grads._ids, grads._tokens, grads._token_type_ids = self._ids, self._tokens, self._token_type_ids
+        grads._key_ids, grads._key_tokens = self._key_ids, self._key_tokens
         for name in self._fired:
             grads._fired[name] = name in self._arrays and name in gradients
             if grads._fired[name]:
@@ -179,6 +185,14 @@ class Trace(Mapping[str, Any]):
     def token_type_ids(self) -> Any:
         return _one([each.tolist() for each in self._token_type_ids]) if self._token_type_ids else None
 
+    @property
+    def key_tokens(self) -> Any:
+        return _one(self._key_tokens) if self._key_tokens else None
+
+    @property
+    def key_ids(self) -> Any:
+        return _one(self._key_ids) if self._key_ids else None
+
     def texts(self, name: str) -> list[np.ndarray]:
         """Returns a stage as a list of one array per text, even for a single text."""
         array = self[name]
@@ -220,12 +234,15 @@ class Trace(Mapping[str, Any]):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Writes a safetensors file, with stage `name` of text i as `i/name` and its token ids as `i/ids`."""
+        """Writes a safetensors file, with stage `name` of text i as `i/name`, its token ids as `i/ids`, and those of
+        its source as `i/source_ids`."""
         arrays = {f"{i}/{name}": array for name, each in self._arrays.items() for i, array in enumerate(each)}
         arrays |= {f"{i}/ids": ids.astype(np.int64) for i, ids in enumerate(self._ids)}
+        arrays |= {f"{i}/source_ids": ids.astype(np.int64) for i, ids in enumerate(self._key_ids)}
         description = {
             "config": write_config(self.config) if self.config else None,
             "tokens": self._tokens,
+            "key_tokens": self._key_tokens,
             "segments": [each.tolist() for each in self._token_type_ids],
             "stages": list(self),
         }
@@ -245,6 +262,8 @@ class Trace(Mapping[str, Any]):
             trace._tokens = [[str(token) for token in tokens] for tokens in description["tokens"]]
             trace._token_type_ids = [np.asarray(each, np.int64) for each in description["segments"]]
             trace._ids = list(_numbered(arrays, "ids"))
+            trace._key_tokens = [[str(token) for token in tokens] for tokens in description.get("key_tokens", ())]
+            trace._key_ids = list(_numbered(arrays, "source_ids"))
             trace._arrays = {str(name): list(_numbered(arrays, name)) for name in description["stages"]}
             if not all(trace._arrays.values()):
                 raise ValueError("a stage is missing")
@@ -309,7 +328,7 @@ def trace(
     read = read_inputs(model, text)
     rows = read.tokens
     if model.config.decoder:
-        recorded.key_tokens, recorded.key_ids = (read.source_tokens or rows)[0], (read.sources or read.texts)[0].ids
+        recorded.describe_source(read.source_tokens or rows, [each.ids for each in read.sources or read.texts])
         if not read.sources:  # the decoder reads the text one position later
             rows = [tokens_read_again(model, each) for each in rows]
     recorded.describe(rows, read.token_type_ids)

@@ -239,6 +239,7 @@ def test_an_encoder_decoder_is_traced_under_both_names() -> None:
     assert all(np.array_equal(given[name], t[name][0]) for name in t)
     assert given.key_tokens == [str(each) for each in pairs[0][0].ids]
     several = trace(model, [tuple(text.ids for text in pair) for pair in pairs])
+    assert several.key_tokens == [[str(each) for each in source.ids] for source, _ in pairs]
     assert all(np.array_equal(a, b) for name in t for a, b in zip(several[name], t[name], strict=True))
     with pytest.raises(NpformerError, match="created without a folder, so it has no tokenizer; pass token ids"):
         trace(model, TEXT)
@@ -410,3 +411,14 @@ def test_any_other_file_is_an_error(model: Model, tmp_path: Path) -> None:
 def test_a_negative_id_is_refused_by_the_model_and_not_by_its_tokenizer() -> None:
     with pytest.raises(NpformerError, match="-1 of text 0 is outside the vocabulary"):
         trace(tiny.model(), [2, -1])
+
+
+def test_a_saved_trace_of_a_translation_has_its_source(tmp_path: Path) -> None:
+    made = trace(npformer.load("en-de-multi30k"), "A dog.", "*weights", grads=True)
+    made.save(tmp_path / "trace.safetensors")
+    for t in (Trace.load(tmp_path / "trace.safetensors"), made.grads):
+        assert (t.tokens, t.key_tokens) == (made.tokens, ["▁A", "▁dog", ".", "</s>"])
+        np.testing.assert_array_equal(t.key_ids, made.key_ids)
+    assert [stack.keys.tokens for stack in npformer.view.heads(Trace.load(tmp_path / "trace.safetensors")).stacks] == [
+        stack.keys.tokens for stack in npformer.view.heads(made).stacks
+    ]
