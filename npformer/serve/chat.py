@@ -110,7 +110,8 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
     """Returns the task's options, overridden by those of a request."""
     temperature = given["temperature"]
     settings = {name: given[name] for name in ("top_p", "top_k", "repetition_penalty", "seed", *MORE_LIMITS)}
-    settings["max_new_tokens"] = given["max_completion_tokens"] or given["max_tokens"]
+    length = "max_tokens" if given["max_completion_tokens"] is None else "max_completion_tokens"
+    settings["max_new_tokens"] = given[length]
     if temperature is not None:
         settings |= {"do_sample": temperature >= COLDEST} | (
             {"temperature": temperature} if temperature >= COLDEST else {}
@@ -123,7 +124,7 @@ def _settled(task: TextGeneration, given: dict[str, Any]) -> Any:
         settings["stop_strings"] = given["stop"]
     settings["chat_template_kwargs"] = given["chat_template_kwargs"]
     fixed = {"num_beams": 1, "num_return_sequences": 1, "chat": True, "return_full_text": False}
-    return settled(task, {**fixed, **settings}, "body", "max_completion_tokens")
+    return settled(task, {**fixed, **settings}, "body", length)
 
 
 def _nth(options: Any, i: int) -> Any:

@@ -130,10 +130,9 @@ def _openai_texts(where: str, value: Any) -> Texts:
     first = value[0] if isinstance(value, list) and value else None
     first = first[0] if isinstance(first, list) and first else first
     if isinstance(first, int):
-        raise wrong(
-            where, "expected texts, got token ids of another model's vocabulary; let the client send texts "
-            "(check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)",
-        )  # fmt: skip
+        embeds = where == "input"  # otherwise the field is `prompt`
+        how = "; let the client send texts (check_embedding_ctx_length=False in LangChain's OpenAIEmbeddings)"
+        raise wrong(where, f"expected texts, got token ids{how if embeds else ''}")
     return _texts(where, value)
 
 

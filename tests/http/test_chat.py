@@ -159,7 +159,8 @@ def test_openai_errors(client: openai.OpenAI) -> None:
         ({"n": 2}, "n: expected 1 with greedy decoding"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unsupported: there are no tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type: unsupported: answers are texts"),
-        ({"max_tokens": 600}, "body: max_completion_tokens: expected a whole number from 1 to 512, got 600"),
+        ({"max_tokens": 600}, "body: max_tokens: expected a whole number from 1 to 512, got 600"),
+        ({"max_completion_tokens": 600}, "body: max_completion_tokens: expected a whole number from 1 to 512, got 600"),
         (
             {"messages": [{"role": "user", "content": "a" * 500}]},
             "messages: the conversation has 5.* start a new conversation",

@@ -226,7 +226,7 @@ def test_completions_that_are_refused(client: openai.OpenAI) -> None:
         ({"n": 2, "stream": True}, "stream: expected one prompt"),
         ({"logprobs": 6}, "logprobs: expected a whole number from 0 to 5"),
         ({"logprobs": 1, "echo": True}, "echo: expected false with logprobs"),
-        ({"prompt": [1, 2]}, "expected texts, got token ids"),
+        ({"prompt": [1, 2]}, "prompt: expected texts, got token ids$"),
         ({"stop": ["a"] * 5}, "stop: expected at most 4 texts, got 5"),
         ({"max_tokens": 65}, "body: max_tokens: expected a whole number"),
     ):
