@@ -163,6 +163,8 @@ def _written(before: tuple[Any, ...], after: tuple[Any, ...], names: list[str]) 
                 value, kept.pop(path), equal_nan=np.asarray(value).dtype.kind == "f"
             ):
                 return f"{name}.{path}" if path else name
+        if removed := [path for path, value in kept.items() if is_numeric(value)]:
+            return f"{name}.{removed[0]}"
     return ""
 
 

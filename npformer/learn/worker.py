@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npformer.checkpoint.archive import save_arrays
+from npformer.common.errors import NpformerError
 from npformer.interpret.study_inputs import read_inputs
 from npformer.learn import right, whole
 from npformer.learn.chapters import CHAPTERS, EXERCISES
@@ -111,7 +112,18 @@ def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tel
         right_all = chapter in request.chapters and all(states.get(name) == PASSED for name in needed)
         if right_all and f"run {chapter}" not in request.known:
             with within(f"run {chapter}", request.run_limit):
-                tell(run=run(module).as_dict())
+                tell(run=_run_of(run, module, request.file).as_dict())
+
+
+def _run_of(run: Callable[[Any], whole.Run], module: ModuleType, file: str) -> whole.Run:
+    try:
+        return run(module)
+    except NpformerError:
+        raise
+    except Exception as error:  # the file may raise any exception
+        _, place = raised_at(error, file)
+        problem = f"{place or 'It raises'} {type(error).__name__}: {error}".rstrip(": ")
+        return whole.Run(run.__name__, False, f"Your whole model cannot run. {problem}")
 
 
 def _look(request: Request, module: ModuleType) -> None:

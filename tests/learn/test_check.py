@@ -109,6 +109,36 @@ def test_the_truth_of_a_mask_is_a_known_mistake(tmp_path: Path) -> None:
     assert verdict.cause == "truth of the mask"
 
 
+def test_values_removed_from_an_argument_are_noticed(tmp_path: Path) -> None:
+    encoder = "    while layers:\n        x = encoder_layer(x, n_heads, **layers.pop(0))\n    return x"
+    ffn = "    b = hidden.pop('bias')\n    return linear(activation(linear(x, bias=b, **hidden)), **output)"
+    file = written(
+        tmp_path,
+        {
+            "encoder": f"def encoder(x, n_heads, layers):\n{encoder}",
+            "feed_forward": f"def feed_forward(x, activation, hidden, output):\n{ffn}",
+        },
+        PLAIN,
+    )
+    found = judged(file)
+    assert found["encoder"].startswith("It changes its argument layers, at 0.")
+    assert found["feed_forward"].startswith("It changes its argument hidden, at bias.")
+
+
+@pytest.mark.slow
+def test_a_whole_model_that_raises_is_reported_with_its_line(tmp_path: Path) -> None:
+    wrong = {"encoder": "def encoder(x, n_heads, layers):\n    assert len(layers) < 6\n    for layer in layers:\n"
+             "        x = encoder_layer(x, n_heads, **layer)\n    return x"}  # fmt: skip
+    report = check(written(tmp_path, wrong, PLAIN), chapter=4)
+    assert report.passed == len(report.verdicts)
+    assert not report.ok
+    [run] = report.runs
+    assert run.name == "classify"
+    assert re.fullmatch(
+        r"Your whole model cannot run. Line \d+, `assert len\(layers\) < 6`, raises AssertionError", run.text
+    )
+
+
 @pytest.mark.slow
 def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) -> None:
     file = written(

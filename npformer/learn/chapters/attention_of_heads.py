@@ -300,6 +300,12 @@ CAUSAL_MASK = Exercise(
             "Query i is treated as token i. The queries are the last tokens, so the last query sees every key.",
             lambda n, m: np.tri(n, m, dtype=bool),
         ),
+        Slip(
+            "numbers to add to scores",
+            "The mask has numbers to add to scores, 0 and -inf, as in torch's attn_mask. Return booleans: True where a "
+            "query may attend to a key.",
+            lambda n, m: np.where(np.tri(n, m, m - n, dtype=bool), 0, -np.inf),
+        ),
         Slip("everything visible", "Every key is visible to every query.", lambda n, m: np.ones((n, m), bool)),
         Slip(
             "transposed",

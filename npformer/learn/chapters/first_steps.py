@@ -81,6 +81,11 @@ EMBEDDINGS = Exercise(
             lambda ids, token, position, start=0: token[ids] + position[ids],
         ),
         Slip(
+            "tables exchanged",
+            "The token table is indexed with the positions, and the position table with the ids. Exchange the tables.",
+            lambda ids, token, position, start=0: position[ids] + token[start : start + len(ids)],
+        ),
+        Slip(
             "positions looked up by token id and start",
             "The position table is indexed with start + ids. It should be indexed with start, start + 1, ...",
             lambda ids, token, position, start=0: token[ids] + position[start + ids],
