@@ -51,6 +51,7 @@ TRANSFORMERS = {
     "grouped_entities": Habit(_among(None, False), "give aggregation_strategy='simple'"),
     "image_processor": Habit(_among(None), "models read texts only; leave it out"),
     "low_cpu_mem_usage": Habit(_among(None, True, False), "leave it out"),
+    "max_question_len": Habit(_is_count, "expected a whole number, which is ignored; only slow tokenizers read it"),
     "model_kwargs": Habit(_is_empty, ENTRIES),
     "num_workers": Habit(_is_count, "expected a whole number, which is ignored; threads= sets the number of cores"),
     "padding": Habit(

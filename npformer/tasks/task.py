@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import length_hint
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,15 @@ from npformer.text.inputs import Pair, as_text_or_pair
 WINDOW = 1024  # inputs to read before the first answer, enough for full speed
 ONE = str | bytes | bytearray | Mapping | Pair  # iterable types that count as one input
 TOKENS = 32_768  # tokens with outputs in memory at once
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """Several inputs that are read by their index, such as a torch Dataset or the KeyDataset of Transformers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class InputError(NpformerError):
@@ -112,12 +121,13 @@ class Task(Answering):
 
     def is_one(self, inputs: Any) -> bool:
         """Returns whether `inputs` is one input rather than several."""
-        several = isinstance(inputs, Iterable) and not isinstance(inputs, ONE)
+        several = isinstance(inputs, Iterable | Indexed) and not isinstance(inputs, ONE)
         return not several or (isinstance(inputs, np.ndarray) and not inputs.ndim)
 
-    def _watched(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
+    def _watched(self, inputs: Iterable[Any] | Indexed, options: Any) -> Iterator[Any]:
         """Yields each answer once it is computed, with a progress bar if `options.progress`."""
-        answers = self.stream(iter(inputs), options)
+        items = iter(inputs) if isinstance(inputs, Iterable) else map(inputs.__getitem__, range(len(inputs)))
+        answers = self.stream(items, options)
         return with_bar(answers, length_hint(inputs) or None, delay=0, shown=True) if options.progress else answers
 
     def defaults(self) -> Any:

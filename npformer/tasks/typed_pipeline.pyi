@@ -48,6 +48,7 @@ class Loading(TypedDict, total=False):
     grouped_entities: Any
     image_processor: Any
     low_cpu_mem_usage: Any
+    max_question_len: Any
     model_kwargs: Any
     num_workers: Any
     padding: Any

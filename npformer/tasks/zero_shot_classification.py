@@ -86,7 +86,9 @@ class ZeroShotClassification(Task):
         self.entailment = found[0] if found else len(model.config.labels) - 1
         self.contradiction = len(model.config.labels) - 1 if self.entailment == 0 else 0
 
-    def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
+    def __call__(self, inputs: Any = None, candidate_labels: Any = None, **options: Any) -> Any:
+        if inputs is None:
+            inputs = options.pop("sequences", None)  # its name in transformers
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         return super().__call__(inputs, **options)

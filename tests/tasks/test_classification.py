@@ -150,6 +150,12 @@ def test_zero_shot_needs_two_labels_of_the_model():
         zero_shot(("entailment",))
 
 
+def test_sequences_is_transformers_name_of_the_inputs():
+    assert zero_shot()(sequences="ice", candidate_labels="a, b") == zero_shot()("ice", ["a", "b"])
+    with pytest.raises(NpformerError, match="expected a text, got None"):
+        zero_shot()(candidate_labels="a, b")
+
+
 def test_a_hypothesis_template_is_no_format_string():
     assert zero_shot()("ice", "a{0.__class__}b", hypothesis_template="{} {0!r} %s")["labels"] == ["a{0.__class__}b"]
 

@@ -44,7 +44,7 @@ def test_keywords_that_change_nothing_are_accepted(name):
         "return_all_scores": False, "config": None, "cache_dir": None, "grouped_entities": False, "model_kwargs": {},
         "feature_extractor": None, "image_processor": None, "processor": None, "tokenizer_kwargs": None,
         "use_auth_token": True, "attn_implementation": "sdpa", "low_cpu_mem_usage": True, "use_cache": True,
-        "text_pair": None,
+        "text_pair": None, "max_question_len": 64,
     }  # fmt: skip
     plain = pipeline(name, TASKS[name])(given(name))
     assert np.array_equal(pipeline(name, TASKS[name], **habits)(given(name)), plain)

@@ -128,6 +128,20 @@ def test_the_tap_changes_nothing_and_ends_in_probabilities(name):
         assert heard[-1] == "probabilities"
 
 
+def test_inputs_by_index_like_a_torch_dataset_are_a_list():
+    class Dataset:
+        """Has a length and an item for every index, also beyond the length."""
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> str:
+            return ["I love ice cream", "not my music"][index % 2]
+
+    task = pipeline("text-classification", tiny.model())
+    assert task(Dataset()) == task(Dataset(), progress=True) == task([Dataset()[0], Dataset()[1]])
+
+
 def test_memory_does_not_grow_with_a_generator_s_length():
     task = make("text-classification")
     taken = 0
