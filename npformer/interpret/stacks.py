@@ -211,8 +211,8 @@ def _check(name: str, weights: np.ndarray, queries: int, keys: int) -> None:
 
 def pick(name: str, wanted: int, choices: Sequence[int]) -> int:
     """Returns the index of `wanted` in `choices`; a negative number counts from the end, as in Python."""
-    if -len(choices) <= wanted < 0:
-        return len(choices) + wanted
+    if isinstance(wanted, int | np.integer) and -len(choices) <= wanted < 0:
+        return len(choices) + int(wanted)
     if wanted not in choices:
         raise NpformerError(f"{name}={wanted}: expected one of {', '.join(map(str, choices))}")
     return list(choices).index(wanted)

@@ -102,8 +102,10 @@ def _side_meta(side: Side) -> dict[str, Any]:
 
 def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
     """Checks the layer and the heads to show. Returns the layer's index in `stack`, and the heads, by default all."""
-    if isinstance(heads, int):
+    if isinstance(heads, int | np.integer):
         raise NpformerError(f"heads={heads}: expected a list of heads; for one head use heads=[{heads}]")
+    if isinstance(heads, str):
+        raise NpformerError(f"heads={heads!r:.80}: expected a list of heads; omit it for all heads")
     every = range(stack.heads)
     shown = every if heads is None else sorted({pick("head", head, every) for head in heads})
     return pick("layer", layer, stack.numbers), tuple(shown)

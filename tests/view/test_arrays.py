@@ -226,6 +226,8 @@ A = weights(4, 2, 3, 7, 7)
         (lambda: view.heads([], tokens=WORDS), "the weights of at least one layer"),
         (lambda: view.heads(A, tokens=WORDS, layer=2), "layer=2: expected one of 0, 1"),
         (lambda: view.heads(A, tokens=WORDS, heads=[3]), "head=3: expected one of 0, 1, 2"),
+        (lambda: view.heads(A, tokens=WORDS, layer="x"), "layer=x: expected one of 0, 1"),
+        (lambda: view.heads(A, tokens=WORDS, heads="all"), "heads='all': expected a list of heads; omit it"),
         (lambda: view.heads(A, tokens=WORDS, heads=1), "heads=1: expected a list of heads; for one head use heads=[1]"),
         (lambda: view.heads(A, "a text", tokens=WORDS), "a text needs a model"),
         (lambda: view.heads(tiny.model()), "expected a model and a text"),
