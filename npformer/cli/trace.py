@@ -55,9 +55,17 @@ def _described(recorded: Trace, names: list[str]) -> dict[str, Any]:
     return {
         "tokens": recorded.tokens,
         "ids": recorded.ids.tolist(),
+        **_source(recorded),
         "label": recorded.label,
         "stages": [{**row, **_values(recorded[name], row)} for name, row in zip(names, rows, strict=True)],
     }
+
+
+def _source(recorded: Trace) -> dict[str, Any]:
+    """Returns the tokens that an encoder reads, for a model with a decoder."""
+    if recorded.key_ids is None:
+        return {}
+    return {"source_tokens": recorded.key_tokens, "source_ids": recorded.key_ids.tolist()}
 
 
 def _values(array: np.ndarray, row: dict[str, Any]) -> dict[str, Any]:

@@ -153,6 +153,13 @@ def test_trace_shows_the_chosen_stages_and_layers(folder: Path, capsys: pytest.C
         run(trace_command, [TEXT, "-m", folder, "--stage", "*.wights"])
 
 
+def test_the_json_of_a_translation_has_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    run(trace_command, ["A dog.", "-m", "en-de-multi30k", "--json", "--stage", "logits"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["source_tokens"] == ["▁A", "▁dog", ".", "</s>"]
+    assert (len(shown["source_ids"]), len(shown["tokens"])) == (4, shown["stages"][0]["shape"][0])
+
+
 def test_trace_describes_each_stage_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(trace_command, [TEXT, "--pair", "no", "-m", folder, "--json", "--stage", "*.query", "--layer", "1"])
     shown = json.loads(capsys.readouterr().out)
