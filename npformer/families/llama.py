@@ -107,6 +107,10 @@ class Llama(EncoderTable):
             scale=config.score_scale,
         )
 
+    def stored_elsewhere(self, config: Config) -> frozenset[str]:
+        """The frequencies in files of earlier versions of Transformers, such as those of Llama 2."""
+        return frozenset(f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.n_layers))
+
 
 class Mistral(Llama):
     """Llama with a window in every layer: a token sees itself and the `sliding_window` - 1 tokens before it."""

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.checkpoint import flatten, module_path, to_torch, to_tree, unflatten
+from npformer.checkpoint import flatten, load_folder, module_path, to_torch, to_tree, unflatten
 from npformer.checkpoint import tree as layout
 from npformer.checkpoint.parameters import parameters
+from npformer.checkpoint.safetensors import read_tensors, write_tensors
 from npformer.common.errors import NpformerError
-from npformer.families import family_of, read_config
-from tests.support import draw
+from npformer.families import FAMILIES, family_of, read_config
+from npformer.families.llama import Llama
+from tests.support import draw, tiny
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 
@@ -253,3 +255,16 @@ def test_flatten_and_unflatten_are_inverses():
     again = flatten(unflatten(flat))
     assert list(again) == list(flat)
     assert all(again[name] is flat[name] for name in flat)
+
+
+@pytest.mark.parametrize("head", ["base", "causal-lm"])
+@pytest.mark.parametrize("model_type", sorted(name for name, each in FAMILIES.items() if isinstance(each, Llama)))
+def test_stored_frequencies_are_not_read(model_type, head, tmp_path):
+    """Files of earlier versions of Transformers have them, such as Llama 2's. They cause no warning."""
+    folder = tiny.folder(tmp_path / "m", model_type, head)
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    prefix = "" if head == "base" else "model."
+    old = {f"{prefix}layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(2)}
+    assert any(name.startswith(f"{prefix}layers.1.self_attn.") for name in tensors)
+    write_tensors(folder / "model.safetensors", {name: np.array(a) for name, a in tensors.items()} | old, {})
+    load_folder(folder)
