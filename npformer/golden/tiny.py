@@ -21,6 +21,7 @@ from npformer.checkpoint.convert import FILES
 from npformer.checkpoint.read import CONFIG, load_folder
 from npformer.checkpoint.safetensors import write_tensors
 from npformer.checkpoint.tied import drawn
+from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.files import new_folder
 from npformer.common.halves import half
@@ -57,7 +58,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     Raises
     ------
     NpformerError
-        If the family is unknown, or the folder exists already.
+        If the family is unknown, the seed is negative, or the folder exists already.
 
     Examples
     --------
@@ -68,6 +69,7 @@ def tiny(path: str | Path, family: str, seed: int = 0) -> Path:
     known = {name: each for name, each in FAMILIES.items() if HEAD in each.architectures.values()}
     if family not in known:
         raise NpformerError(f"tiny: expected a family with a classifier ({', '.join(known)}), got {family!r}")
+    checks.whole("seed", seed, 0)
     config = narrowed(known[family].config(HEAD, **SIZES, **_more(known[family]), labels=("NEGATIVE", "POSITIVE")), 2)
     with new_folder(Path(path)) as folder:
         write_case(folder, f"tiny-{family}", config, seed)

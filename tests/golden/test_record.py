@@ -184,6 +184,8 @@ def test_a_tiny_model_of_no_family_or_over_another_folder_is_an_error(tmp_path: 
         NpformerError, match=r"expected a family with a classifier \(.* gpt2, .*, bart, .*\), got 'gpt'$"
     ):
         golden.tiny(tmp_path / "m", "gpt")
+    with pytest.raises(NpformerError, match="seed: expected a whole number of at least 0, got -1"):
+        golden.tiny(tmp_path / "m", "bert", seed=-1)
     with pytest.raises(NpformerError, match="already exists"):
         golden.tiny(tmp_path, "bert")
     assert list(tmp_path.iterdir()) == []
