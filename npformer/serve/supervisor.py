@@ -212,6 +212,11 @@ class Worker:
             self.is_ready = self.is_ready or (self.ready.poll() and self.ready.recv())
 
 
+def _leave(number: int, _: FrameType | None) -> None:
+    """Ends a server that is still loading its models, so that it removes the copies in its temporary folder."""
+    sys.exit(128 + number)
+
+
 class Supervisor:
     """Starts workers, replaces those that die, and passes signals on."""
 
@@ -224,6 +229,7 @@ class Supervisor:
     def run(self) -> None:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _leave))
             settings = shared(self.settings, home)
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # so that each worker reports the sums over all workers
             for each in HANDLED:

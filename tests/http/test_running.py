@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from npformer import pipeline
-from tests.support.cli_runner import run_apart
+from tests.support.cli_runner import ENVIRONMENT, ROOT, run_apart
 from tests.support.service import Server, alive
 
 SENTENCE = "what i love most about this film is how it never takes itself too seriously and yet breaks your heart"
@@ -296,6 +297,21 @@ def test_a_second_signal_ends_it_at_once(workers):
         until(lambda: server.process.send_signal(signal.SIGTERM) or server.process.poll() is not None)
         assert server.process.poll() in ((-signal.SIGTERM,) if workers == 1 else (-signal.SIGTERM, 0))
         connection.close()
+
+
+STOPPED = """
+import os, signal
+from npformer.serve import supervisor
+supervisor.shared = lambda settings, home: os.kill(os.getpid(), signal.SIGTERM)
+supervisor.run(supervisor.ServerSettings(["distilbert-sst2"], port=0, workers=2))
+"""
+
+
+def test_a_server_stopped_while_it_loads_models_leaves_no_converted_copies(tmp_path):
+    command = [sys.executable, "-c", STOPPED]
+    done = subprocess.run(command, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)}, cwd=ROOT, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------
