@@ -63,7 +63,17 @@ def test_another_head_can_be_asked_for():
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu")],
+    [
+        ("gelu", "gelu"),
+        ("gelu_python", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_fast", "gelu_tanh"),
+        ("gelu_accurate", "gelu_tanh"),
+        ("gelu_python_tanh", "gelu_tanh"),
+        ("relu", "relu"),
+        ("silu", "silu"),
+        ("swish", "silu"),
+    ],
 )
 def test_activations(theirs, ours):
     config = read_config({**BERT, "hidden_act": theirs})
@@ -177,7 +187,7 @@ def test_a_nonsense_size_is_named(field, value):
         ({"architectures": ["BertLMHeadModel"], "is_decoder": True, "eos_token_id": "x"}, "eos_token_id: expected"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
-        ({"hidden_act": "mish"}, "hidden_act: expected one of gelu, gelu_new.*got 'mish'"),
+        ({"hidden_act": "mish"}, "hidden_act: expected one of gelu, gelu_python.*got 'mish'"),
         ({"hidden_act": {"a": 1}}, "hidden_act: expected one of .*got a dict"),
         (
             {"architectures": ["BertGenerationDecoder"]},

@@ -23,8 +23,12 @@ from npformer.weight_group import Group
 #: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first one is written.
 ACTIVATIONS = {
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
