@@ -15,14 +15,15 @@ METHODS = ("pca", "tsne")
 def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int = 0) -> np.ndarray:
     """Projects rows (N, D) to points (N, dimensions).
 
-    A trace of N texts has N rows: the first row of each text in the last layer.
+    A trace of N texts has N rows: the first row of each text in the last layer, or the last row for a causal model,
+    whose first row does not depend on later tokens.
 
     "pca": the coordinates along the directions of largest variance, U S of x - mean(x) = U S V^T (Pearson, 1901), with
     signs that make the largest entry of each direction in V positive. "tsne": van der Maaten and Hinton, 2008, computed
     by scikit-learn.
     """
     one_of("method", method, METHODS)
-    rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _first_tokens(embeddings))
+    rows = np.asarray(embeddings if not hasattr(embeddings, "texts") else _rows(embeddings))
     if rows.ndim != 2 or not 1 <= dimensions <= min(rows.shape):
         raise NpformerError(
             f"project: expected rows (N, D) with N and D at least {dimensions} (dimensions=), got {rows.shape}"
@@ -35,12 +36,13 @@ def project(embeddings: Any, method: str = "pca", dimensions: int = 2, seed: int
     return left[:, :dimensions] * (values[:dimensions] * np.where(signs == 0, 1, signs))
 
 
-def _first_tokens(trace: Any) -> np.ndarray:
+def _rows(trace: Any) -> np.ndarray:
     ends = ("ffn_norm", "ffn_residual")  # the last stage of a post-norm or a pre-norm layer
     last = [name for name in trace if name == "norm" or (name.startswith("layers.") and name.split(".", 2)[2] in ends)]
     if not last:
         raise NpformerError("project: expected a trace with a layer's output; record layers.*.ffn_norm")
-    return np.stack([rows[0] for rows in trace.texts(last[-1])])
+    at = -1 if trace.config is not None and trace.config.causal else 0
+    return np.stack([rows[at] for rows in trace.texts(last[-1])])
 
 
 def _tsne(rows: np.ndarray, dimensions: int, seed: int) -> np.ndarray:

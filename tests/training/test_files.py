@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import npformer
 from examples.animation import animate
 from npformer.cli import main as cli
 from npformer.common.errors import NpformerError
-from npformer.families.torch_nn import TORCH_MODULES
-from npformer.interpret.plane import project
 from npformer.loading import load
-from npformer.model import Model
-from npformer.training import LabelledText, initialize, label_ids, label_names, read_labelled
+from npformer.training import LabelledText, label_ids, label_names, read_labelled
 from npformer.training.metrics import scores
 from npformer.training.translator import learn_tokenizer
 from tests.support import tiny
@@ -372,37 +368,6 @@ def test_pieces_of_bytes_are_shown_as_text(translator_folder: Path) -> None:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_principal_components() -> None:
-    """The first coordinate has the largest variance. With all dimensions, distances are unchanged."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal((30, 5)) * [5, 1, 1, 1, 1]
-    model = tiny.model("distilbert", "base")
-    trace = npformer.trace(model, [[5, 6, 7], [8, 9], [5, 9]])
-    firsts = np.stack([rows[0] for rows in trace.texts("layers.1.ffn_norm")])
-    assert np.array_equal(project(trace), project(firsts))
-    points = project(x)
-    assert points.shape == (30, 2)
-    assert np.abs(points.mean(axis=0)).max() < 1e-12
-    assert points[:, 0].std() > 2 * points[:, 1].std()
-    whole = project(x, dimensions=5)
-    distances = [np.linalg.norm(each[:, None] - each, axis=-1) for each in (x, whole)]
-    assert np.abs(distances[0] - distances[1]).max() < 1e-12
-    with pytest.raises(NpformerError, match=r"project: expected .* at least 9 \(dimensions=\)"):
-        project(x, dimensions=9)
-    with pytest.raises(NpformerError, match="method"):
-        project(x, "umap")
-
-
-def test_a_pre_norm_layer_ends_in_its_residual() -> None:
-    config = TORCH_MODULES.config(
-        "base", vocab_size=30, d_model=16, n_heads=2, n_layers=2, d_ffn=24, max_length=16,
-        activation="relu", norm_first=True, torch_class="nn.TransformerEncoder",
-    )  # fmt: skip
-    trace = npformer.trace(Model(config, initialize(config, 0, "torch")), [[5, 6, 7], [8, 9], [5, 9]])
-    firsts = np.stack([rows[0] for rows in trace.texts("layers.1.ffn_residual")])
-    assert np.array_equal(project(trace), project(firsts))
-
-
 def test_an_animation_is_one_page(tmp_path: Path) -> None:
     frames = list(np.random.default_rng(0).standard_normal((3, 4, 2)))
     titles = ["epoch 0", "epoch 1", "epoch </script> 2"]
@@ -432,15 +397,3 @@ def test_an_animation_is_a_gif_too(tmp_path: Path) -> None:
 
     with Image.open(tmp_path / "a.gif") as picture:
         assert (picture.format, picture.n_frames) == ("GIF", 3)
-
-
-@pytest.mark.slow
-@needs_plots
-def test_neighbours_stay_neighbours_in_t_sne() -> None:
-    """Two clouds that are far apart in 20 dimensions remain two clouds in the plane."""
-    x = np.random.default_rng(0).standard_normal((60, 20))
-    x[30:] += 20
-    points = project(x, "tsne")
-    assert points.shape == (60, 2)
-    nearest = np.argsort(np.linalg.norm(points[:, None] - points, axis=-1), axis=1)[:, 1]
-    assert ((nearest < 30) == (np.arange(60) < 30)).all()
