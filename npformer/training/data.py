@@ -275,7 +275,8 @@ def _columns(where: str, record: Mapping[str, Any], label: str) -> Sequence[str]
     if len(others) == 1 and len(record) == 2:
         return others
     wanted = "; ".join(map(_and, TEXTS))
-    raise NpformerError(f"{where}: expected text columns with one of these names: {wanted}; got {listed(record)}")
+    got = f"{listed(record)}; --text-columns names another"
+    raise NpformerError(f"{where}: expected text columns with one of these names: {wanted}; got {got}")
 
 
 def _and(names: Sequence[str]) -> str:
@@ -284,7 +285,8 @@ def _and(names: Sequence[str]) -> str:
 
 def _value(where: str, record: Mapping[str, Any], name: str) -> str:
     if name not in record:
-        raise NpformerError(f"{where}: expected a column {name!r}, got {listed(record)}")
+        others = "--label-column and --text-columns name others"
+        raise NpformerError(f"{where}: expected a column {name!r}, got {listed(record)}; {others}")
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise NpformerError(f"{where}: {name!r}: expected text, got {shown(value)}")
