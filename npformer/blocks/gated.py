@@ -14,7 +14,7 @@ from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Backward, Linear
 from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.common.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import linear, linear_backward, linears
 from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
@@ -112,6 +112,17 @@ def _swapped(port: Any) -> Ways:
     )
 
 
+def _renamed(port: Any) -> Ways:
+    """Exports hidden and gate under each other's names, but reads each correctly."""
+
+    def made_by(group: str) -> Rule:
+        return lambda y, at: at.linear(at.source, group)
+
+    exported: Rules = {"*.ffn.hidden": made_by("ffn.gate"), "*.ffn.gate": made_by("ffn.hidden")}
+    read: Rules = {f"*.{group}": made_by(group) for group in ("ffn.hidden", "ffn.gate")}
+    yield "ffn.hidden and ffn.gate exchanged", port.ruling(exported).rereading(read, "*.ffn.activation", "*.ffn.gated")
+
+
 def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
     product = at("ffn.hidden") * at("ffn.gate")
     made: np.ndarray = ACTIVATIONS[at.config.activation](product)
@@ -121,6 +132,11 @@ def _of_product(y: np.ndarray, at: Any) -> np.ndarray:
 _OF_BOTH: Rules = {"*.ffn.activation": _of_product, "*.ffn.gated": lambda y, at: at("ffn.activation")}
 Gated.mistakes = (
     *activation_mistakes.MISTAKES,
+    Mistake(
+        "stages under wrong names",
+        "ffn.hidden is the product with gate_proj, which is activated; ffn.gate is the product with up_proj",
+        _renamed,
+    ),
     Mistake(
         "gate and hidden swapped",
         "the activation applies to gate_proj, or to the first half of a fused layer; up_proj or the second half is not"

@@ -236,6 +236,23 @@ def test_a_mistake_in_a_part_of_t5_is_named(key: str, full: bool, monkeypatch: p
     assert re.search(f"cause: {re.escape(name)}.*{re.escape(way)}", found), found
 
 
+def test_names_of_hidden_and_gate_exchanged_are_no_second_mistake_in_the_formula() -> None:
+    """The port's activation reads the right product, although an earlier mistake changes every later number."""
+    model, recorded = reference(llama, 2)
+    stages = trace(Model(model.config, unflatten(dict(exchanged(flatten(dict(model.weights)))))), recorded.inputs)
+    other = {"hidden": "gate", "gate": "hidden"}
+    arrays = {
+        f"{i}/{re.sub('ffn.(hidden|gate)$', lambda found: f'ffn.{other[found[1]]}', name)}": array
+        for name in stages
+        for i, array in enumerate(stages.texts(name))
+    }
+    found = golden.diagnose(recorded, arrays, model)
+    assert [each.mistake for each in (found, *found.then)] == [
+        "norms of queries and keys exchanged",
+        "stages under wrong names",
+    ]
+
+
 def test_hidden_states_without_the_last_layer_are_named() -> None:
     """The list of hidden states ends with the norm, under the name of a layer's output."""
     model = llama(n_layers=2)
