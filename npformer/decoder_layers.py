@@ -16,9 +16,11 @@ from npformer.blocks.block import Activation, Linear
 from npformer.common.arraylike import as_numbers
 from npformer.common.errors import NpformerError
 from npformer.functions import linear
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Causal
-from npformer.norms import LayerNorm, Norm
+from npformer.norms.layernorm import LayerNorm
+from npformer.norms.norm import Norm
 from npformer.runtime.packing import places_of
 from npformer.taps import tap
 

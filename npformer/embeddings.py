@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from npformer import weight_group
+from npformer.descriptions import weight_group
+from npformer.descriptions.stage import Stage, within
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.functions import (
     embedding,
@@ -20,12 +22,11 @@ from npformer.functions import (
     linear_backward,
 )
 from npformer.multi_head import Linear
-from npformer.norms import LAYER_NORM, Norm
+from npformer.norms.layernorm import LAYER_NORM
+from npformer.norms.norm import Norm
 from npformer.runtime.packing import Batch
-from npformer.stage import Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, spare, tap
-from npformer.weight_group import Group
 
 
 def sinusoidal_positions(length: int, width: int, dtype: type = np.float32, halves: bool = False) -> np.ndarray:

@@ -3,7 +3,7 @@
 Packed rows are the concatenated tokens of several texts, (T, D), with the `lengths` of the texts; there is no padding.
 Attention Is All You Need (Vaswani et al., 2017), section 3.1, in the form of BERT (Devlin et al., 2019). Weights are
 nested dicts that are passed to functions as keyword arguments: `linear(x, **weights["query"])`. The functions and
-the models use the same `Layer` and `Stack`, from `layers.py`. Next: `decoder_layers.py`.
+the models use the same `Layer` and `Stack`, from `layers/`. Next: `decoder_layers.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import numpy as np
 
 from npformer.blocks import Attention, FeedForward, Gated, Rows
 from npformer.blocks.block import Activation, Linear
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.stack import Stack
 from npformer.mechanisms.mechanism import Mechanism
-from npformer.norms import LayerNorm, Norm
+from npformer.norms.layernorm import LayerNorm
+from npformer.norms.norm import Norm
 
 
 def encoder_layer(

@@ -2,7 +2,7 @@
 
 They take arrays with any leading axes, in float32 or float64, and return arrays of the same dtype. Only `linears` needs
 rows (T, in). Activations are in `activations.py`, attention in `attention.py`, layers in `encoder_layers.py` and
-`decoder_layers.py`, heads in `output_heads.py`.
+`decoder_layers.py`, heads in `output_heads/`.
 
 A backward function takes grad, the gradient of the loss with respect to the output, and returns the gradients dx, dW
 ... with respect to the inputs.

@@ -14,13 +14,13 @@ import numpy as np
 from npformer.blocks import Rows
 from npformer.blocks.rows import Caches
 from npformer.config import Config
+from npformer.descriptions.stage import SOURCE, Stage, within
 from npformer.embeddings import Embeddings
 from npformer.families import parts_of
-from npformer.layers import Stack
-from npformer.output_heads import mean_rows, mean_rows_backward
+from npformer.layers.stack import Stack
+from npformer.output_heads.formulas import mean_rows, mean_rows_backward
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.threads import all_gather
-from npformer.stage import SOURCE, Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, tap
 

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from npformer.blocks import Attention, Convolution, CrossAttention, FeedForward, Gated, Normed
-from npformer.capped_logits import CappedLogits
 from npformer.checkpoint import flatten, load_folder
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
 from npformer.families import distinct_encoders, encoders
 from npformer.families.bart import BART
 from npformer.families.t5 import T5
@@ -27,12 +26,13 @@ from npformer.interpret import stages
 from npformer.interpret.text_parts import is_input
 from npformer.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, SoftCap, Window
 from npformer.model import Model
-from npformer.norms import LayerNorm
-from npformer.root_mean_square import RMSNorm
+from npformer.norms.layernorm import LayerNorm
+from npformer.norms.root_mean_square import RMSNorm
+from npformer.norms.zero_centred import MISUSED
+from npformer.output_heads.capped_logits import CappedLogits
 from npformer.runtime.packing import Text
 from npformer.runtime.padding import unpadded
 from npformer.taps import listen
-from npformer.zero_centred import MISUSED
 from tests.golden.texts import TEXTS
 from tests.support import torch_values
 from tests.support.bits import alike

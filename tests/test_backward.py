@@ -25,8 +25,8 @@ from npformer.checkpoint.tied import PROJECTION, TOKENS, ties
 from npformer.encoder_layers import encoder, layer_of
 from npformer.functions import SparseRows, embedding_backward, layer_norm_backward, linear_backward
 from npformer.interpret.text_parts import is_input
-from npformer.layers import Stack
-from npformer.norms import LayerNorm
+from npformer.layers.stack import Stack
+from npformer.norms.layernorm import LayerNorm
 from npformer.runtime.packing import Text, pack
 from npformer.tape import Recording
 from npformer.taps import listen

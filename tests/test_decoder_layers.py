@@ -26,10 +26,10 @@ from npformer.decoder_layers import decoder, decoder_layer_of, shift_right
 from npformer.embeddings import sinusoidal_positions
 from npformer.encoder_layers import encoder
 from npformer.generation.kv_cache import KVCache
-from npformer.layers import Stack
+from npformer.layers.stack import Stack
 from npformer.masks import causal_mask
 from npformer.mechanisms import Causal
-from npformer.norms import LayerNorm
+from npformer.norms.layernorm import LayerNorm
 from npformer.runtime.packing import Text, pack
 from npformer.runtime.sums import TERMS
 from npformer.taps import listen, scope

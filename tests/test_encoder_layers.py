@@ -17,7 +17,7 @@ from npformer.common.errors import NpformerError
 from npformer.embeddings import embeddings, sinusoidal_positions
 from npformer.encoder_layers import encoder, encoder_layer
 from npformer.functions import layer_norm, linear
-from npformer.norms import LayerNorm
+from npformer.norms.layernorm import LayerNorm
 from tests.support import tiny, torch_values
 from tests.support.bits import alike
 from tests.support.draw import normal

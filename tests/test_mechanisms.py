@@ -11,6 +11,7 @@ from npformer import NpformerError
 from npformer.blocks import Attention, Rows
 from npformer.checkpoint.tree import flatten, unflatten
 from npformer.config import InputConvolution, Local
+from npformer.descriptions.weight_group import Group, linear, table
 from npformer.families import FAMILIES, parts_of
 from npformer.functions import SparseRows, rms_norm
 from npformer.interpret.traces import trace
@@ -35,7 +36,6 @@ from npformer.runtime.threads import single_blas_thread
 from npformer.tape import Recording
 from npformer.taps import listen
 from npformer.transformer import encode, encode_backward, last_rows, packed
-from npformer.weight_group import Group, linear, table
 from tests.support import tiny
 from tests.support.mechanisms import Added, with_mechanisms
 

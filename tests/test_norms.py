@@ -9,7 +9,7 @@ import pytest
 
 from npformer import families
 from npformer.direction import Direction
-from npformer.norms import Norm
+from npformer.norms.norm import Norm
 
 WIDTH = 6
 

@@ -8,7 +8,7 @@ import pytest
 from npformer import output_heads
 from npformer.activations import gelu, relu, tanh
 from npformer.functions import layer_norm, linear
-from npformer.norms import LayerNorm
+from npformer.norms.layernorm import LayerNorm
 from npformer.taps import listen
 from tests.support.draw import normal
 

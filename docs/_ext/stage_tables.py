@@ -1,7 +1,7 @@
 """`{stages} CASE`: the stages of a model in the conformance suite, and a diagram of a layer that links to each stage.
 
-Both follow from the declarations of the model's parts (`npformer/stage.py`): the rows from their names, shapes
-and formulas, the diagram from their parents.
+Both follow from the declarations of the model's parts (`npformer/descriptions/stage.py`): the rows from their names,
+shapes and formulas, the diagram from their parents.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from markdown import code, directive, table
 from repository_links import GITHUB
 from sphinx.application import Sphinx
 
+from npformer.descriptions.stage import Stage
 from npformer.golden.suite import cases
 from npformer.interpret.stages import of_model
-from npformer.stage import Stage
 
 # in pixels: the size of a box, the distances between boxes, and the width of the lane on the left
 WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 104, 36, 116, 56, 26

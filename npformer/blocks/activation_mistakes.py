@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import ACTIVATIONS, gelu, gelu_tanh, silu
-from npformer.common.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rule, Rules, Ways
 
 Formula = Callable[[np.ndarray], np.ndarray]
 

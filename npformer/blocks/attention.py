@@ -18,6 +18,9 @@ from npformer.blocks import attention_mistakes, cross_attention_mistakes
 from npformer.blocks.block import Around, Backward, Block, Shared
 from npformer.blocks.rows import OwnCache, Rows
 from npformer.blocks.terms import adding, part, terms_of
+from npformer.descriptions.stage import INPUT, SOURCE, Stage
+from npformer.descriptions.weight_group import Group
+from npformer.descriptions.weight_group import linear as linear_group
 from npformer.direction import Direction
 from npformer.functions import linear, linears
 from npformer.mechanisms.causal import Causal
@@ -31,11 +34,8 @@ from npformer.multi_head import (
     repeat_heads,
 )
 from npformer.runtime.packing import places_of
-from npformer.stage import INPUT, SOURCE, Stage
 from npformer.tape import Stages
 from npformer.taps import tap
-from npformer.weight_group import Group
-from npformer.weight_group import linear as linear_group
 
 PROJECTIONS = ("query", "key", "value", "output")
 EVERY_KEY = np.ones(1, bool)  # mask of cross-attention: a row may attend to its whole source

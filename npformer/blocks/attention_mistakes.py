@@ -10,7 +10,7 @@ import numpy as np
 
 from npformer.attention import combine_heads, split_heads
 from npformer.blocks.activation_mistakes import sigmoid
-from npformer.common.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.mechanisms.causal import AFTER, SHIFTED, Picture, misused, pictured
 from npformer.mechanisms.soft_cap import UNCAPPED_SCORES

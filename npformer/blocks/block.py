@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.stage import Stage
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.mechanisms.mechanism import Sums
-from npformer.stage import Stage
 from npformer.tape import Stages
-from npformer.weight_group import Group
 
 Activation = Callable[..., np.ndarray]
 Linear = Mapping[str, np.ndarray]

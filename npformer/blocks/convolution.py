@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from npformer import weight_group
 from npformer.activations import ACTIVATIONS, BACKWARDS
 from npformer.blocks.activation_mistakes import other_activations
 from npformer.blocks.block import Activation, Around, Backward, Block
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions import weight_group
+from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.descriptions.stage import EMBEDDED, Stage
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
-from npformer.norms import standard
+from npformer.norms.norm_mistakes import standard
 from npformer.runtime.threads import all_gather
-from npformer.stage import EMBEDDED, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
-from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.attention import split_heads
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
 from npformer.functions import softmax
 
 KEY, VALUE, CONTEXT = (f"*.cross_attention.{name}" for name in ("key", "value", "context"))

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer import weight_group
 from npformer.activations import BACKWARDS
 from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Around, Backward, Block, Linear
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake
+from npformer.descriptions import weight_group
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.stage import INPUT, Stage
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.functions import linear, linear_backward
-from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
-from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from npformer.blocks import activation_mistakes
 from npformer.blocks.block import Activation, Backward, Linear
 from npformer.blocks.ffn import FeedForward, output_stage
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.stage import INPUT, Stage
+from npformer.descriptions.weight_group import Group
 from npformer.functions import linear, linear_backward, linears
-from npformer.stage import INPUT, Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
-from npformer.weight_group import Group
 
 
 class Gated(FeedForward):

@@ -12,13 +12,13 @@ import numpy as np
 
 from npformer.blocks.block import Around, Backward, Block
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
+from npformer.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
+from npformer.descriptions.stage import Stage
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
-from npformer.norms import Norm
-from npformer.stage import Stage
+from npformer.norms.norm import Norm
 from npformer.tape import Stages
 from npformer.taps import spare, tap
-from npformer.weight_group import Group
 
 NAME = "output_norm"  # name of the stage and of the group of weights
 

@@ -18,9 +18,9 @@ from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
 from npformer.families.base import Family, Part, Source, label_count
 from npformer.families.encoder_table import EncoderTable
+from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
 from npformer.families.unsupported import find_family, ignored
-from npformer.parts import Parts
 
 __all__ = [
     "FAMILIES",

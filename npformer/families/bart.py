@@ -24,7 +24,7 @@ from npformer.families.base import (
 from npformer.families.marian import DECODER_FIELDS, FIELDS, LAYER, Marian
 from npformer.families.roberta import SPECIAL_TOKENS
 from npformer.families.vaswani import check_one_end
-from npformer.norms import Norm
+from npformer.norms.norm import Norm
 
 #: Head -> its groups of weights and their modules.
 TOP = {

@@ -11,14 +11,15 @@ import numpy as np
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake
 from npformer.config import LABELLED, MOST, Config
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.weight_group import Group
 from npformer.embeddings import Embeddings
 from npformer.families.building import embeddings_of, head_of, stack_of
-from npformer.layers import Stack
-from npformer.norms import LayerNorm, Norm
-from npformer.parts import Parts
-from npformer.weight_group import Group
+from npformer.families.parts import Parts
+from npformer.layers.stack import Stack
+from npformer.norms.layernorm import LayerNorm
+from npformer.norms.norm import Norm
 
 #: Hugging Face's name for an activation -> npformer's. If an activation has several names, the first one is written.
 ACTIVATIONS = {

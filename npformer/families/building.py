@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Container
 
 from npformer.activations import ACTIVATIONS
-from npformer.capped_logits import CappedLogits
 from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import decoder_layer_of
 from npformer.embeddings import Embeddings
 from npformer.encoder_layers import layer_of
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Causal, Mechanism
-from npformer.norms import Norm
-from npformer.output_heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
-from npformer.output_scale import OutputScale
+from npformer.norms.norm import Norm
+from npformer.output_heads.capped_logits import CappedLogits
+from npformer.output_heads.heads import Head, HiddenStates, Logits, Pooler, ReplacedTokens, Spans, Transform
+from npformer.output_heads.output_scale import OutputScale
 
 
 def embeddings_of(config: Config, norm: Norm | None, n_tokens: int, projected: bool = False) -> Embeddings:

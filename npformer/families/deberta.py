@@ -19,7 +19,8 @@ from npformer.families import base, bert
 from npformer.families.base import Source, first, reject_other
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import READ, SIZES, EncoderTable
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Disentangled
 
 THEIRS = {**base.ACTIVATIONS, "tanh": "tanh"}  # possible activations of the convolution

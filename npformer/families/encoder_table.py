@@ -9,6 +9,7 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, Config, Positions, Sharing
+from npformer.descriptions.weight_group import Group
 from npformer.embeddings import Embeddings
 from npformer.families.base import (
     ACTIVATIONS,
@@ -24,7 +25,6 @@ from npformer.families.base import (
     write_text_ids,
 )
 from npformer.families.building import embeddings_of
-from npformer.weight_group import Group
 
 #: npformer's field -> field of config.json, for BERT and most of its successors.
 SIZES = {

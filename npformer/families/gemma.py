@@ -21,10 +21,10 @@ from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write
 from npformer.families.llama import READS, Llama, kin_of_llama, window_of, window_size
 from npformer.families.rope import read_rotary, write_rotary
 from npformer.families.text_model import VISION, text_tensor
-from npformer.layers import Stack
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Mechanism, Rotary, SoftCap, Window, ZeroCentredHeadNorm
-from npformer.norms import Norm
-from npformer.zero_centred import ZeroCentredRMSNorm
+from npformer.norms.norm import Norm
+from npformer.norms.zero_centred import ZeroCentredRMSNorm
 
 
 class Gemma(Llama):

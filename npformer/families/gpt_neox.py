@@ -17,10 +17,12 @@ from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import DECODER_HEADS, SIZES, decoder_classes
 from npformer.families.interleaved import Interleaved
 from npformer.families.rope import longest, read_partial_rotary, write_partial_rotary
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.parallel_layer import ParallelLayer
+from npformer.layers.stack import Stack
 from npformer.mechanisms import PartialRotary, Rotary
-from npformer.norms import LayerNorm, Norm
-from npformer.parallel_layer import ParallelLayer
+from npformer.norms.layernorm import LayerNorm
+from npformer.norms.norm import Norm
 
 END_OF_TEXT = "<|endoftext|>"
 

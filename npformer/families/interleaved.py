@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Ways
 from npformer.config import Config
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.families.base import Part
 from npformer.families.encoder_table import EncoderTable
 

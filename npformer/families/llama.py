@@ -20,10 +20,11 @@ from npformer.families.building import mechanisms_of
 from npformer.families.encoder_table import DECODER_HEADS, SIZES, EncoderTable, decoder_classes
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.rope import longest, read_rotary, write_rotary
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.stack import Stack
 from npformer.mechanisms import HeadNorm, Mechanism, Rotary, Window
-from npformer.norms import Norm
-from npformer.root_mean_square import RMSNorm
+from npformer.norms.norm import Norm
+from npformer.norms.root_mean_square import RMSNorm
 
 
 class Llama(EncoderTable):

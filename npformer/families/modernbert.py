@@ -18,7 +18,7 @@ from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
 from npformer.families.rope import check_even_heads
-from npformer.layers import Stack
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Rotary, Window
 
 POOLINGS = {"cls": "first", "mean": "mean"}

@@ -17,7 +17,7 @@ from npformer.families.base import read_padding, reject_other
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
 from npformer.families.rope import check_even_heads
-from npformer.layers import Stack
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Rotary
 
 #: Field in Transformers -> field on the hub, named as in GPT-2.

@@ -16,9 +16,10 @@ from npformer.embeddings import Embeddings
 from npformer.families.base import read_padding
 from npformer.families.building import stack_of
 from npformer.families.encoder_table import SIZES, EncoderTable
-from npformer.layers import Stack
-from npformer.norms import LayerNorm, Norm
-from npformer.token_projections import ProjectedStack, ProjectedTokens
+from npformer.families.token_projections import ProjectedStack, ProjectedTokens
+from npformer.layers.stack import Stack
+from npformer.norms.layernorm import LayerNorm
+from npformer.norms.norm import Norm
 
 WIDTH, LENGTH = "word_embed_proj_dim", "max_position_embeddings"
 

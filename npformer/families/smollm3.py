@@ -12,8 +12,8 @@ from typing import Any
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake, Ways
 from npformer.config import MOST, Config, Local
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.families.encoder_table import decoder_classes
 from npformer.families.layer_types import read_layer_types, write_layer_types
 from npformer.families.llama import WITHOUT_BIAS, Llama, kin_of_llama, window_of, window_size

@@ -20,10 +20,11 @@ from npformer.config import LABELLED, MOST, Config, Decoder, Positions
 from npformer.families import base
 from npformer.families.base import PieceOrder, Source
 from npformer.families.vaswani import Transformer, check_one_end, residual_rates
-from npformer.layers import Layer, Stack
+from npformer.layers.layer import Layer
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Causal, RelativeBias
-from npformer.norms import Norm
-from npformer.root_mean_square import RMSNorm
+from npformer.norms.norm import Norm
+from npformer.norms.root_mean_square import RMSNorm
 
 #: npformer's field -> field of config.json.
 SIZES = {

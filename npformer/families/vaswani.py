@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.descriptions.weight_group import Group
 from npformer.embeddings import Embeddings
 from npformer.families.base import Family
 from npformer.families.building import decoder_stack_of, embeddings_of
-from npformer.layers import Stack
-from npformer.norms import Norm
-from npformer.parts import Parts
-from npformer.weight_group import Group
+from npformer.families.parts import Parts
+from npformer.layers.stack import Stack
+from npformer.norms.norm import Norm
 
 
 class Transformer(Family):

@@ -21,7 +21,7 @@ from npformer.generation.kv_cache import BeamAncestry, KVCache, PromptRows, Self
 from npformer.generation.logits import Projection
 from npformer.generation.settings import Settings
 from npformer.mechanisms.mechanism import Mechanism
-from npformer.output_heads import Head
+from npformer.output_heads.heads import Head
 from npformer.runtime.packing import Batch, Text, pack
 from npformer.runtime.padding import check_texts
 from npformer.taps import listening

@@ -22,7 +22,7 @@ from npformer.mechanisms.alibi import alibi_of
 from npformer.mechanisms.relative_bias import bias_of
 from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.multi_head import repeat_heads
-from npformer.norms import Norm
+from npformer.norms.norm import Norm
 from npformer.runtime.packing import Text
 
 

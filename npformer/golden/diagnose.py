@@ -19,7 +19,7 @@ import numpy as np
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
 from npformer.golden.compare import Comparison, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together

@@ -16,7 +16,7 @@ import numpy as np
 
 from npformer.checkpoint import tree as layout
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Rule
+from npformer.descriptions.mistake import Rule
 from npformer.golden.at import Arrays, At
 from npformer.golden.budget import jitter
 from npformer.golden.graph import matches, parted, stacks

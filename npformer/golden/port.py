@@ -11,8 +11,8 @@ import numpy as np
 
 from npformer.blocks.convolution import convolved
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Rule, Rules
 from npformer.config import Config
+from npformer.descriptions.mistake import Rule, Rules
 from npformer.functions import softmax
 from npformer.golden.graph import head_width, heads_of, matches, parted, stacks
 from npformer.golden.rounded import Rounded

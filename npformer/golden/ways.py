@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.golden.forward import Forward, corner_of
 from npformer.golden.port import Port
 from npformer.runtime.threads import run_tasks

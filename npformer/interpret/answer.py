@@ -14,7 +14,7 @@ from npformer.interpret.gradients import differentiate
 from npformer.interpret.metric import Metric, label_name, masked, metric_of
 from npformer.interpret.study_inputs import read_inputs
 from npformer.interpret.traces import Trace
-from npformer.probabilities import probabilities
+from npformer.output_heads.formulas import probabilities
 from npformer.tape import UnknownDerivative
 
 MOST = 5  # maximum number of outcomes

@@ -47,7 +47,7 @@ from npformer.interpret.metric import Logit, label_name, logits_asked
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
 from npformer.model import Model
-from npformer.output_heads import Head
+from npformer.output_heads.heads import Head
 from npformer.runtime.packing import Text
 from npformer.transformer import head_stack
 

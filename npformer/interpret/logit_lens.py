@@ -16,7 +16,7 @@ from npformer.families import parts_of
 from npformer.interpret.metric import label_name, masked, position_of
 from npformer.interpret.study_inputs import row_read
 from npformer.interpret.traces import Trace, trace
-from npformer.probabilities import probabilities
+from npformer.output_heads.formulas import probabilities
 from npformer.runtime.packing import Text
 from npformer.transformer import head_stack
 

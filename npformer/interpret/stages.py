@@ -1,8 +1,8 @@
 """Finds stages: the stages of a model, or a stage by name, by pattern, or by another library's name.
 
-The parts of a model declare their stages (`npformer/stage.py`), `taps.py` fires them, `interpret/traces.py` records
-them, and `golden/` compares them with another program's. The output of a group of weights is a stage with the group's
-name; `*` stands for a layer's number.
+The parts of a model declare their stages (`npformer/descriptions/stage.py`), `taps.py` fires them,
+`interpret/traces.py` records them, and `golden/` compares them with another program's. The output of a group of weights
+is a stage with the group's name; `*` stands for a layer's number.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import Any
 
 import numpy as np
 
-from npformer import mechanisms, output_heads, transformer
+from npformer import mechanisms, transformer
 from npformer.activations import gelu
 from npformer.blocks import Attention, Convolution, Gated, Normed
 from npformer.blocks.ffn import output_stage
 from npformer.blocks.output_norm import NAME as OUTPUT_NORM
-from npformer.capped_logits import UNCAPPED_LOGITS
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import module_path, unflatten
 from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.config import Config
+from npformer.descriptions.stage import Stage, within
 from npformer.embeddings import embeddings_stages
 from npformer.families import encoders, family_of
 from npformer.families.marian import LAYER as MARIAN_LAYER
 from npformer.families.marian import Marian
-from npformer.layers import Layer
+from npformer.families.token_projections import project_stage
+from npformer.layers.layer import Layer
 from npformer.mechanisms import SoftCap
 from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
-from npformer.norms import LAYER_NORM
-from npformer.output_scale import OutputScale
-from npformer.probabilities import probabilities_stage
-from npformer.stage import Stage, within
-from npformer.token_projections import project_stage
+from npformer.norms.layernorm import LAYER_NORM
+from npformer.output_heads import formulas
+from npformer.output_heads.capped_logits import UNCAPPED_LOGITS
+from npformer.output_heads.output_scale import OutputScale
 
 
 def layer_with(kinds: Iterable[type[Any]]) -> Layer:
@@ -73,13 +73,13 @@ STAGES = (
     *_CONVOLUTION.stages,
     LAYER_NORM.stage("norm", "Z", ""),
     project_stage(""),
-    *output_heads.pool_stages(""),
-    *output_heads.transform_stages("", gelu, LAYER_NORM),
+    *formulas.pool_stages(""),
+    *formulas.transform_stages("", gelu, LAYER_NORM),
     *OutputScale(1.0).stages(""),
-    output_heads.classify_stage("")._replace(name=UNCAPPED_LOGITS, kept=True),
-    output_heads.classify_stage(""),
-    *output_heads.spans_stages(""),
-    *map(probabilities_stage, ("", "start_", "end_")),
+    formulas.classify_stage("")._replace(name=UNCAPPED_LOGITS, kept=True),
+    formulas.classify_stage(""),
+    *formulas.spans_stages(""),
+    *map(formulas.probabilities_stage, ("", "start_", "end_")),
 )
 _NO_NUMBERS = np.zeros(0)  # replaces weights if only their names matter
 _BY_NAME = {stage.name: stage for stage in STAGES}
@@ -111,9 +111,9 @@ def of_weights(config: Config, weights: frozenset[str]) -> Mapping[str, Stage]:
     """Returns the stages of a model with these weights, by name, in firing order."""
     found = transformer.stages(unflatten(dict.fromkeys(weights, _NO_NUMBERS)), config)
     if config.head == "question-answering":
-        found += map(probabilities_stage, ("start_", "end_"))
+        found += map(formulas.probabilities_stage, ("start_", "end_"))
     elif config.head not in ("base", "translation") and config.scoring != "none":
-        found.append(probabilities_stage(function=config.scoring))
+        found.append(formulas.probabilities_stage(function=config.scoring))
     return {stage.name: stage for stage in found}
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from npformer.config import Config
+from npformer.descriptions.stage import Stage
 from npformer.interpret import stages
-from npformer.stage import Stage
 
 NUMBERS = ("mean", "std", "min", "max")
 COLUMNS = {  # field of `StageSummary` -> title of its column, in order

@@ -29,7 +29,7 @@ from npformer.interpret.gradients import Gradients, differentiate
 from npformer.interpret.study_inputs import read_inputs, tokens_read_again
 from npformer.interpret.summary import COLUMNS, NUMBERS, StageSummary, Table, summary
 from npformer.interpret.text_parts import TextParts, is_input
-from npformer.probabilities import probabilities
+from npformer.output_heads.formulas import probabilities
 from npformer.taps import listen, tap
 
 FORMAT = "npformer-trace"

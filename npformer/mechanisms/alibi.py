@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Mechanism
 from npformer.runtime.packing import Batch

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from npformer import weight_group
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions import weight_group
+from npformer.descriptions.mistake import Mistake, Ways
+from npformer.descriptions.stage import Stage
+from npformer.descriptions.weight_group import Group
 from npformer.functions import embedding_backward, linear, linear_backward
 from npformer.mechanisms.distances import of_all
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
-from npformer.norms import LayerNorm
+from npformer.norms.layernorm import LayerNorm
 from npformer.runtime.packing import Batch
 from npformer.runtime.products import inner_products_in_room
-from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
-from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
+from npformer.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
+from npformer.descriptions.stage import Stage
+from npformer.descriptions.weight_group import Group
 from npformer.mechanisms.mechanism import Linear, Mechanism, Sums
 from npformer.mechanisms.rotary import ROTATED, rotated_in
-from npformer.root_mean_square import RMSNorm
-from npformer.stage import Stage
+from npformer.norms.root_mean_square import RMSNorm
+from npformer.norms.zero_centred import ZeroCentredRMSNorm
 from npformer.tape import Stages
 from npformer.taps import tap
-from npformer.weight_group import Group
-from npformer.zero_centred import ZeroCentredRMSNorm
 
 NAMES = ("query", "key")
 

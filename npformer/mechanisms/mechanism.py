@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.stage import Stage
+from npformer.descriptions.weight_group import Group
 from npformer.runtime.packing import Batch
-from npformer.stage import Stage
 from npformer.tape import Stages
-from npformer.weight_group import Group
 
 Linear = Mapping[str, np.ndarray]
 Sums = dict[str, np.ndarray]  # gradients by name, summed over the texts and layers that share an array

@@ -13,10 +13,10 @@ import numpy as np
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.descriptions.stage import Stage
 from npformer.mechanisms.rotary import ROTATED, Formula, Rotary, rotary_in, rotate
 from npformer.mechanisms.rotary_scaling import LongRope
-from npformer.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 
 from npformer.common import checks
 from npformer.common.errors import NpformerError
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.descriptions.weight_group import Group, table
 from npformer.functions import SparseRows, embedding, embedding_backward
 from npformer.mechanisms.distances import at_distances, at_distances_backward
 from npformer.mechanisms.mechanism import Mechanism, Sums
 from npformer.runtime.packing import Batch
 from npformer.tape import Stages
-from npformer.weight_group import Group, table
 
 MAX_DISTANCE = 128  # this distance and all greater distances share a bucket
 

@@ -16,7 +16,8 @@ import numpy as np
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.descriptions.stage import Stage
 from npformer.mechanisms.mechanism import Mechanism, Sums
 from npformer.mechanisms.rotary_scaling import (
     Changed,
@@ -31,7 +32,6 @@ from npformer.mechanisms.rotary_scaling import (
 )
 from npformer.runtime.packing import Batch
 from npformer.runtime.threads import all_gather
-from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from npformer.activations import soft_cap, soft_cap_backward
 from npformer.common import checks
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
+from npformer.descriptions.stage import Stage
 from npformer.mechanisms.mechanism import Mechanism, Sums
-from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npformer.common import checks
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.mechanisms.distances import at_distances
 from npformer.mechanisms.mechanism import Mechanism
 

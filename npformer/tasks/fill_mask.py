@@ -12,7 +12,7 @@ from npformer.base_model import expect_finite
 from npformer.common.errors import NpformerError, warn
 from npformer.families import parts_of
 from npformer.model import Model
-from npformer.probabilities import probabilities
+from npformer.output_heads.formulas import probabilities
 from npformer.taps import listening
 from npformer.tasks.declaration import Form
 from npformer.tasks.feature_extraction import vectors

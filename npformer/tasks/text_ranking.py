@@ -18,7 +18,7 @@ from npformer.common.checks import one_of, shown
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.model import Model
-from npformer.probabilities import probabilities
+from npformer.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.logit_score import RankingTemplate, of_folder, ranker
 from npformer.tasks.prompted import PromptOptions

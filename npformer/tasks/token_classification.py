@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.common.checks import one_of
 from npformer.model import Model
-from npformer.probabilities import probabilities
+from npformer.output_heads.formulas import probabilities
 from npformer.tasks.declaration import Form
 from npformer.tasks.options import Options
 from npformer.tasks.task import Request, Task

@@ -40,8 +40,8 @@ CLOCKS = (
     ("npformer.multi_head.all_gather", WAITING),
     ("npformer.multi_head.packed_attention", HEADS),
     ("npformer.activations.in_blocks", GELU),
-    ("npformer.norms.layer_norm", NORM),
-    ("npformer.layers.Layer.__call__", LAYER),
+    ("npformer.norms.layernorm.layer_norm", NORM),
+    ("npformer.layers.layer.Layer.__call__", LAYER),
     ("npformer.embeddings.Embeddings.__call__", TABLES),
 )
 ATTENTION = (SCORES, SOFTMAX, HEADS)

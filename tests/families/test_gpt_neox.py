@@ -11,10 +11,10 @@ from npformer import NpformerError
 from npformer.families import FAMILIES, parts_of, read_config, write_config
 from npformer.families.base import Part
 from npformer.interpret.direct_attribution import logit_attribution
-from npformer.layers import Layer
+from npformer.layers.layer import Layer
+from npformer.layers.parallel_layer import ParallelLayer
 from npformer.mechanisms import PartialRotary, Rotary
 from npformer.mechanisms.rotary_scaling import Linear
-from npformer.parallel_layer import ParallelLayer
 from tests.support import tiny
 from tests.support.plain_decoder import PLANTED
 from tests.support.planted_decoders import diagnosis

@@ -18,7 +18,7 @@ from npformer.golden.mistakes import order
 from npformer.interpret.edits import edit
 from npformer.interpret.traces import trace
 from npformer.model import Model, Seq2Seq
-from npformer.norms import LayerNorm
+from npformer.norms.layernorm import LayerNorm
 from npformer.runtime.packing import Text
 from tests.support import tiny
 from tests.support.plain_bart import PlainBart

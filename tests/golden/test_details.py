@@ -9,7 +9,7 @@ import pytest
 
 from npformer import golden, trace
 from npformer.checkpoint import flatten
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
 from npformer.golden.diagnosis import Diagnosis, Fit, together
 from npformer.golden.mistakes.clipped import clipped
 from npformer.golden.port import Port

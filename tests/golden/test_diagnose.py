@@ -34,7 +34,9 @@ from tests.support.slow import slow_after
 pytestmark = pytest.mark.numbers
 
 FAMILIES = ("distilbert", "bert", "electra")
-attention, embeddings, norms = (sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "norms"))
+attention, embeddings, norms = (
+    sys.modules[f"npformer.{name}"] for name in ("multi_head", "embeddings", "norms.layernorm")
+)
 LENGTHS = (9, 6, 3)
 
 

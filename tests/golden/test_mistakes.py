@@ -18,7 +18,7 @@ import npformer
 from npformer import families, golden
 from npformer.common.errors import NpformerError
 from npformer.common.halves import half
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
 from npformer.golden.mistakes.precision import quantized, tf32
 from npformer.interpret.edits import edit
 from npformer.mechanisms.mechanism import Mechanism

@@ -17,7 +17,6 @@ import pytest
 import npformer.blocks.gated as gated
 import npformer.mechanisms.relative_bias as relative_bias
 import npformer.mechanisms.rotary as rotary
-import npformer.root_mean_square as root_mean_square
 from npformer import golden, trace
 from npformer.checkpoint import flatten, unflatten
 from npformer.common.halves import half
@@ -27,6 +26,7 @@ from npformer.functions import linear, rms_norm
 from npformer.mechanisms import HeadNorm, RelativeBias, Rotary
 from npformer.mechanisms.rotary_scaling import powers
 from npformer.model import Model, Seq2Seq
+from npformer.norms import root_mean_square
 from npformer.runtime.packing import Text
 from npformer.taps import tap
 from tests.support import tiny

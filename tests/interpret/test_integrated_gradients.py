@@ -269,8 +269,9 @@ def test_no_places_are_an_error(steps: int) -> None:
 
 
 def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npformer import functions, output_heads
+    from npformer import functions
     from npformer.functions import linear_backward
+    from npformer.output_heads import formulas
 
     seen: list[set[str]] = []
 
@@ -279,7 +280,7 @@ def test_no_gradient_of_a_weight_is_computed_for_a_gradient_of_the_inputs(monkey
         seen.append(set(grads))
         return dx, grads
 
-    monkeypatch.setattr(output_heads, "linear_backward", watched)
+    monkeypatch.setattr(formulas, "linear_backward", watched)
     view.attribution(tiny.model(), TEXT, methods="gradient")
     assert seen
     assert all("weight" not in names for names in seen)

@@ -13,7 +13,7 @@ from npformer.functions import softmax
 from npformer.interpret.logit_lens import logit_lens
 from npformer.interpret.study_inputs import pair_of
 from npformer.interpret.traces import trace
-from npformer.norms import LayerNorm
+from npformer.norms.layernorm import LayerNorm
 from tests.support import tiny
 
 TEXT = "I love [MASK] cream"

@@ -14,6 +14,7 @@ from npformer import mechanisms
 from npformer.activations import gelu
 from npformer.blocks import Gated
 from npformer.checkpoint import load_folder
+from npformer.descriptions.stage import Stage
 from npformer.families import FAMILIES, encoders
 from npformer.interpret import stages
 from npformer.interpret.edits import edit
@@ -22,7 +23,6 @@ from npformer.interpret.traces import post_process, trace
 from npformer.mechanisms import Causal, Mechanism
 from npformer.model import Model, Seq2Seq
 from npformer.runtime.packing import Text, pack
-from npformer.stage import Stage
 from npformer.tape import Recording, Stages
 from npformer.taps import listen
 from npformer.transformer import backward, forward, packed, transformer, transformer_backward, unread

@@ -139,7 +139,7 @@ def test_a_regression_has_no_probabilities_and_several_labels_have_independent_o
     regression = tiny.model(labels=("SCORE",), problem_type="regression")
     assert "probabilities" not in trace(regression, TEXT)
     t = trace(tiny.model(labels=("A", "B"), problem_type="multi_label_classification"), TEXT)
-    assert {"sigmoid(logits)", "probabilities.probabilities"} <= set(vars(t.row("probabilities")).values())
+    assert {"sigmoid(logits)", "output_heads.probabilities"} <= set(vars(t.row("probabilities")).values())
     np.testing.assert_allclose(t["probabilities"], 1 / (1 + np.exp(-t["logits"])), 1e-6)
 
 

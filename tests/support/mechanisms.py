@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from npformer.config import Config
 from npformer.families import FAMILIES, Family
-from npformer.layers import Stack
+from npformer.layers.stack import Stack
 from npformer.mechanisms import Mechanism
 
 Added = Callable[[Config, int], tuple[Mechanism, ...]]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from npformer.common.mistake import Mistake
 from npformer.config import Config
+from npformer.descriptions.mistake import Mistake
 from npformer.families import family_of, parts_of
 from npformer.golden.mistakes import (
     clipped,

@@ -13,7 +13,7 @@ import numpy as np
 
 from npformer.activations import soft_cap
 from npformer.blocks.activation_mistakes import sigmoid
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.functions import log_softmax, softmax
 from npformer.golden.at import At
 from npformer.golden.budget import largest_error

@@ -10,14 +10,14 @@ import numpy as np
 
 from npformer.activations import ACTIVATIONS
 from npformer.blocks.activation_mistakes import from_source, other_activations, sigmoid
-from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.config import POOLED_HEADS
+from npformer.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parents, span
 from npformer.golden.mistakes.kinds import parents_of
 from npformer.golden.port import Port
-from npformer.norms import standard
+from npformer.norms.norm_mistakes import standard
 
 MOST_LABELS = 5  # maximum number of labels for which every order is tried
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import parted

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from npformer.attention import combine_heads, split_heads
-from npformer.common.mistake import Mistake, Rule, Ways
+from npformer.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parents
 from npformer.golden.mistakes.general import flat, head_width_in

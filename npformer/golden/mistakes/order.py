@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
-from npformer.common.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.decoder_layers import decoder_layer
+from npformer.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, stacks
 from npformer.golden.port import Port
-from npformer.norms import standard
+from npformer.norms.norm_mistakes import standard
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
 BLOCKS = ((ATTENTION, "attention"), (FFN, "ffn"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.golden.port import Port
 from npformer.runtime.packing import Text
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV

@@ -10,7 +10,7 @@ from itertools import combinations, product
 import numpy as np
 
 from npformer.common.halves import HALVES, half
-from npformer.common.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rule, Rules, Ways
 from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted

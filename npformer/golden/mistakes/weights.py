@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npformer.checkpoint.parameters import parameters
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted, stacks
 from npformer.golden.port import FORMS, Port

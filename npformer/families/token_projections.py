@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer import weight_group
-from npformer.common.mistake import Mistake
+from npformer.descriptions import weight_group
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.stage import Stage, within
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.embeddings import Embeddings
 from npformer.functions import embedding, embedding_backward, linear, linear_backward
-from npformer.layers import Stack
+from npformer.layers.stack import Stack
 from npformer.multi_head import Linear
 from npformer.runtime.packing import Batch
-from npformer.stage import Stage, within
 from npformer.tape import Stages
 from npformer.taps import scope, tap
-from npformer.weight_group import Group
 
 
 def projected_tokens(
@@ -92,7 +92,7 @@ class ProjectedTokens(Embeddings):
             tokens = "project"
             found.append(Stage(tokens, "(T, D)", "E[ids] W", "functions.linear", parents=("token",), kept=False))
         found.append(Stage("position", "(T, D)", "P[positions]", function, "embed.hook_pos_embed", kept=False))
-        formula, made_by = f"{tokens} + position", "token_projections.projected_tokens"
+        formula, made_by = f"{tokens} + position", "families.token_projections.projected_tokens"
         return within(
             "embeddings", [*found, Stage("sum", "(T, D)", formula, made_by, parents=(tokens, "position"))], {}
         )

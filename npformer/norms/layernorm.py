@@ -1,56 +1,21 @@
-"""Norms as parts of a model: the base class `Norm`, and `LayerNorm` with the mistakes that ports make in it."""
+"""`LayerNorm` and the mistakes that ports make in it.
+
+Ba et al., 2016, Layer Normalization, section 3.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake, Rule, Rules, Ways
+from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.functions import layer_norm, layer_norm_backward
-from npformer.stage import Stage
-from npformer.weight_group import Group
-
-
-class Norm(ABC):
-    """The base class of norms of rows, (..., D) -> (..., D). Subclasses are frozen dataclasses."""
-
-    function: ClassVar[str]  # module and name of the formula, relative to npformer
-    mistakes: ClassVar[tuple[Mistake, ...]] = ()
-
-    @abstractmethod
-    def __call__(self, x: np.ndarray, out: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
-        """Normalize(x), written to `out` if given."""
-
-    @abstractmethod
-    def backward(
-        self, grad: np.ndarray, x: np.ndarray, **weights: np.ndarray
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Backward of `__call__`: dx and the gradients of the weights."""
-
-    @abstractmethod
-    def pull(self, direction: Direction, name: str, x: str, **weights: np.ndarray) -> None:
-        """Pulls a direction in the output back to the input, with the scale of the row treated as a constant.
-
-        name, x: the stages of the output and of the input.
-        """
-
-    @abstractmethod
-    def group(self, width: int) -> Group:
-        """The group of weights for rows of this width."""
-
-    def affine(self, z: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        """The output, from the normalized rows z."""
-        return z * weight if bias is None else z * weight + bias
-
-    def stage(self, name: str, x: str, parent: str, y: str = "", shape: str = "(T, D)", hook: str = "") -> Stage:
-        """The stage of the output, with the formula y = Normalize(x). parent: the stage of the input."""
-        formula = f"{y} = Normalize({x})" if y else f"Normalize({x})"
-        return Stage(name, shape, formula, self.function, hook, (parent,))
+from npformer.norms.norm import Norm
+from npformer.norms.norm_mistakes import EPS, IN_GROUPS, centred, in_groups, normed, standard, variance
 
 
 @dataclass(frozen=True)
@@ -89,58 +54,14 @@ class LayerNorm(Norm):
         return Group((width,), width if self.bias else None, "norm")
 
 
+LAYER_NORM = LayerNorm()  # the eps of BERT  # the eps of BERT
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
-
-EPS = (1e-5, 1e-6, 1e-12, 1e-3, 1e-7, 1e-8, 1e-10, 1e-4, 0.0)
-
-
-def centred(x: np.ndarray) -> np.ndarray:
-    return x - x.mean(-1, keepdims=True)
-
-
-def variance(x: np.ndarray) -> np.ndarray:
-    return np.square(centred(x)).mean(-1, keepdims=True)
 
 
 def unbiased(x: np.ndarray) -> np.ndarray:
     return variance(x) * x.shape[-1] / (x.shape[-1] - 1)
-
-
-def standard(x: np.ndarray, eps: float) -> np.ndarray:
-    """(x - E[x]) / sqrt(Var[x] + eps)."""
-    return centred(x) / np.sqrt(variance(x) + eps)
-
-
-def of_norms(rule: Rule) -> Rules:
-    """Rules that apply a rule to every norm, whether of rows or of the heads of queries and keys."""
-    return {"*norm": rule, "*_normed": lambda y, at: of_heads(rule, y, at)}
-
-
-def of_heads(rule: Rule, y: np.ndarray, at: Any) -> np.ndarray:
-    """Applies the rule of a norm of rows to the norm of each head: y (T, H K) as (T, H, K)."""
-    made = np.asarray(rule(y.reshape(len(y), -1, at.d_head), at.of_each_head))
-    return made.reshape(y.shape)
-
-
-def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable[[Any], Ways]:
-    """Ways to make a mistake in all norms and, in a model with norms of heads, in norms of one kind only."""
-
-    def ways(port: Any) -> Ways:
-        has_both = any(name.endswith("_normed") for name in port.span) and any(
-            name.endswith("norm") for name in port.span
-        )
-        for way, rules in changes.items() if isinstance(changes, Mapping) else changes(port):
-            yield way, rules
-            if has_both and len(rules) > 1:
-                for said, pattern in (("in norms of heads", "*_normed"), ("in norms of rows", "*norm")):
-                    yield f"{way}, only {said}".removeprefix(", "), {pattern: rules[pattern]}
-
-    return ways
-
-
-def normed(formula: Callable[[np.ndarray, float], np.ndarray], eps: float | None = None) -> Rules:
-    """Rules that replace the formula of every norm with a function of x and eps, before weight and bias are applied."""
-    return of_norms(lambda y, at: at.affine(formula(at.source, at.config.eps if eps is None else eps)))
 
 
 def _other_eps(port: Any) -> Ways:
@@ -187,23 +108,6 @@ def _norm_twice(port: Any) -> Ways:
             yield name.removeprefix("*norm"), again
 
 
-def in_groups(formula: Callable[[np.ndarray, float], np.ndarray]) -> Callable[[Any], Ways]:
-    """Ways to normalize groups of a row's columns, such as those of each head, with a formula of x and eps."""
-
-    def ways(port: Any) -> Ways:
-        for count in dict.fromkeys((port.n_heads, 2, 4, 8, 16)):
-
-            def rule(y: np.ndarray, at: Any, count: int = count) -> Any:
-                groups = at.source.reshape(*at.source.shape[:-1], count, -1)
-                return at.affine(formula(groups, at.config.eps).reshape(y.shape))
-
-            if count > 1 and port.config.d_model % count == 0:
-                yield f"{count} groups{', one per head' if count == port.n_heads else ''}", {"*norm": rule}
-
-    return ways
-
-
-IN_GROUPS = "a row is normalized over all its columns at once"
 LEFT_OUT = {
     "the embeddings'": "embeddings.norm",
     "after attention": "*.attention_norm",
@@ -271,6 +175,3 @@ LayerNorm.mistakes = (
     ),
     Mistake("norm applied twice", "each layer norm is computed once", _norm_twice),
 )
-
-
-LAYER_NORM = LayerNorm()  # the eps of BERT

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.activations import soft_cap, soft_cap_backward
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
+from npformer.descriptions.stage import Stage
 from npformer.functions import linear, linear_backward
-from npformer.output_heads import Answers, Logits
-from npformer.stage import Stage
+from npformer.output_heads.heads import Answers, Logits
 from npformer.tape import Stages
 from npformer.taps import spare, tap
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from npformer.descriptions.weight_group import Group, within
 from npformer.embeddings import Embeddings
-from npformer.layers import Stack
-from npformer.output_heads import Head, HiddenStates
-from npformer.weight_group import Group, within
+from npformer.layers.stack import Stack
+from npformer.output_heads.heads import Head, HiddenStates
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from npformer.common.halves import HALVES, half
-from npformer.common.mistake import Mistake, Ways
+from npformer.descriptions.mistake import Mistake, Ways
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.norms import EPS, IN_GROUPS, Norm, centred, everywhere, in_groups, normed, of_norms, standard
-from npformer.weight_group import Group
+from npformer.norms.norm import Norm
+from npformer.norms.norm_mistakes import EPS, IN_GROUPS, centred, everywhere, in_groups, normed, of_norms, standard
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
 from npformer.functions import rms_norm, rms_norm_backward
-from npformer.norms import everywhere, of_norms
-from npformer.root_mean_square import RMSNorm, over_root_mean_square, without_weight
-from npformer.weight_group import Group
+from npformer.norms.norm_mistakes import everywhere, of_norms
+from npformer.norms.root_mean_square import RMSNorm, over_root_mean_square, without_weight
 
 
 @dataclass(frozen=True)

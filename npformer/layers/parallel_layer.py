@@ -14,9 +14,9 @@ import numpy as np
 
 from npformer.blocks.block import Backward, Shared
 from npformer.blocks.rows import Rows
-from npformer.common.mistake import Mistake, Rules, Ways
-from npformer.layers import Layer, add_shared
-from npformer.stage import EMBEDDED, INPUT, SOURCE, Stage, within
+from npformer.descriptions.mistake import Mistake, Rules, Ways
+from npformer.descriptions.stage import EMBEDDED, INPUT, SOURCE, Stage, within
+from npformer.layers.layer import Layer, add_shared
 from npformer.tape import Stages
 from npformer.taps import scope, tap
 
@@ -72,7 +72,7 @@ class ParallelLayer(Layer):
             given = {INPUT: norm, SOURCE: SOURCE, EMBEDDED: EMBEDDED}
             found += within(name, block.stages, given, x=around.normed)
             parents, letters = [*parents, found[-1].name], [*letters, around.output]
-        formula, made_by = f"{around.total} = {' + '.join(letters)}", "parallel_layer.ParallelLayer"
+        formula, made_by = f"{around.total} = {' + '.join(letters)}", "layers.ParallelLayer"
         return [*found, Stage(self.output, "(T, D)", formula, made_by, around.total_hook, tuple(parents))]
 
 

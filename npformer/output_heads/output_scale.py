@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from npformer.common.mistake import Mistake
+from npformer.descriptions.mistake import Mistake
+from npformer.descriptions.stage import Stage
+from npformer.descriptions.weight_group import Group
 from npformer.direction import Direction
-from npformer.stage import Stage
 from npformer.tape import Stages
 from npformer.taps import tap
-from npformer.weight_group import Group
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ class OutputScale:
         direction.u = direction.u * self.factor
 
     def stages(self, x: str) -> list[Stage]:
-        return [Stage(self.output, "(T, D)", "Z / sqrt(D)", "output_scale.OutputScale", parents=(x,))]
+        return [Stage(self.output, "(T, D)", "Z / sqrt(D)", "output_heads.OutputScale", parents=(x,))]
