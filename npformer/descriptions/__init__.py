@@ -1,1 +1,1 @@
-"""What each part of a model declares about itself: its stages, the shapes of its weights, and the mistakes of ports."""
+"""Descriptions of the parts of a model: their stages, the shapes of their weights, and the mistakes of ports."""

@@ -146,7 +146,7 @@ class Trace(Mapping[str, Any]):
 
     @property
     def fired(self) -> list[str]:
-        """All stages of the model, in firing order; without a config, those that have fired."""
+        """All stages of the model, in firing order. A trace without a config has only the stages that fired."""
         return table.names(self.config) if self.config is not None else list(self._fired or self._arrays)
 
     def __contains__(self, name: object) -> bool:

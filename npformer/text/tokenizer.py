@@ -189,14 +189,12 @@ def _described(
     def setting(name: str, default: bool) -> bool:
         return _boolean(path.with_name(SETTINGS), settings, name, default)
 
-    if (
-        path.name == MERGES and family.special_tokens == SPECIAL_TOKENS
-    ):  # such as Qwen2's, with another regular expression
-        raise NpformerError(
-            f"{path}: {family.model_type} models do not split texts as GPT-2 does, so merges.txt is not enough; copy "
-            f"{FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"
-        )
     if path.name == MERGES:
+        if family.special_tokens == SPECIAL_TOKENS:  # such as Qwen2's, with another regular expression
+            raise NpformerError(
+                f"{path}: {family.model_type} models do not split texts as GPT-2 does, so merges.txt is not enough; "
+                f"copy {FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"
+            )
         return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
     names = {role: token_text(token) for role, token in special.items()}
     if path.name == DEBERTA:
