@@ -183,13 +183,23 @@ def test_a_stream_ends_when_its_client_disconnects():
         pieces = server.post("/generate", body)[1].count("data:")
         assert pieces > 20
         before = metric(server, "npformer_batch_texts_count")
-        for path, given in (("/generate", body), ("/embed_all", {"inputs": ["music " * 400] * 4})):
-            connection = raw(server, path, given)
-            assert connection.recv(15) == b"HTTP/1.1 200 OK"
-            connection.close()
-        time.sleep(1)
+        slow = [raw(server, "/embed", SLOW)]  # the stream's first piece waits for these texts ...
+        until(lambda: metric(server, "npformer_queue_texts") == 0)
+        stream = raw(server, "/generate", body)
+        until(lambda: metric(server, "npformer_queue_texts") == 1)
+        slow.append(raw(server, "/embed", SLOW))  # ... and its second piece for these, so the client leaves before it
+        assert stream.recv(15) == b"HTTP/1.1 200 OK"
+        stream.close()
+        all_tokens = raw(server, "/embed_all", {"inputs": ["music " * 400] * 4})
+        assert all_tokens.recv(15) == b"HTTP/1.1 200 OK"
+        all_tokens.close()
+        for each in slow:
+            assert each.recv(15) == b"HTTP/1.1 200 OK"
+            each.close()
         assert server.post("/generate", {**body, "stream": False})[0] == 200
-        assert metric(server, "npformer_batch_texts_count") - before < pieces
+        time.sleep(1)  # in which no further piece is computed
+        # the texts above in five batches, and at most one more piece, had it been begun
+        assert metric(server, "npformer_batch_texts_count") - before <= 6
         assert server.log.count("\n") == 1  # only the line that the server prints at the start
         server.process.terminate()
         assert server.process.wait(120) == 0  # the exit is clean, because no connection is open
