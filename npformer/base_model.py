@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from npformer.checkpoint.storage import MappedFile, mapped_files
-from npformer.checkpoint.tree import flatten
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.common.other_libraries import MODEL, Answering
 from npformer.config import Config
+from npformer.runtime.mapped import MappedFile, mapped_files
 from npformer.runtime.runner import Runner
 from npformer.tape import Stages
 from npformer.taps import listening
@@ -73,7 +72,7 @@ class BaseModel(Runner, Answering):
     @cached_property
     def _files(self) -> list[MappedFile]:
         """The memory-mapped files of the weights."""
-        return mapped_files(flatten(dict(self.weights)).values())
+        return mapped_files(self.weights)
 
     @property
     def dtype(self) -> np.dtype:

@@ -53,10 +53,10 @@ ORDER = (
     *("decoder_layers", "output_heads"),
     *(
         "config",
+        "base_model",
         "families",
         "transformer",
         "checkpoint",
-        "base_model",
         "text",
         "generation",
         "generating_model",

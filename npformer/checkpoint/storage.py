@@ -1,7 +1,6 @@
 """The bytes of a file as arrays: mapping, dtypes, bfloat16, and conversion to the dtype of a model.
 
-The arrays are read-only views of the bytes. Processes that map a file share its memory. Reading a mapped file that was
-truncated kills the process (SIGBUS), so `MappedFile.check` must be called first. The file formats are in
+The arrays are read-only views of the bytes. Processes that map a file share its memory. The file formats are in
 `safetensors.py`, and in `torch_file.py` for .bin files.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
-from npformer.runtime.mapped import release
+from npformer.runtime.mapped import MappedFile, last_write, release
 from npformer.runtime.narrow import BFLOAT16, NarrowWeight, has_nonfinite, widen, widened
 from npformer.runtime.threads import run_tasks, threads_for_parts
 
@@ -27,34 +26,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _LINE = 64  # bytes of a cache line; copies are aligned to it
 _BLOCK = 64  # rows per block of a transposing copy: source and target fit in the cache, which is ten times as fast
 _PIECE = 1 << 20  # elements that a thread copies at a time
-
-
-class MappedFile(mmap.mmap):
-    """A mapped file with its path, its identity, and the size and time of its last write."""
-
-    path: Path
-    written: tuple[int, ...]
-
-    def check(self) -> None:
-        """Raises NpformerError if the file was written to after it was mapped.
-
-        Replacing or deleting the file is not a write: the mapping keeps the old file.
-        """
-        try:
-            now = _written(os.stat(self.path))
-        except OSError:
-            return
-        if now != self.written and now[:2] == self.written[:2]:
-            raise NpformerError(
-                f"{self.path}: the file has changed since the model's weights were mapped from it; load the model "
-                "again. To replace the file of a loaded model, write a new file and rename it to this name, "
-                "or load with mapped=False"
-            )
-
-
-def _written(status: os.stat_result) -> tuple[int, ...]:
-    """The identity of a file (device, inode) and of its last write (size, time)."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 Buffer = MappedFile | bytes
@@ -72,14 +43,8 @@ def open_buffer(path: Path, mapped: bool = True) -> Buffer:
             buffer = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise NpformerError(f"{path}: {error.strerror or error}") from None
-    buffer.path, buffer.written = path.absolute(), _written(status)
+    buffer.path, buffer.written = path.absolute(), last_write(status)
     return buffer
-
-
-def mapped_files(arrays: Iterable[Array | NarrowWeight]) -> list[MappedFile]:
-    """The mapped files that hold the arrays' memory."""
-    bases = {id(base): base for array in arrays for base in map(_base, parts(array))}
-    return [base for base in bases.values() if isinstance(base, MappedFile)]
 
 
 def parts(array: Array | NarrowWeight) -> list[Array]:

@@ -12,12 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer import __version__
 from npformer.cli.arguments import LOADING, add_options, loading
 from npformer.cli.process import BAD_INPUT
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file
 from npformer.common.progress import wrapped
+from npformer.version import __version__
 
 if TYPE_CHECKING:
     from npformer.checkpoint.parameters import Parameter

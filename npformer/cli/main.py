@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from npformer import __version__
 from npformer.cli.process import (
     BAD_INPUT,
     INTERRUPTED,
@@ -33,6 +32,7 @@ from npformer.common.checks import nearest
 from npformer.common.errors import NpformerError
 from npformer.common.progress import waiting
 from npformer.tasks.catalogue import TASKS
+from npformer.version import __version__
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

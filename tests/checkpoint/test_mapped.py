@@ -16,7 +16,7 @@ from npformer import NpformerError
 from npformer.checkpoint import convert, flatten
 from npformer.checkpoint.read import OWN_WEIGHTS, read_folder
 from npformer.checkpoint.safetensors import write_tensors
-from npformer.checkpoint.storage import mapped_files
+from npformer.runtime.mapped import mapped_files
 from tests.support import tiny, torch_writer
 from tests.support.slow import slow_after
 
@@ -51,7 +51,7 @@ def pickled(path):
 
 def test_a_file_that_is_written_again_is_an_error_before_the_next_call(own):
     model = npformer.load(own)
-    assert [file.path for file in mapped_files(flatten(model.weights).values())] == [own / OWN_WEIGHTS]
+    assert [file.path for file in mapped_files(model.weights)] == [own / OWN_WEIGHTS]
     model(IDS)
     os.utime(own / OWN_WEIGHTS, (0, 0))
     for call in (lambda: model(IDS), lambda: npformer.trace(model, [1, 5, 2]), lambda: classify(model)):
@@ -102,7 +102,7 @@ def test_weights_read_into_memory_depend_on_no_file(own):
 def test_weights_in_torch_s_layout_are_copies(tmp_path, make):
     """All tensors are copied, including tables, which need not be transposed."""
     folder = make(tmp_path / "model")
-    assert mapped_files(flatten(npformer.load(folder).weights).values()) == []
+    assert mapped_files(npformer.load(folder).weights) == []
 
 
 @pytest.mark.parametrize("make", slow_after(1, [shards, pickled, tiny.folder]))
@@ -114,7 +114,7 @@ def test_weights_in_torch_s_layout_depend_on_no_file(tmp_path, make):
 def test_files_that_are_not_mapped_give_the_same_numbers(tmp_path, make):
     folder = make(tmp_path / "model")
     model = npformer.load(folder, mapped=False)
-    assert mapped_files(flatten(model.weights).values()) == []
+    assert mapped_files(model.weights) == []
     expected = flatten(npformer.load(folder).weights)
     for name, array in flatten(model.weights).items():
         assert np.array_equal(array, expected[name])
@@ -126,7 +126,7 @@ def test_a_mapped_model_is_copied_and_given_to_other_processes(own):
     model = npformer.load(own)
     expected = model(IDS).logits
     again, shallow = pickle.loads(pickle.dumps(model)), copy.copy(model)
-    assert mapped_files(flatten(again.weights).values()) == []
+    assert mapped_files(again.weights) == []
     classify = npformer.pipeline("text-classification", own)
     answer = classify("ice")
     for other in (pickle.loads(pickle.dumps(classify)), copy.deepcopy(classify)):
