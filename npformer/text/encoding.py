@@ -21,7 +21,7 @@ from npformer.common.errors import NpformerError, warn
 from npformer.runtime.packing import Text
 from npformer.text.borders import BLOCK, Borders
 from npformer.text.inputs import Pair, as_text_or_pair
-from npformer.text.tokenizer import gives_token_types, longest_text
+from npformer.text.tokenizer import gives_token_types, longest_text, truncation_side
 from npformer.text.translation_tokenizer import LANGUAGE
 from npformer.text.windows import Tokens, kept_lengths, moving_text, tokens_of_blocks, windows, with_special_tokens
 
@@ -83,6 +83,7 @@ class Encoder:
         self.limits = model.limits
         self.has_token_types = gives_token_types(model.folder, model.config)
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
+        self.keeps_end = truncation_side(model.folder) == "left"
         self._frames: dict[int, Tokens] = {}  # number of texts -> result of `_frame`
 
     @cached_property
@@ -173,16 +174,19 @@ class Encoder:
         return self._begun(given, cut, limit) if long == "truncate" else self._in_windows(given, cut, limit, stride)
 
     def _begun(self, given: str | Pair, cut: str, limit: int | None) -> Encoded | None:
-        """Encodes the beginning of a long text in constant memory. Returns None for a text that is short enough.
+        """Encodes the part of a long text that truncation keeps. Returns None for a text that is short enough.
 
-        Counts all tokens block by block, except those beyond the limit `characters`.
+        Counts all tokens block by block, except those beyond the limit `characters`. Keeping the beginning takes
+        constant memory.
         """
+        if self.keeps_end and self._check_length(given):
+            return None  # tokenizing the whole text reports the error
         texts = [self._within(text) for text in _texts(given)]
         if all(next(self.borders.blocks(text), (0, 0))[1] == len(text) for text in texts):
             return None  # each text is a single block
         limit = min(limit or self.limit, self.limit)
         room = limit - self.tokenizer.num_special_tokens_to_add(len(texts) == 2)
-        begun = [self._first(text, room) for text in texts]
+        begun = [self._kept(text, room) for text in texts]
         if sum(count for _, count in begun) <= room or not all(texts):
             return None
         counts = [count for _, count in begun]
@@ -197,8 +201,11 @@ class Encoder:
         most = self.limits.characters
         return text if len(text) <= most else text[: self.borders.before(text, most, most // 2)]
 
-    def _first(self, text: str, count: int) -> tuple[Tokens, int]:
-        """The first `count` or more tokens of a text, or all if there are fewer, and the total number of tokens."""
+    def _kept(self, text: str, count: int) -> tuple[Tokens, int]:
+        """The first `count` or more tokens of a text, or the last `count` tokens, and the total number of tokens."""
+        if self.keeps_end:
+            tokens = tokens_of_blocks(self._read_blocks(text))
+            return tokens[max(len(tokens) - count, 0) :], len(tokens)
         enough = total = 0
         for first, end in self.borders.blocks(text):
             if total < count:
@@ -214,7 +221,7 @@ class Encoder:
         return None
 
     def shortened(self, given: str | Pair) -> str | Pair:
-        """Truncates a text or a pair to the limit of the model, at the end of a word if possible, with a warning."""
+        """Truncates a text or a pair to the limit of the model, at the border of a word if possible, with a warning."""
         (encoded,) = self.read([given])
         if not encoded.truncated:
             return given
@@ -223,11 +230,16 @@ class Encoder:
         for number, text in enumerate(_texts(given)):
             whole = self._whole(self._within(text), special=False)
             count = encoded.pieces[0].sequence_ids.count(number)
+            if not count:
+                kept.append("")
+                continue
             words = whole.word_ids
-            end = count
-            while 0 < end < len(words) and words[end] == words[end - 1]:
-                end -= 1
-            kept.append(text[: whole.offsets[(end or count) - 1][1] if count else 0])
+            cut = len(words) - count if self.keeps_end else count
+            at = cut
+            while 0 < at < len(words) and words[at] == words[at - 1]:
+                at += 1 if self.keeps_end else -1
+            at = at if 0 < at < len(words) else cut  # a word may have more tokens than the limit
+            kept.append(text[whole.offsets[at][0] :] if self.keeps_end else text[: whole.offsets[at - 1][1]])
         return kept[0] if isinstance(given, str) else Pair(*kept)
 
     def _fit(
@@ -237,8 +249,9 @@ class Encoder:
         if n_tokens <= limit:
             return self._encoded([whole], n_tokens)
         if long == "error":
+            part = "last" if self.keeps_end else "first"
             raise NpformerError(
-                f"expected at most {limit} tokens, got {n_tokens}; long='truncate' reads the first {limit}, "
+                f"expected at most {limit} tokens, got {n_tokens}; long='truncate' reads the {part} {limit}, "
                 "long='window' reads all"
             )
         if long == "window":
@@ -249,9 +262,12 @@ class Encoder:
         return self._encoded([self._cut(texts, tokens, lengths)], n_tokens, truncated=True)
 
     def _cut(self, texts: Sequence[str], tokens: Sequence[Tokens], lengths: Sequence[int]) -> Tokens:
-        """The first tokens of each text, with special tokens."""
-        first = [each[:length] for each, length in zip(tokens, lengths, strict=True)]
-        return with_special_tokens(self._frame(texts), first)
+        """The first or last tokens of each text, with special tokens."""
+        kept = [
+            each[len(each) - length :] if self.keeps_end else each[:length]
+            for each, length in zip(tokens, lengths, strict=True)
+        ]
+        return with_special_tokens(self._frame(texts), kept)
 
     def _in_windows(self, given: str | Pair, cut: str, limit: int | None, stride: int | None) -> Encoded:
         """Splits a text into windows that share `stride` tokens. For a pair, splits one text and repeats the other.
@@ -376,6 +392,7 @@ class SourceEncoder:
         self.end_ids = model.config.decoder.end_ids
         self.limits = model.limits
         self.limit = longest_text(model.folder, model.config)
+        self.keeps_end = truncation_side(model.folder) == "left"
 
     def read(self, text: str, long: str = "", to: str | None = None, prefix: str = "") -> Encoded:
         """Encodes a source as one piece. A source that is too long is an error unless long is "truncate".
@@ -397,7 +414,14 @@ class SourceEncoder:
         if long != "truncate":
             or_cut = ", or use long='truncate' to read its beginning" if long else ""
             raise NpformerError(f"expected at most {self.limit} tokens, got {len(ids)}; split the text{or_cut}")
-        return Encoded([Text(np.append(ids[: self.limit - 1], ids[-1]))], len(ids), truncated=True)
+        return Encoded([Text(self._cut(ids))], len(ids), truncated=True)
+
+    def _cut(self, ids: np.ndarray) -> np.ndarray:
+        """The first or last ids, with the special tokens around a text."""
+        if not self.keeps_end:
+            return np.append(ids[: self.limit - 1], ids[-1])
+        before = len(self.tokenizer.encode("")) - 1  # an end token follows each source
+        return np.append(ids[:before], ids[len(ids) - self.limit + before :])
 
     def described(self, text: str, special: bool, most: int) -> list[TokenRow]:
         """The tokens of a source as rows, without character spans. Raises NpformerError for more than `most` tokens."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npformer.common.checks import boolean, shown, whole
+from npformer.common.checks import boolean, one_of, shown, whole
 from npformer.common.errors import NpformerError
 from npformer.common.files import read_json, read_text
 from npformer.common.limits import LIMITS, Limits
@@ -107,6 +107,12 @@ def longest_text(folder: Path | None, config: Config) -> int:
     if limit < 1:
         raise NpformerError(f"{folder}/{SETTINGS}: model_max_length: expected at least 1, got {shown(limit)}")
     return int(min(config.max_length, limit))
+
+
+def truncation_side(folder: Path | None) -> str:
+    """The end from which a tokenizer truncates long texts, "right" or "left": truncation_side in its settings."""
+    side = read_settings(folder).get("truncation_side", "right") if folder is not None else "right"
+    return str(one_of(f"{folder}/{SETTINGS}: truncation_side", side, ("right", "left")))
 
 
 def gives_token_types(folder: Path | None, config: Config) -> bool:

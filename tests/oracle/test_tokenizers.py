@@ -7,7 +7,9 @@ The vocabularies are trained here, on the same lines, by the libraries that chec
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +17,14 @@ import sentencepiece
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
-from npformer import load
+from npformer import Pair, load
+from npformer.common.limits import LIMITS
 from npformer.config import Config
 from npformer.families import FAMILIES, Family
+from npformer.text.encoding import Encoder, SourceEncoder
 from npformer.text.tokenizer import load_tokenizer
-from tests.support import later_modernbert
+from npformer.text.translation_tokenizer import load_tokenizer as of_sources
+from tests.support import later_modernbert, tiny
 from tests.support.scripts import LINES
 
 WORD_PIECES = {
@@ -238,3 +243,37 @@ def test_a_modernbert_with_gemma_s_tokenizer(name: str | None, tmp_path: Path) -
     for line in (*LINES, "", " <mask> a", "the  <bos>"):
         assert ours.encode(line).ids == theirs(line)["input_ids"]
         assert ours.encode(line, "the hat").ids == theirs(line, "the hat")["input_ids"]
+
+
+@pytest.mark.parametrize("case", ["bert alone", "roberta alone", "xlm-roberta nmt_nfkc", "albert alone", "gpt2 start"])
+def test_long_texts_are_truncated_on_the_side_that_the_settings_name(case: str, trained: Path, tmp_path: Path) -> None:
+    folder = folder_of(case, trained, tmp_path)
+    settings = folder / "tokenizer_config.json"
+    stored = json.loads(settings.read_text()) if settings.exists() else {}
+    for side in ("left", "right"):
+        settings.write_text(json.dumps({**stored, "truncation_side": side}))
+        theirs = AutoTokenizer.from_pretrained(folder)
+        config = Config(CASES[case][0], "base", len(theirs) + 9, 8, 2, 1, 8, 64, n_token_types=1)
+        model: Any = SimpleNamespace(
+            tokenizer=load_tokenizer(folder, config), config=config, folder=folder, threads=1, limits=LIMITS
+        )
+        for line, other in zip(LINES, LINES[3:], strict=False):
+            for texts in [(line,)] if "gpt2" in case else [(line,), (line, other)]:
+                expected = theirs(*texts, truncation=True, max_length=9, return_offsets_mapping=True)
+                (read,) = Encoder(model).read([line if len(texts) == 1 else Pair(*texts)], limit=9)
+                assert read.texts[0].ids.tolist() == expected["input_ids"], texts
+                assert read.pieces[0].offsets == expected["offset_mapping"], texts
+
+
+@pytest.mark.parametrize("case", ["t5 alone", "bart alone"])
+def test_sources_are_truncated_on_the_left(case: str, trained: Path, tmp_path: Path) -> None:
+    folder = folder_of(case, trained, tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": "left", "model_max_length": 9}))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    size = {"vocab_size": len(theirs) + 9}
+    plain = tiny.config(CASES[case][0], "translation")
+    config = replace(plain, **size, decoder=replace(plain.decoder, **size, end_ids=(theirs.eos_token_id,)))
+    model: Any = SimpleNamespace(tokenizer=of_sources(folder, config), config=config, folder=folder, limits=LIMITS)
+    for line in filter(str.strip, LINES):
+        read = SourceEncoder(model).read(line, "truncate")
+        assert read.texts[0].ids.tolist() == theirs(line, truncation=True)["input_ids"], line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npformer import Limits, Pair, golden, pipeline, trace, view
+from npformer import Limits, Pair, golden, load, pipeline, trace, view
 from npformer.common.errors import NpformerError
 from npformer.model import Model
 from npformer.text.borders import BLOCK
@@ -220,3 +220,55 @@ def test_a_text_that_the_tokenizer_refuses_does_not_affect_the_others(monkeypatc
 
     monkeypatch.setattr(SafeTokenizer, "encode_batch", refused, raising=False)
     assert classify(["ice", "cream"]) == alone
+
+
+LEFT = {"truncation_side": "left"}
+
+
+def of_left(tmp_path: Path, model_type: str, head: str, settings: Mapping[str, Any] = LEFT) -> Any:
+    folder = tiny.folder(tmp_path / "left", model_type, head)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return load(folder)
+
+
+@pytest.mark.parametrize("times", [1, 200], ids=["at once", "in blocks"])
+def test_truncation_on_the_left_keeps_the_end_of_each_text(times: int, tmp_path: Path) -> None:
+    """As `direction="left"` of the tokenizers library, which transformers uses."""
+    model = of_left(tmp_path, "bert", "sequence-classification")
+    text, other = "good music for the people . " * 20 * times, "I love ice cream " * 9
+    for texts, cut in ((text, "longest"), (Pair(text, other), "longest"), (Pair(other, text), "second")):
+        library = tiny.tokenizer()
+        library.enable_truncation(48, strategy=f"{cut}_first" if cut == "longest" else f"only_{cut}", direction="left")
+        expected = library.encode(*([texts] if isinstance(texts, str) else texts))
+        (read,) = Encoder(model).read([texts], cut=cut, limit=48)
+        assert read.texts[0].ids.tolist() == expected.ids
+        assert read.pieces[0].offsets == expected.offsets
+        assert read.n_tokens == len(Encoder(model)._whole(texts, special=True))
+        assert read.truncated
+
+
+def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None:
+    model = of_left(tmp_path, "bert", "sequence-classification")
+    with pytest.warns(UserWarning, match="82 tokens, cut to 64"):
+        assert Encoder(model).shortened(LONG) == "ice cream " + "I love ice cream " * 15
+    with pytest.warns(UserWarning, match="cut to 64"):
+        assert Encoder(model).shortened("zzzz " * 20) == "zzzz " * 15  # 80 tokens, of which 62 fit, the first in a word
+    with pytest.warns(UserWarning, match="cut to 64"):
+        assert Encoder(model).shortened("z" * 80) == "z" * 62
+    with pytest.warns(UserWarning, match="cut to 64"):
+        assert Encoder(model).shortened(Pair("ice", LONG)) == Pair("ice", "I love ice cream " * 15)
+
+
+def test_an_error_says_which_tokens_truncation_would_read(tmp_path: Path) -> None:
+    model = of_left(tmp_path, "bert", "sequence-classification")
+    with pytest.raises(NpformerError, match="long='truncate' reads the last 64"):
+        Encoder(model).read([LONG], "error")
+    with pytest.raises(NpformerError, match=r"truncation_side: expected .* got 'middle'"):
+        Encoder(of_left(tmp_path, "bert", "sequence-classification", {"truncation_side": "middle"}))
+
+
+def test_a_text_above_the_limit_is_refused_if_its_end_is_read(tmp_path: Path) -> None:
+    of_left(tmp_path, "bert", "sequence-classification")
+    model = load(tmp_path / "left", limits=Limits(characters=40_000))
+    with pytest.raises(NpformerError, match="characters of a text"):
+        Encoder(model).read(["good music for the people . " * 2000])
