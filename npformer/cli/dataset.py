@@ -25,6 +25,8 @@ def check(args: Namespace, command: Command) -> None:
         own = [name for name in ("column", "limit", "prefix", "scheduler", *SECOND) if getattr(args, name, None)]
         if own or (args.output is not None and not command.array):
             raise NpformerError(f"--{(own or ['output'])[0].replace('_', '-')} needs --input; give a dataset")
+        if args.output is not None and args.json:
+            raise NpformerError("--json: not allowed with --output, which writes an array; leave one of them out")
         return
     for name in OTHERS:
         if getattr(args, name, None):

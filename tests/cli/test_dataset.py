@@ -53,6 +53,12 @@ def test_rerank_takes_two_columns_and_no_query(arguments, message, models):
     assert said.startswith(f"npformer: {message}")
 
 
+def test_json_is_refused_with_an_array(models, tmp_path):
+    code, output, said = run("embed", "-m", models["embed"], "-o", tmp_path / "x.npy", "--json", "ice")
+    assert (code, output, list(tmp_path.iterdir())) == (1, "", [])
+    assert said.startswith("npformer: --json: not allowed with --output, which writes an array")
+
+
 def test_the_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "npformer.dataset", raising=False)
