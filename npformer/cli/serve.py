@@ -63,7 +63,12 @@ def run(args: argparse.Namespace) -> None:
     from npformer.serve.supervisor import ServerSettings
     from npformer.serve.supervisor import run as serve
 
-    limits = ServiceLimits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
+    try:
+        limits = ServiceLimits(**{sets: getattr(args, sets) for sets, _ in LIMITS.values()})
+    except NpformerError as error:
+        name, _, problem = str(error).partition(": ")
+        flag = next(flag for flag, (sets, _) in LIMITS.items() if sets == name)
+        raise NpformerError(f"{flag}: {problem}") from None
     own: dict[str, Any] = {"limits": limits, "api_key": _api_key(args.api_key_file)}
     given = {each.name: getattr(args, each.name) for each in fields(ServerSettings) if each.name not in own}
     serve(ServerSettings(**given, **own))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from npformer.common.checks import number, whole
+from npformer.common.checks import number, positive, whole
 from npformer.common.errors import NpformerError
 from npformer.serve.fields import too_large
 
@@ -41,6 +41,7 @@ class ServiceLimits:
                 whole(each.name, value, 1)
             else:
                 number(each.name, value, 0, 1e6)
+        positive("seconds", self.seconds)
         if self.texts > self.queue:
             raise NpformerError(
                 f"texts: expected at most {self.queue}, the size of the queue, got {self.texts}; lower --max-texts or "
