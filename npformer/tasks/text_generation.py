@@ -84,7 +84,7 @@ class TextGeneration(Writing):
         Each text is a user's message, and "generated_text" is only the answer unless return_full_text=True. An answer
         has at most 1024 new tokens by default.
     system : str
-        The system message before each text, with chat=True.
+        With chat=True, the system message before each text, and before each conversation without one.
     chat_template_kwargs : dict, also under the name tokenizer_encode_kwargs
         Additional variables for the chat template, such as {"enable_thinking": False} for Qwen3.
     stop_strings : str or list of str, also under the names stop_sequence and stop
@@ -266,10 +266,15 @@ class TextGeneration(Writing):
 
 
 def _asked(item: Any, options: TextGenerationOptions) -> Any:
-    """Returns the prompt of an item. With the option `chat`, a text is a user's message."""
-    if not options.chat or is_chat(item):
-        return item
+    """Returns the prompt of an item. With the option `chat`, a text is a user's message.
+
+    The option `system` is the first message, unless a conversation begins with a system message of its own.
+    """
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    if is_chat(item):
+        return item if not system or item[0]["role"] == "system" else [*system, *item]
+    if not options.chat:
+        return item
     return [*system, {"role": "user", "content": item["text"] if isinstance(item, Mapping) else item}]
 
 

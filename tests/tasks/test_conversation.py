@@ -64,6 +64,15 @@ def test_messages_are_answered_as_transformers_pipeline_does(task: TextGeneratio
     assert len(task(ASKED, num_beams=2, num_return_sequences=2, **GREEDY)) == 2
 
 
+def test_the_system_message_precedes_conversations_without_one(task: TextGeneration) -> None:
+    brief, long = ({"role": "system", "content": f"Be {each}."} for each in ("brief", "long"))
+    options = task.settle(task.options, {"chat": True, "system": "Be brief."})
+    given = task.prepare([ASKED, [long, *ASKED]], 0, options)
+    expected = task.prepare([[brief, *ASKED], [long, *ASKED]], 0, task.options)
+    for found, each in zip(given, expected, strict=True):
+        assert found.encoded[0].texts[0].ids.tolist() == each.encoded[0].texts[0].ids.tolist()
+
+
 def test_messages_that_are_refused(task: TextGeneration, folder: Path) -> None:
     with pytest.raises(NpformerError, match="got a single message"):
         task(ASKED[0])
