@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
 from npformer.tasks.task import InputError, Task
 
@@ -25,17 +26,20 @@ def schema_of(task: Task) -> Any:
     columns = task.columns()
     if not columns:
         raise NpformerError(f"{task.name}: its answers do not fit into the columns of a dataset")
-    fields = [(name, _type(kind, task.model.dtype)) for name, kind in columns.items()]
+    fields = [(name, _type(kind, task.model.dtype, f"{task.name}: column {name!r}")) for name, kind in columns.items()]
     return pa.schema([*fields, ("truncated", pa.bool_()), ("error", pa.string())])
 
 
-def _type(kind: Any, dtype: Any) -> Any:
-    """Returns pyarrow's type for one of `Task.columns`."""
+def _type(kind: Any, dtype: Any, where: str) -> Any:
+    """Returns pyarrow's type for one of `Task.columns`. where: the task and the column, for errors."""
     if isinstance(kind, dict):
-        return pa.struct([(name, _type(each, dtype)) for name, each in kind.items()])
+        return pa.struct([(name, _type(each, dtype, f"{where}, field {name!r}")) for name, each in kind.items()])
     if isinstance(kind, list | tuple):
-        return pa.list_(_type(kind[0], dtype), *kind[1:])
-    return {str: pa.string(), int: pa.int32(), float: pa.float64(), np.floating: pa.from_numpy_dtype(dtype)}[kind]
+        return pa.list_(_type(kind[0], dtype, where), *kind[1:])
+    types = {str: pa.string(), int: pa.int32(), float: pa.float64(), np.floating: pa.from_numpy_dtype(dtype)}
+    if kind not in types:
+        raise NpformerError(f"{where}: expected one of the types that `Form` lists, got {shown(kind)}")
+    return types[kind]
 
 
 def results(task: Task, answers: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ import npformer
 from npformer import NpformerError, Pair
 from npformer.dataset import map
 from npformer.dataset.work import identity
+from npformer.tasks.declaration import Form
 from tests.support import label_entropy, seq2seq_models, tiny, writers
 
 SCORED = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
@@ -179,6 +180,14 @@ def test_truncated_texts_are_reported(tmp_path):
 def test_a_task_without_columns_is_refused(tmp_path):
     task = npformer.pipeline("feature-extraction", tiny.folder(tmp_path / "model", "bert", "base"))
     with pytest.raises(NpformerError, match="feature-extraction: its answers do not fit into the columns"):
+        answered(task, tmp_path)
+
+
+def test_a_type_that_no_column_has_is_refused(monkeypatch, tmp_path):
+    label_entropy.declare(monkeypatch)
+    monkeypatch.setattr(label_entropy.LabelEntropy, "form", Form({"labels": [{"label": bytes}]}))
+    task = npformer.pipeline("label-entropy", tiny.folder(tmp_path / "model"))
+    with pytest.raises(NpformerError, match="label-entropy: column 'labels', field 'label': expected one of the types"):
         answered(task, tmp_path)
 
 
