@@ -64,8 +64,13 @@ class Transformer(Family):
 
 
 def check_one_end(config: Config) -> None:
-    """Raises NpformerError for a classifier without exactly one end token."""
+    """Raises NpformerError for a classifier without a decoder, or without exactly one end token."""
     ends = config.decoder.end_ids
+    if config.head == "sequence-classification" and not config.decoder:
+        raise NpformerError(
+            f"a {config.model_type} classifier reads a row of its decoder, and the model has only an encoder; use a "
+            "checkpoint with both"
+        )
     if config.head == "sequence-classification" and len(ends) != 1:
         raise NpformerError(
             f"eos_token_id: expected one id, because a classifier reads the row of this token, got {ends}"

@@ -23,6 +23,7 @@ from npformer.runtime.packing import Text, pack
 from npformer.runtime.threads import single_blas_thread
 from npformer.tape import Recording
 from npformer.taps import listen
+from npformer.training.start import start
 from npformer.transformer import transformer, transformer_backward
 from tests.support import tiny
 
@@ -92,6 +93,12 @@ def test_other_families_refuse_its_fields() -> None:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_cannot_be_fine_tuned_for_labels(tmp_path: Path) -> None:
+    encoder = tiny.folder(tmp_path / "t5", "t5", "base", mechanisms=BUCKETS, **V1_1)
+    with pytest.raises(NpformerError, match="a t5 classifier reads a row of its decoder, and the model has only an"):
+        start(encoder, ("bad", "good"))
 
 
 def test_the_encoder_of_a_whole_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
