@@ -87,12 +87,21 @@ def page(
     """
     several = isinstance(text, list) and not all(isinstance(each, (int, np.integer)) for each in text)  # not token ids
     asked: dict[str, Any] = {"layer": layer, "head": head, "methods": methods, "numbers": numbers, "progress": progress}
-    texts = [_read(source, each) for each in (text if several else [text])]
-    answers = [None if is_arrays(source) else answer_of(source, each) for each in texts]
-    pairs = list(zip(texts, answers, strict=True))
-    made = [_views(source, each, found, **asked) for each, found in pairs]
-    words = (next_words(source, each) if found and found.about == NEXT else None for each, found in pairs)
-    return PageView(tuple(views for views, _ in made), tuple(answer for _, answer in made), tuple(words))
+    made = []
+    for i, each in enumerate(text if several else [text]):
+        try:
+            made.append(_page_of(source, each, asked))
+        except NpformerError as error:
+            raise NpformerError(f"text[{i}]: {error}") if several else error from None
+    return PageView(*zip(*made, strict=True))
+
+
+def _page_of(source: Any, text: Any, asked: dict[str, Any]) -> tuple[tuple[View, ...], Answer | None, Any]:
+    """Returns the views of a text, the model's answer, and the words that may come next."""
+    text = _read(source, text)
+    answer = None if is_arrays(source) else answer_of(source, text)
+    views, measured = _views(source, text, answer, **asked)
+    return views, measured, next_words(source, text) if answer and answer.about == NEXT else None
 
 
 def _read(source: Any, text: Any) -> Any:

@@ -58,6 +58,15 @@ def test_a_page_has_every_view_of_a_text_as_it_is_alone() -> None:
     assert shown.title == "Inside the model: I love good ice cream"
 
 
+def test_errors_name_the_text_of_several() -> None:
+    model = tiny.model()
+    for bad, problem in ((3.5, "expected a text, got float"), ("\ud800", "a lone surrogate")):
+        with pytest.raises(NpformerError, match=rf"^text\[1\]: .*{problem}"):
+            view.page(model, [TEXT, bad], methods="roll-out")
+        with pytest.raises(NpformerError, match=rf"^(?!text\[).*{problem}"):
+            view.page(model, bad, methods="roll-out")
+
+
 def test_a_page_of_several_texts_and_of_ids() -> None:
     model = tiny.model("bert", "next-sentence")
     shown = view.page(model, [TEXT, Pair("I love ice", "it is hot")], methods="roll-out")
