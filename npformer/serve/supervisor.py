@@ -37,6 +37,7 @@ except ImportError:  # Windows, which does not limit open files in this way
 from npformer.checkpoint.convert import convert
 from npformer.common.checks import whole
 from npformer.common.errors import NpformerError
+from npformer.common.locks import partial_folder
 from npformer.runtime.mapped import is_mapped
 from npformer.runtime.narrow import NARROW
 from npformer.runtime.threads import available_cores
@@ -228,7 +229,7 @@ class Supervisor:
 
     def run(self) -> None:
         with ExitStack() as stack:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npformer-serve-")))
+            home = stack.enter_context(partial_folder(Path(tempfile.gettempdir(), "npformer-serve")))
             stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _leave))
             settings = shared(self.settings, home)
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(home)  # so that each worker reports the sums over all workers

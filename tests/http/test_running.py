@@ -338,11 +338,19 @@ def test_a_killed_worker_comes_back_and_the_others_serve_meanwhile(two):
     assert metric(two, "npformer_requests_total") >= 20  # the sum over all workers, including the dead one
 
 
-def test_workers_end_when_their_parent_is_killed(folders):
-    with Server(folders["encoder"], "--workers", 2) as server:
+def test_workers_end_when_their_parent_is_killed_and_the_next_server_removes_its_folder(folders, tmp_path):
+    arguments = (folders["encoder"], "--workers", 2)
+    with Server(*arguments, TMPDIR=str(tmp_path)) as server:
         pids = server.workers()
         server.process.kill()
         until(lambda: not any(alive(pid) for pid in pids))
+    [left] = tmp_path.glob("*npformer-serve*.partial")
+    with Server(*arguments, TMPDIR=str(tmp_path)) as server:
+        [own] = tmp_path.glob("*npformer-serve*.partial")
+        server.process.terminate()
+        server.process.wait()
+    assert own != left
+    assert not list(tmp_path.iterdir())
 
 
 # --- refused starts -------------------------------------------------------------------------------------------
@@ -366,9 +374,10 @@ def test_a_port_that_is_taken(folders):
         (("{encoder}", "{encoder}"), "two models are named encoder; rename a folder"),
         (
             ("{encoder}", "--max-texts", 5, "--max-queue", 4),
-            "texts: expected at most 4, the size of the queue, got 5; lower --max-texts",
+            "--max-texts: expected at most 4, the size of the queue, got 5; lower --max-texts",
         ),
-        (("{encoder}", "--timeout", -1), "seconds: expected a number from 0 to 1000000"),
+        (("{encoder}", "--timeout", -1), "--timeout: expected a number from 0 to 1000000"),
+        (("{encoder}", "--timeout", 0), "--timeout: expected a number above 0, got 0"),
         (("{encoder}", "--api-key-file", "/no/such/file"), "/no/such/file: cannot be read: No such file or directory"),
         (("{encoder}", "--workers", 2, "--api-key-file", "/dev/null"), "the API key is empty"),
         (("{encoder}", "--api-key-file", "{keys}"), "the API key: expected one line of ASCII characters"),
