@@ -39,7 +39,8 @@ OFFLINE = option("--offline", "do not use the network; read only the cache")
 THREADS = option("-j --threads N", "cores to use (default: all)", type=whole)
 ALLOW = option("--allow NAME=NUMBER", "raise a limit named in an error", action="append", default=[])
 KEEP = option(
-    "--keep DTYPE", "weights in memory: float32, bfloat16, float16, int8, or stored as in the file (default: float32)",
+    "--keep DTYPE",
+    "dtype of weights in memory: float32, bfloat16, float16, int8, or stored, as in the file (default: float32)",
     default="float32",
 )  # fmt: skip
 LOADING = (REVISION, OFFLINE, THREADS, ALLOW, KEEP)

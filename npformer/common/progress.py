@@ -1,4 +1,4 @@
-"""Progress on stderr: a line that is updated while a command works, and a summary line after a long run.
+"""Progress on stderr: a line that is updated while a command runs, and a summary line after a long run.
 
 `bar` counts finished items, and `status` shows the current step. Other messages are written inside `hidden()`, so that
 they get their own line.

@@ -1,6 +1,6 @@
 """Nomic BERT (Nussbaum et al., 2024): BERT with rotary embeddings, gated feed-forward networks and no biases in layers.
 
-config.json and tensor names have two formats: that of checkpoints on the hub, and that of Transformers 5. In files
+config.json and tensor names come in two formats: that of checkpoints on the hub, and that of Transformers 5. In files
 written by Transformers 5, config.json is in the format of Transformers, but tensors have the hub's names. The code on
 the hub is never run.
 """
@@ -76,7 +76,7 @@ class NomicBert(EncoderTable):
         if data.get("head_dim") is not None and data["head_dim"] != width // n_heads:
             given = checks.shown(data["head_dim"])
             raise NpformerError(
-                f"head_dim: {given} is not supported; supported: {width // n_heads}, which is hidden_size / {n_heads}"
+                f"head_dim: expected {width // n_heads}, which is hidden_size / num_attention_heads, got {given}"
             )
         pad = read_padding({"pad_token_id": 0, **data})
         return {"pad_id": pad, "padding_idx": pad, "mechanisms": (Rotary(_theta(data)),)}

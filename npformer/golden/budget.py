@@ -27,8 +27,8 @@ FACTOR = 5
 #: Precision of a port -> its budgets divided by the float32 budgets. One ratio serves all stages, because small errors
 #: grow in the same proportion in every precision. float16 and tf32 keep 13 fewer bits than float32, and bfloat16 keeps
 #: 16 fewer. But such a port rounds each number once, by at most half a unit in the last place, while `jitter` moves it
-#: by a whole unit. On tiny models, correct ports stay within half of these budgets, as do torch's half(), bfloat16()
-#: and autocast.
+#: by up to a whole unit. On tiny models, correct ports stay within half of these budgets, as do torch's half(),
+#: bfloat16() and autocast.
 RATIOS = {"float32": 1.0, "float16": 2.0**11, "tf32": 2.0**11, "bfloat16": 2.0**14, "int8": 2.0**15}
 
 

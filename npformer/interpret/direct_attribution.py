@@ -234,7 +234,7 @@ def logit_attribution(
 
 
 def least_probable(recorded: Trace) -> tuple[int, int | None]:
-    """Returns the position before a translation's least probable word, and that word, or None if there are no words."""
+    """Returns the position before a translation's least probable word, and the word's id; (0, None) without words."""
     ids = np.asarray(recorded.ids)[1:]
     if not len(ids):
         return 0, None

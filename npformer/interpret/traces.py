@@ -41,8 +41,8 @@ class Trace(Mapping[str, Any]):
     A stage's array is (T, D) for the tokens of a text, (H, T, T) or (H, T, K) for its heads, and (D,) or (C,) for the
     whole text. `tokens`, `token_type_ids` and `ids` describe the text: lists for several texts, and None if unknown.
     `key_tokens` and `key_ids` describe the source of a translation. `grads` has the requested gradients.
-    TransformerLens's hooks and Hugging Face's module paths are accepted as names. The name of a stage that has not
-    fired raises NpformerError, with the nearest names.
+    TransformerLens's hooks and Hugging Face's module paths are accepted as names. Looking up a stage
+    that has not fired raises NpformerError, with the nearest names.
 
     Parameters
     ----------

@@ -400,12 +400,12 @@ def _other_scaling(port: Any) -> Ways:
     if isinstance(scaling, Yarn | LongRope):
         others["cosines and sines without their factor"] = replace(scaling, attention=1.0)
     if isinstance(scaling, LongRope):
-        others["short_factor in texts of any length"] = replace(scaling, long=scaling.short)
-        others["long_factor in texts of any length"] = replace(scaling, short=scaling.long)
+        others["short_factor for texts of any length"] = replace(scaling, long=scaling.short)
+        others["long_factor for texts of any length"] = replace(scaling, short=scaling.long)
         others["short_factor and long_factor exchanged"] = replace(scaling, short=scaling.long, long=scaling.short)
     if isinstance(scaling, Dynamic):
         others["linear"] = Linear(scaling.factor)
-        others["the scaling for the longest text in texts of any length"] = Changed(
+        others["the scaling for the longest text for texts of any length"] = Changed(
             scaling, lambda own, frequencies, theta: scaling.scaled(frequencies, theta, scaling.longest)
         )
     for way, other in others.items():

@@ -33,7 +33,7 @@ class Scaling(ABC):
         """Raises NpformerError if the `Config` contradicts the scaling. d_head: number of rotated columns in a head."""
 
     def same_until(self, length: int) -> int | None:
-        """The maximum length up to which frequencies are the same as at this length; None if there is no maximum."""
+        """The maximum length with the same frequencies as this length; None if there is no maximum."""
         return None
 
     @abstractmethod
@@ -136,8 +136,8 @@ class Yarn(Scaling):
 class Dynamic(Scaling):
     """The base grows with the length n of a text: theta (factor n / original - factor + 1)^(K / (K - 2)).
 
-    Texts of at most `original` tokens are not scaled. The longest text has factor * original tokens. Peng et al., 2023,
-    YaRN, section 3.3.
+    For texts of at most `original` tokens, the base is theta. The longest text has factor * original tokens. Peng et
+    al., 2023, YaRN, section 3.3.
 
     Parameters
     ----------

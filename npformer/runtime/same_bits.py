@@ -1,6 +1,6 @@
 """Finds by trial how to make the bits of each row of a product independent of the other rows, for the BLAS in use.
 
-A BLAS chooses a kernel by the sizes of a product, and kernels add terms in different orders. OpenBLAS does this:
+A BLAS chooses a kernel by the sizes of a product, and kernels add terms in different orders. OpenBLAS has these rules:
 
 * it computes one row with a matrix-vector routine, and certain numbers of rows with special kernels (`Kernel.rows`);
 * it computes columns that do not fill a vector with kernels that depend on the number of rows (so products are padded

@@ -158,7 +158,7 @@ class Files(Uncalled):
         return [byte_level_text(each) for each in found]
 
 
-#: Role of a special token of Marian -> its default.
+#: Role of a special token in Marian -> the default token.
 SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 

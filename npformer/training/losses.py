@@ -54,7 +54,7 @@ class Example:
     ----------
     text : Text, or a list of choices for multiple choice
     target : int or array of int
-        For a label, its number. For a head on tokens, one number for each token, -100 for ignored tokens; with
+        For a label, its number. For a head on tokens, one number for each token, -100 for tokens to ignore; with
         "replaced-token", 1 for a replaced token, else 0. For question answering, the first and last token of the
         answer. For translation, the target's token ids.
 
@@ -88,7 +88,7 @@ class HeadLoss:
     ------
     NpformerError
         If the model has no head, or its problem_type is not single-label classification. If an example has no text,
-        or a target of another shape.
+        or its target has the wrong shape.
 
     References
     ----------

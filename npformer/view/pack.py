@@ -62,8 +62,8 @@ def _encode(array: np.ndarray) -> str:
 def pack_weights(names: Sequence[str], layers: Sequence[np.ndarray]) -> list[Packed]:
     """Packs attention weights, one block for each layer; the page inflates a layer when it is first shown.
 
-    Weights get four decimals if they then fit `BUDGET`, else three, else two. More than `ALWAYS_FITS` weights, from
-    longer texts, always get three, even beyond the budget, because two would show too little.
+    Weights get four decimals if they then fit `BUDGET`, else three, else two. If there are more than `ALWAYS_FITS`
+    weights, as in long texts, they get three, even if these exceed the budget, because two would show too little.
     """
     choices = (4, 3, 2) if sum(layer.size for layer in layers) <= ALWAYS_FITS else (3,)
     for decimals in choices:

@@ -1,4 +1,4 @@
-"""A generation step at GPT-2's size against three engines: `python -m tests.benchmarks.generation`.
+"""A generation step of a model of GPT-2's size, compared with three engines: `python -m tests.benchmarks.generation`.
 
 A model of GPT-2's size with random weights (12 layers, 768 wide, 50,257 tokens) greedily writes 32 tokens after each
 prompt. The figure is the total time, including the pass over the prompt, divided by 32. Every engine must write the

@@ -26,11 +26,11 @@ IGNORED = -100
 
 
 def load_weights(module: nn.Module, tree: layout.Tree, config: Config) -> nn.Module:
-    """Loads npformer's weights into the module as its only parameters."""
+    """Loads npformer's weights into the module. Exits if a trainable parameter has no weight."""
     state = {name: torch.from_numpy(np.array(a, order="C")) for name, a in layout.to_torch(tree, config).items()}
     missing = set(module.load_state_dict(state, strict=False).missing_keys)
     if lost := sorted(missing & {name for name, each in module.named_parameters() if each.requires_grad}):
-        raise SystemExit(f"{lost[0]}: would keep a start of its own")
+        raise SystemExit(f"{lost[0]}: would keep its random start")
     return module
 
 

@@ -95,7 +95,7 @@ def test_missing_features_are_refused_by_name(changes: dict[str, Any], message: 
         ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters: partial_rotary_factor: 0.5 is not"),
         ({"rope_parameters": [3]}, "rope_parameters: expected an object"),
-        ({"head_dim": 16}, "head_dim: 16 is not supported; supported: 8, which is hidden_size"),
+        ({"head_dim": 16}, "head_dim: expected 8, which is hidden_size / num_attention_heads, got 16"),
         ({"pad_token_id": -1}, "pad_token_id"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The reference solutions are correct: models equal npformer's models, and gradients equal finite differences."""
+"""The reference solutions are correct: models agree with npformer's, and gradients with finite differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_family(name, folder)`: the checks that hold for every family of checkpoints.
+"""`check_family(name, folder)`: the checks that every family of checkpoints must pass.
 
 `tests/families/test_every_family.py` runs each check for each entry of `FAMILIES`, so a new family is tested by its
 entry.
@@ -29,7 +29,7 @@ from tests.support.cli_runner import run
 CLASSIFIER = "sequence-classification"
 DTYPES = ("float32", "float64")
 THREADS = (1, 2, 3)
-LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest texts; two are equally long
+LENGTHS = (1, 2, 7, 7, 40, 128, 129, 260, 31)  # threads share the longest texts; two texts have the same length
 WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
 #: Family -> fields in which its files differ from tiny models; None if the files lack a field of tiny models.
 NEEDED: dict[str, dict[str, Any]] = {

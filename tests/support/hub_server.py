@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 from tests.support import forks
 
-TOKEN = "hf_" + "x" * 34  # the only valid login
+TOKEN = "hf_" + "x" * 34  # the only valid token
 
 
 @dataclass

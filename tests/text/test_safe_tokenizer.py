@@ -163,7 +163,7 @@ def test_a_harmful_file_is_refused(case: str, tmp_path: Path, capfd: pytest.Capt
         load_tokenizer(write(tmp_path, **fields), CONFIG)
     assert len(str(caught.value)) < 700
     if case not in PANICS:
-        assert capfd.readouterr().err == ""  # Rust prints a panic here even if Python catches it
+        assert capfd.readouterr().err == ""  # in a case of PANICS, Rust prints the panic although Python catches it
 
 
 def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:

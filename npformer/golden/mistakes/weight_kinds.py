@@ -212,7 +212,7 @@ def _distance(name: str) -> Callable[[str], tuple[bool, int]]:
 MISTAKES = (
     Mistake(
         "weights from elsewhere in the model",
-        "a weight or bias has the values of another weight or bias",
+        "each weight and bias has its own values from the checkpoint",
         other_weights,
     ),
     Mistake("bias with wrong values", "the checkpoint's bias is added once", other_bias),
