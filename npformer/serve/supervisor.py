@@ -1,7 +1,7 @@
 """Servers: one process, or several workers on one socket that a parent watches.
 
 SIGTERM or Ctrl-C stops a server: new requests get 503, accepted requests are answered, and the process exits with 0. A
-second signal ends the server at once, but only if it comes more than POLL seconds later, because the command `timeout`
+second signal ends the server at once, but only if it comes more than APART seconds later, because the command `timeout`
 sends two in a row. A worker that dies is replaced. Workers share the weights of models, which are mapped from files. A
 model in a format that cannot be mapped is first converted, in a temporary folder.
 """
@@ -48,6 +48,7 @@ from npformer.serve.models import Served, serve_all
 from npformer.serve.request_limits import ServiceLimits
 
 POLL = 0.2  # seconds between checks of workers, and of whether a stopping server is idle
+APART = 0.2  # a second signal counts if it comes this much later
 SHORT_LIFE = 5.0  # a worker that dies sooner than this is replaced after a pause
 PAUSE = 1.0
 HANDLED = (signal.SIGTERM, signal.SIGINT)
@@ -182,7 +183,7 @@ class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         """Waits for the accepted requests. What is left of the grace period is for bodies that are still arriving."""
         end = self.service.end
         assert end is not None
-        await asyncio.sleep(POLL)  # new requests get 503 until the exit
+        await asyncio.sleep(APART)  # new requests get 503 until the exit
         if not self.is_worker:  # at a second signal the parent kills its workers itself
             for each in HANDLED:
                 signal.signal(each, signal.SIG_DFL)
@@ -272,7 +273,7 @@ class Supervisor:
         end = time.monotonic() + self.settings.limits.grace + 2
         while any(worker.process.is_alive() for worker in self.workers):
             wait([worker.process.sentinel for worker in self.workers if worker.process.is_alive()], timeout=POLL)
-            if time.monotonic() > end or (self.signals and self.signals[-1] - self.signals[0] > POLL):
+            if time.monotonic() > end or (self.signals and self.signals[-1] - self.signals[0] > APART):
                 for worker in self.workers:
                     worker.process.kill()
         for worker in self.workers:
