@@ -6,10 +6,10 @@ import asyncio
 import json
 import re
 import socket
-import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -17,44 +17,71 @@ from starlette.applications import Starlette
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from npformer.serve import connections
+from npformer.serve import ServiceLimits, bodies, connections, supervisor
 from tests.support.cli_runner import command
-from tests.support.service import Server
+from tests.support.service import START, Server, Service
 
 HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-#: Serves with deadlines of about a second, instead of ten or more, and with small system buffers.
-HASTY = """
-import socket
-from npformer.__main__ import main
-from npformer.serve import bodies, connections, supervisor
-def bound(host, port, bound=supervisor.bound):
-    made = bound(host, port)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    return made
-supervisor.bound = bound
-bodies.PATIENCE, bodies.RATE, connections.HEAD, connections.STALLED = 0.6, 2000, 1.5, 0.6
-main()
-"""
+LONG = 600.0  # seconds that no test takes
+
+
+class Hasty(Service):
+    """A server in a thread of this process, with small system buffers. Its deadlines are those that a test sets: each
+    test sets the one that it waits for, so that a pause of the client or of the server changes nothing.
+    """
+
+    def __init__(self, folder: Path, listening: socket.socket) -> None:
+        settings = supervisor.ServerSettings([str(folder)], limits=ServiceLimits(queue=64, texts=16))
+        ready = threading.Event()
+        self.server = supervisor.Server(settings, settings.loaded(), ready.set)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]})
+        self.thread.start()
+        assert ready.wait(START)
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+    def connections(self) -> int:
+        return len(self.server.server_state.connections)
 
 
 @pytest.fixture(scope="module")
-def hasty(folders: dict[str, Path]) -> Iterator[Server]:
-    program = [sys.executable, "-c", HASTY, "serve", str(folders["encoder"]), "--port", "0", "--max-queue", "64"]
-    with Server(program=[*program, "--max-texts", "16"]) as running:
-        yield running
+def running(folders: dict[str, Path]) -> Iterator[Hasty]:
+    with supervisor.bound("127.0.0.1", 0) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        with closing(Hasty(folders["encoder"], listening)) as made:
+            yield made
 
 
-def connect(server: Server, receive_buffer: int = 0) -> socket.socket:
+@pytest.fixture
+def hasty(running: Hasty, monkeypatch: pytest.MonkeyPatch) -> Hasty:
+    monkeypatch.setattr(connections, "HEAD", LONG)
+    monkeypatch.setattr(connections, "STALLED", LONG)
+    monkeypatch.setattr(running.server.service.bodies, "patience", LONG)
+    until(lambda: running.connections() == 0)
+    return running
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + START
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def connect(server: Service, receive_buffer: int = 0) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     made = socket.socket()
     if receive_buffer:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    made.settimeout(60)
+    made.settimeout(START)
     made.connect((host, int(port)))
     return made
 
 
-def asked(server: Server, content: bytes) -> socket.socket:
+def asked(server: Service, content: bytes) -> socket.socket:
     connection = connect(server)
     connection.sendall(content)
     return connection
@@ -68,7 +95,7 @@ def rest(connection: socket.socket) -> bytes:
     return found
 
 
-def answered(server: Server, path: str) -> int:
+def answered(server: Service, path: str) -> int:
     """The number of requests to a path that were answered with 200."""
     found = re.search(rf'requests_total{{route="{path}",status="200"}} (\d+)', server.get("/metrics")[1])
     return int(found[1]) if found else 0
@@ -82,27 +109,29 @@ def is_whole(connection: socket.socket) -> bool:
         return False
 
 
-def test_unfinished_bodies_do_not_block_other_clients(hasty):
+def test_unfinished_bodies_do_not_block_other_clients(hasty, monkeypatch):
     """The open requests outnumber those that the server allows; each is finally answered with 408."""
+    monkeypatch.setattr(hasty.server.service.bodies, "patience", 0.6)
+    whole = b'{"inputs": "a"}'
     with ExitStack() as stack:
-        held = [stack.enter_context(closing(connect(hasty))) for _ in range(80)]
-        for each in held:
-            each.sendall(HEAD % 100 + b'{"inputs": ')
-        assert hasty.post("/embed", {"inputs": "a"})[0] == 200
+        held = [stack.enter_context(closing(asked(hasty, HEAD % 100 + b'{"inputs": '))) for _ in range(80)]
+        other = stack.enter_context(closing(asked(hasty, HEAD % len(whole) + whole)))
+        assert other.recv(15) == b"HTTP/1.1 200 OK"
         for each in held:
             answer = rest(each)
             assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"body: expected the whole body within 0.6 s plus 1 s per 2000 bytes, got 11 bytes" in answer
+            assert b"body: expected the whole body within 0.6 s plus 1 s per 8000 bytes, got 11 bytes" in answer
 
 
-def test_a_slow_body_is_waited_for(hasty):
+def test_a_slow_body_is_waited_for(hasty, monkeypatch):
     """The body takes three times as long as the server would wait for a client that sends nothing."""
+    monkeypatch.setattr(hasty.server.service.bodies, "patience", 0.6)
+    monkeypatch.setattr(bodies, "RATE", 100)
     body = json.dumps({"inputs": "a", "prompt_name": None}).encode().ljust(9000)
-    with closing(connect(hasty)) as slow:
-        slow.sendall(HEAD % len(body))
-        for at in range(0, len(body), 1000):
+    with closing(asked(hasty, HEAD % len(body) + body[:1000])) as slow:
+        for at in range(1000, len(body), 1000):
+            time.sleep(0.25)
             slow.sendall(body[at : at + 1000])
-            time.sleep(0.2)
         assert slow.recv(15) == b"HTTP/1.1 200 OK"
 
 
@@ -117,32 +146,34 @@ def test_a_body_that_is_too_large_is_answered_while_it_is_sent(hasty):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
-def test_a_head_that_does_not_come_ends_the_connection(hasty, begun):
+def test_a_head_that_does_not_come_ends_the_connection(hasty, begun, monkeypatch):
     """The head never begins, arrives byte by byte, or follows a complete request."""
+    whole = begun.count(b"HTTP/1.1")
+    monkeypatch.setattr(connections, "HEAD", LONG if whole else 0.5)
     with closing(connect(hasty)) as held:
+        until(lambda: hasty.connections() or not whole)
+        monkeypatch.setattr(connections, "HEAD", 0.5)
         held.sendall(begun)
-        start = time.monotonic()
-        found = b""
-        while time.monotonic() < start + 30:
+        held.settimeout(0.1)
+        start, found, some = time.monotonic(), b"", b" "
+        while some and time.monotonic() < start + START:
             try:
+                found += (some := held.recv(65536))
                 if begun:
                     held.sendall(b"a")
-                held.settimeout(0.1)
-                some = held.recv(65536)
             except TimeoutError:
-                continue
+                if begun:
+                    held.sendall(b"a")
             except ConnectionError:
                 break
-            if not some:
-                break
-            found += some
-        assert time.monotonic() - start < 20
-        assert found.count(b"HTTP/1.1 200 OK") == begun.count(b"HTTP/1.1")
+        until(lambda: hasty.connections() == 0)
+        assert found.count(b"HTTP/1.1 200 OK") == whole
 
 
 @pytest.mark.parametrize("texts", [1, 16], ids=["less than asyncio buffers", "more"])
-def test_an_answer_that_is_not_read_ends(hasty, texts):
+def test_an_answer_that_is_not_read_ends(hasty, texts, monkeypatch):
     """The server drops a stream, or an answer of any size, if the client does not read it."""
+    monkeypatch.setattr(connections, "STALLED", 0.6)
     body = json.dumps({"inputs": ["music " * 60] * texts}).encode()
     head = (HEAD % len(body)).replace(b"/embed", b"/embed_all").replace(b"host", b"connection: close\r\nhost")
     before = answered(hasty, "/embed_all")
@@ -150,34 +181,35 @@ def test_an_answer_that_is_not_read_ends(hasty, texts):
         held = [stack.enter_context(closing(connect(hasty, receive_buffer=4096))) for _ in range(4)]
         for each in held:
             each.sendall(head + body)
-        end = time.monotonic() + 60
-        while answered(hasty, "/embed_all") < before + 4:
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        time.sleep(3)
+        until(lambda: answered(hasty, "/embed_all") == before + 4)
+        until(lambda: hasty.connections() == 0)
         assert not any(map(is_whole, held))
+        monkeypatch.setattr(connections, "STALLED", LONG)
         assert is_whole(stack.enter_context(closing(asked(hasty, head + body))))
 
 
-def test_a_request_in_drops_and_one_behind_it_are_answered(hasty):
+def test_a_request_in_drops_and_one_behind_it_are_answered(hasty, monkeypatch):
     content = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     with closing(connect(hasty)) as held:
+        until(hasty.connections)
+        monkeypatch.setattr(connections, "HEAD", 0.3)  # the first request has begun to wait before
         for at in range(0, len(content), 12):
             held.sendall(content[at : at + 12])
             time.sleep(0.02)
         assert held.recv(65536).startswith(b"HTTP/1.1 200 OK")
-        time.sleep(2)  # longer than the deadline of a head, but no request has begun
+        time.sleep(1)  # longer than the deadline of a head, but no request has begun
+        monkeypatch.setattr(connections, "HEAD", LONG)
         held.sendall(content + content.replace(b"x\r\n", b"x\r\nconnection: close\r\n"))
         assert rest(held).count(b"HTTP/1.1 200 OK") == 2
 
 
-def test_a_client_that_offers_http_2_is_answered_without_a_warning(hasty):
+def test_a_client_that_offers_http_2_is_answered_without_a_warning(server):
     """Java's HTTP client offers an upgrade on each connection."""
-    with closing(connect(hasty)) as offering:
+    with closing(connect(server)) as offering:
         upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
         offering.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + upgrade + b"\r\n")
         assert offering.recv(65536).startswith(b"HTTP/1.1 200 OK")
-    assert "upgrade" not in hasty.log
+    assert "upgrade" not in server.log
 
 
 def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
@@ -200,8 +232,10 @@ def test_a_connection_takes_few_bytes_in_a_turn_of_the_event_loop():
         serving = await loop.create_server(lambda: Noting(config, ServerState(), {}), "127.0.0.1", 0)
         with closing(socket.create_connection(serving.sockets[0].getsockname())) as client:
             client.setblocking(False)
-            client.send(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 20_000)
+            left = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 20_000
             while sum(taken) < 3 * connections.AT_ONCE:
+                with suppress(BlockingIOError):  # the system's buffers are full
+                    left = left[client.send(left) :]
                 await asyncio.sleep(0)
         made[0].abort()
         serving.close()

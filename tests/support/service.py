@@ -19,7 +19,28 @@ STARTED = r"serving .* on (http://\S+:\d+)"
 START = 300.0  # seconds for a server to start on a busy machine
 
 
-class Server:
+class Service:
+    """A client of a service at `url`."""
+
+    url: str
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        """Returns the status, value and headers of the answer. body: bytes, or a value for JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.get(path, data, **headers)
+
+    def get(self, path: str, data: bytes | None = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **named})
+        try:
+            with urllib.request.urlopen(request, timeout=START) as answer:
+                return answer.status, _read(answer), _headers(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _read(error), _headers(error)
+
+
+class Server(Service):
     """A running server. `log` is its output so far."""
 
     def __init__(
@@ -69,21 +90,6 @@ class Server:
         """Returns the process ids of the workers."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in listed if "spawn_main" in _command_line(pid)]
-
-    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        """Returns the status, value and headers of the answer. body: bytes, or a value for JSON."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.get(path, data, **headers)
-
-    def get(self, path: str, data: bytes | None = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **named})
-        try:
-            with urllib.request.urlopen(request, timeout=START) as answer:
-                return answer.status, _read(answer), _headers(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _read(error), _headers(error)
 
 
 def _read(answer: Any) -> Any:
