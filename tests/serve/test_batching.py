@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npformer.common.errors import NpformerError
+from npformer.serve import batching
 from npformer.serve.batching import Batcher, QueueFull
 from npformer.serve.models import TaskWork, prepare
 from npformer.tasks.sentence_embedding import SentenceEmbedding
@@ -133,14 +135,15 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
 
 @pytest.mark.numbers
 def test_that_strangers_do_share_batches():
-    """Otherwise the test above would compare only lone requests."""
+    """Otherwise the test above would compare only lone requests. The last text fills the batch."""
     seen = []
 
     async def test() -> None:
         task = encoder_tasks()[0]
         work = TaskWork(task, task.options)
-        async with Running(4096, 0.2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
-            prepared = [prepare(task, [text], task.options, False, "inputs", True) for text in WORDS]
+        prepared = [prepare(task, [text], task.options, False, "inputs", True) for text in WORDS]
+        tokens = sum(sum(each.sizes) for each in prepared)
+        async with Running(tokens, HANG * 2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
             equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates a TaskWork
             assert all(each == work for each in equal)
             await asyncio.gather(
@@ -203,18 +206,23 @@ def test_private_work_shares_a_batch_only_within_its_request():
     assert alone.batches == [[10, 11], [20, 21]]
 
 
-def test_a_text_waits_for_others_until_its_limit():
-    work = Recorded()
+def test_a_text_waits_for_others_until_its_limit(monkeypatch):
+    """The clock stands still until the second text has come, and shows the limit once it is set on."""
+    work, now = Recorded(), batching.time.monotonic()
+    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: now))
 
-    async def test() -> float:
-        async with Running(max_wait=0.3) as batcher:
-            start = asyncio.get_running_loop().time()
+    async def test() -> None:
+        nonlocal now
+        async with Running(max_wait=0.1) as batcher:
             first = asyncio.create_task(batcher.answers(work, [1], [1]))
-            await asyncio.sleep(0.1)
-            await asyncio.gather(first, batcher.answers(work, [2], [1]))
-            return asyncio.get_running_loop().time() - start
+            await asyncio.sleep(0.3)  # the thread looks at the clock at least once
+            second = asyncio.create_task(batcher.answers(work, [2], [1]))
+            await asyncio.sleep(0.3)
+            assert work.batches == []
+            now += HANG
+            await asyncio.gather(first, second)
 
-    assert run(test) >= 0.3
+    run(test)
     assert work.batches == [[1, 2]]
 
 
