@@ -333,6 +333,6 @@ def test_slow_measures_show_how_far_they_are(capsys: pytest.CaptureFixture[str],
     view.attribution(tiny.model(), TEXT, progress=True)
     shown = capsys.readouterr().err
     assert "0/6 texts" in shown
-    assert "\r50 steps in 0:0" in shown
+    assert "\r50 steps in " in shown
     view.attribution(tiny.model(), TEXT)
     assert capsys.readouterr().err == ""

@@ -345,7 +345,7 @@ def test_progress_of_lists_and_generators(name, capsys):
             assert list(map(str, call())) == list(map(str, plain))
             said = capsys.readouterr().err
             assert shown in said
-            assert "\r3 texts in 0:0" in said
+            assert "\r3 texts in " in said
     watched(texts[0])
     watched(texts, progress=False)
     assert capsys.readouterr().err == ""
@@ -357,4 +357,4 @@ def test_progress_of_translations(capsys, tmp_path):
     pytest.importorskip("sentencepiece", reason="needs the extra `translate`: sentencepiece")
     task = pipeline("translation", shutil.copytree(MARIAN, tmp_path / "model"), max_length=3)
     assert len(task(["dog", "dogs"], progress=True)) == 2
-    assert "2 texts in 0:0" in capsys.readouterr().err
+    assert "2 texts in " in capsys.readouterr().err
