@@ -20,6 +20,8 @@ from pathlib import Path
 from npformer.common.errors import NpformerError
 
 LOCK = ".in-use"
+#: A lock is never a link, because the owner's name would replace the content of the linked file.
+_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextmanager
@@ -112,7 +114,7 @@ def _take(path: Path) -> int:
     Raises BlockingIOError if it is already locked.
     """
     for more in reversed(range(100)):  # bounded, because some file systems report a new inode for a file each time
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
         try:
             try:
                 _lock(descriptor)

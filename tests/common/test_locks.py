@@ -64,12 +64,18 @@ def test_control_characters_in_a_lock_are_escaped(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("kind", ["folder", "fifo"])
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link"])
 def test_something_else_in_the_lock_s_place_stops_nothing_for_ever(tmp_path: Path, kind: str) -> None:
     if kind == "folder":
         (tmp_path / LOCK).mkdir()
         with pytest.raises(NpformerError, match="cannot be used: Is a directory"), in_use(tmp_path):
             pass
+    elif kind == "link":
+        (tmp_path / "file").write_text("kept")
+        (tmp_path / LOCK).symlink_to("file")
+        with pytest.raises(NpformerError, match="cannot be used: Too many levels of symbolic links"), in_use(tmp_path):
+            pass
+        assert (tmp_path / "file").read_text() == "kept"
     else:
         os.mkfifo(tmp_path / LOCK)
         with in_use(tmp_path):
