@@ -46,6 +46,8 @@ class Generation(Extension):  # marks the assistant's texts for training, and ch
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
 def refuse(message): raise TemplateError(message)
+def explain(kind, error, _): print(f"{{kind.__name__}}:", *str(error)[:200].split(), file=sys.stderr)
+sys.excepthook = explain  # the message may be a text of a gigabyte
 given = json.load(sys.stdin)
 extensions = ["jinja2.ext.loopcontrols", Generation]
 made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)

@@ -44,6 +44,7 @@ def test_texts_are_inserted_where_the_template_has_them(folder):
             "depends on the",
         ),
         ("{{ raise_exception('no roles') }}", "the template failed: .*no roles"),
+        ("{{ raise_exception('a\nb' ~ 'c' * 9999) }}", "the template failed: TemplateError: a bc{182}$"),
         ("{{ messages", "the template failed: "),
         ("{{ messages.__class__.__mro__ }}", "the template failed: .*unsafe"),
         ("{{ messages.append(1) }}", "the template failed: .*unsafe"),
