@@ -118,10 +118,12 @@ class Chat:
     def _spelled(self, text: str) -> list[int]:
         """Tokenizes the text of a control token as ordinary text, by splitting it until no part is a control token."""
         ids: list[int] = []
-        for part in (text[:1], text[1:]):
-            found = self.tokenizer.encode(part, add_special_tokens=False).ids
-            ids += self._spelled(part) if len(part) > 1 and self.control.keys() & found else found
-        return ids
+        while True:
+            ids += self.tokenizer.encode(text[:1], add_special_tokens=False).ids
+            text = text[1:]
+            found = self.tokenizer.encode(text, add_special_tokens=False).ids
+            if len(text) < 2 or not self.control.keys() & found:
+                return ids + found
 
 
 class _Marked:

@@ -4,6 +4,7 @@ tests/oracle/test_text_generation.py compares them with Transformers.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ def test_the_text_of_a_control_token_in_a_message_does_not_become_that_token(cha
         assert said in chat.tokenizer.decode(spelled, skip_special_tokens=False)
         assert [i for i in spelled if i in chat.control] == [i for i in plain if i in chat.control]
     assert len(found) == 6
+
+
+def test_control_tokens_within_a_control_token(tmp_path: Path) -> None:
+    """Each of its endings is a control token too."""
+    folder = chatters.folder(tmp_path / "m", vocab_size=1300)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["added_tokens"] += [
+        {**content["added_tokens"][0], "id": 260 + n, "content": "q" * n} for n in range(2, 1001)
+    ]
+    file.write_text(json.dumps(content))
+    chat = Chat(npformer.load(folder))
+    text, control = read(chat, [{"role": "user", "content": "q" * 1000}])
+    assert (text.count("q" * 1000), max(control)) == (1, chatters.STOP)
 
 
 def test_the_template_sees_tags_of_answers_but_not_of_questions(tmp_path: Path) -> None:
