@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -53,13 +54,15 @@ def load_npy_folder(folder: Path, limits: Limits = LIMITS) -> dict[str, np.ndarr
 
     Raises NpformerError, which names the file, if a file is damaged or contains data other than an array.
     """
-    files = sorted(folder.rglob("*.npy"))
-    limits.check("unpacked", sum(file.stat().st_size for file in files), "bytes of its arrays")
-    arrays = {}
-    for file in files:
+    arrays, total = {}, 0
+    for file in sorted(folder.rglob("*.npy")):
+        with open_file(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+        total += size
+        limits.check("unpacked", total, f"{folder}: bytes of its arrays")
         try:
             name = file.relative_to(folder).with_suffix("").as_posix()
-            arrays[name] = _read_npy(partial(open_file, file), file.stat().st_size)
+            arrays[name] = _read_npy(partial(open_file, file), size)
         except NpformerError as error:
             raise NpformerError(f"{file}: {error}") from None
         except Exception as error:

@@ -74,3 +74,6 @@ def test_a_folder_of_npy_files_is_read(tmp_path: Path, capsys: pytest.CaptureFix
     np.save(folder / "0" / "logits.npy", np.array([{"an": "object"}]), allow_pickle=True)
     assert main(command) == 1
     assert "logits.npy: not a readable npy file" in capsys.readouterr().err
+    (folder / "0" / "a.npy").symlink_to("nothing")
+    assert main(command) == 1
+    assert f"{folder}/0/a.npy: No such file or directory" in capsys.readouterr().err
