@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from npformer.checkpoint.modules import MODULES, encoder_folder, module_files, read_modules
-from npformer.checkpoint.read import CONFIG, WEIGHTS, shards
+from npformer.checkpoint.read import ADAPTER, CONFIG, MERGE, WEIGHTS, shards
 from npformer.common.errors import NpformerError
 from npformer.common.files import open_file, read_json
 from npformer.families import FAMILIES, read_config, text_config
@@ -169,6 +169,8 @@ def _fetch(name: str, revision: str, weights: bool) -> Path:
 
     with _explained(name, revision):
         first = next((each for each in (CONFIG, MODULES) if _probe(name, revision, each)), None)
+        if first is None and _probe(name, revision, ADAPTER):
+            raise NpformerError(f"{name}: an adapter, {MERGE}")
         if first is None:
             raise NpformerError(f"{name}: no {CONFIG} on the hub; npformer reads only transformer models")
         folder = Path(hf_hub_download(name, first, revision=revision)).parent

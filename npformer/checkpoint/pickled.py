@@ -208,9 +208,10 @@ def _set_items(target: object, values: list[Any]) -> None:
 def _name(module: str, name: str) -> Name:
     full = f"{module}.{name}"
     if full not in ADMITTED:
-        # the functions in torch._utils rebuild tensors, here of an unsupported kind
-        remedy = "" if module == "torch._utils" else "; save only the model's state_dict()"
-        raise NpformerError(f"the pickle refers to {full!r:.200}, which is not allowed; nothing was executed{remedy}")
+        remedy = "save only the model's state_dict()"
+        if module == "torch._utils":  # its functions rebuild tensors, here of an unsupported kind, such as float8
+            remedy = "save plain tensors in float32, float16 or bfloat16"
+        raise NpformerError(f"the pickle refers to {full!r:.200}, which is not allowed; nothing was executed; {remedy}")
     return Name(full)
 
 

@@ -18,14 +18,17 @@ from npformer.checkpoint.safetensors import read_tensors
 from npformer.checkpoint.storage import Array, first_nonfinite
 from npformer.checkpoint.tree import Tree, parameter_dtype
 from npformer.common import checks
-from npformer.common.errors import NpformerError
+from npformer.common.checks import shown
+from npformer.common.errors import NpformerError, warn
 from npformer.common.files import read_json
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families import read_config, text_config
+from npformer.families import quantized, read_config, refuse_quantized, text_config
 from npformer.runtime.narrow import NARROW
 
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"  # of the library peft
+MERGE = "not a model; merge it into its model with merge_and_unload of peft, then call save_pretrained"
 # Weights in npformer's layout have their own file name. If it were model.safetensors, Hugging Face's libraries would
 # ignore the unknown names in it and use random weights.
 OWN_WEIGHTS = "npformer.safetensors"
@@ -117,12 +120,20 @@ def read_tree(
         to_tree = layout.own_to_tree if stored.own else layout.to_tree
         return config, to_tree(stored.tensors, config, dtype, allow_nonfinite or stored.finite, keep)
     except NpformerError as error:
-        raise NpformerError(f"{stored.folder}: {error}") from None
+        problem = quantized(stored.config)
+        raise NpformerError(f"{stored.folder}: {f'{problem}; ' if problem else ''}{error}") from None
 
 
 def read_description(folder: Path, limits: Limits = LIMITS) -> dict[str, Any]:
     """The content of a folder's config.json, or only its text model's section if the model also reads pictures."""
+    if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
+        raise NpformerError(_of_adapter(folder))
     return dict(text_config(read_json(folder / CONFIG, limits, "config")))
+
+
+def _of_adapter(folder: Path) -> str:
+    """The error message for a folder that has only an adapter of the library peft."""
+    return f"{folder}: an adapter for {shown(read_json(folder / ADAPTER).get('base_model_name_or_path'))}, {MERGE}"
 
 
 def config_of(folder: Path, data: Mapping[str, Any], head: str | None = None, limits: Limits = LIMITS) -> Config:
@@ -141,10 +152,18 @@ def read_folder(path: str | Path, limits: Limits = LIMITS, mapped: bool = True) 
     except (OSError, ValueError) as error:
         raise NpformerError(f"{folder}: {getattr(error, 'strerror', None) or error}") from None
     name = next((name for name in WEIGHTS if name in there), None)
+    if name is None and ADAPTER in there:
+        raise NpformerError(_of_adapter(folder))
     if name is None:
         found = ", ".join(there[:20]) or "nothing"
         raise NpformerError(f"{folder}: no weights; looked for {', '.join(WEIGHTS)}; found {found}")
     config = read_description(folder, limits)
+    try:
+        refuse_quantized(config)  # before their dtypes are refused
+    except NpformerError as error:
+        raise NpformerError(f"{folder / CONFIG}: {error}") from None
+    if ADAPTER in there:
+        warn(f"{folder / ADAPTER}: the adapter in this folder is not applied; only {name} is read")
     if name.endswith(".index.json"):
         return Stored(folder, config, _read_shards(folder, name, limits, mapped), own=False, limits=limits)
     tensors, metadata = read_file(folder / name, limits, mapped)

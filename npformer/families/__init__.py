@@ -20,7 +20,7 @@ from npformer.families.base import Family, Part, Source, label_count
 from npformer.families.encoder_table import EncoderTable
 from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
-from npformer.families.unsupported import find_family, ignored
+from npformer.families.unsupported import find_family, ignored, quantized, refuse_quantized
 
 __all__ = [
     "FAMILIES",
@@ -34,7 +34,9 @@ __all__ = [
     "has_base",
     "ignored",
     "parts_of",
+    "quantized",
     "read_config",
+    "refuse_quantized",
     "text_config",
     "write_config",
 ]

@@ -53,6 +53,10 @@ FIELDS = {
     "rope_scaling": None,
     "rope_parameters": None,
 }
+#: Field that describes quantized weights -> the method if the field does not name one.
+QUANTIZATION = {"quantization_config": "bitsandbytes", "quantization": "MLX"}
+#: Folders with plain weights keep this method's settings after a fine-tuning with quantized weights (QLoRA).
+MAY_BE_PLAIN = "bitsandbytes"
 CODE = "auto_map"  # field that names the classes in a checkpoint's own code
 
 #: Fields that are ignored because they do not change the result.
@@ -74,6 +78,7 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
         family = families[one_of("model_type", name, families)]
     except NpformerError as error:
         raise NpformerError(f"{error}; {code}" if code else str(error)) from None
+    refuse_quantized(data)
     for field, neutral in FIELDS.items():
         value = data.get(field, neutral)
         if value != neutral and field not in family.reads:
@@ -82,6 +87,25 @@ def find_family(families: Mapping[str, Family], data: Mapping[str, Any]) -> Fami
     if code and CODE not in family.reads:
         raise NpformerError(f"{code}, and may differ from other {name} models")
     return family
+
+
+def quantized(data: Mapping[str, Any]) -> str:
+    """The error message for a checkpoint with quantized weights, or "" if its config.json names no quantization."""
+    for field, default in QUANTIZATION.items():
+        settings = data.get(field)
+        if isinstance(settings, Mapping) and settings:
+            method = str(settings.get("quant_method") or default)
+            return (
+                f"{field}: weights quantized with {method:.40} are not supported; use the original model, in float32, "
+                "float16 or bfloat16"
+            )
+    return ""
+
+
+def refuse_quantized(data: Mapping[str, Any]) -> None:
+    """Raises NpformerError for a checkpoint that certainly has quantized weights."""
+    if (problem := quantized(data)) and MAY_BE_PLAIN not in problem:
+        raise NpformerError(problem)
 
 
 def ignored(data: Mapping[str, Any], family: Family) -> list[str]:

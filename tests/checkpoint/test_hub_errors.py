@@ -187,6 +187,7 @@ CONFIG = json.dumps(write_config(tiny.config())).encode()
     [
         ({"README.md": b"x"}, "no config.json on the hub"),
         ({"modules.json": b"[]"}, "no config.json on the hub"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}, f"{NAME}: an adapter, not a model; merge"),
         (
             {"modules.json": b'[{"type": "m.Transformer", "path": "0_Transformer"}]'},
             "no 0_Transformer/config.json on the hub",
