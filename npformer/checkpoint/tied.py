@@ -43,6 +43,17 @@ def drawn(config: Config) -> dict[str, Parameter]:
     return {name: each for name, each in parameters(config).items() if name not in tied and not computed(name, config)}
 
 
+def with_tables(found: Mapping[str, Array], pairs: Mapping[str, str]) -> dict[str, Array]:
+    """Adds absent tables from the arrays that are tied to them (name -> table).
+
+    safetensors.torch.save_model stores only one of several tied arrays, which may be the projection.
+    """
+    stored = {
+        table: found[name].T if name == PROJECTION else found[name] for name, table in pairs.items() if name in found
+    }
+    return {**stored, **found}
+
+
 def is_table(found: Mapping[str, Array], name: str, table: str) -> bool:
     """Whether a tied array is absent or equals its table.
 

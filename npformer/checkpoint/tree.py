@@ -5,7 +5,7 @@ The parts of a model declare its arrays, `families/` maps them to names in files
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -23,7 +23,7 @@ from npformer.checkpoint.storage import (
     parts,
     place,
 )
-from npformer.checkpoint.tied import PROJECTION, is_table, ties
+from npformer.checkpoint.tied import PROJECTION, is_table, ties, with_tables
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
@@ -64,6 +64,11 @@ def to_tree(
         if name not in known and f"{name.partition('.')[0]}.*" not in known:
             unknown.append(stored_name)
         tensors[name] = array
+    if len(unknown) == len(flat) and (prefix := _wrapper(unknown, lambda name: family.current(name, known) in known)):
+        raise NpformerError(
+            f"all names of tensors begin with {prefix!r:.200}, as after torch.compile, DataParallel or PEFT; save the "
+            "state_dict of the model inside this wrapper"
+        )
     found, titles = {}, {}
     for ours, source in sources(config).items():
         name, source = source.found_in(tensors)
@@ -124,6 +129,17 @@ def _known(config: Config) -> frozenset[str]:
     return frozenset(names | family.stored_elsewhere(config))
 
 
+def _wrapper(names: Sequence[str], is_known: Callable[[str], bool]) -> str:
+    """The prefix of all names without which one of them is known, or "" if there is no such prefix."""
+    for name in names:
+        parts = name.split(".")
+        for depth in range(1, min(len(parts), 4)):
+            prefix = ".".join(parts[:depth]) + "."
+            if is_known(name.removeprefix(prefix)) and all(each.startswith(prefix) for each in names):
+                return prefix
+    return ""
+
+
 def _taken(array: Array, source: Source, parameter: Parameter) -> Array:
     """A view of the part of a tensor that a source describes. A leading axis of 1, which buffers have, is removed."""
     outputs = -1 if source.in_out else 0  # the output axis
@@ -151,8 +167,9 @@ def _build(
     """
     expected = parameters(config)
     check_storage({name: found[name] for name in expected if name in found})
-    absent = _absent(config, expected, found)
     pairs = {name: table for name, table in ties(config).items() if name in expected and table in expected}
+    found = with_tables(found, pairs)
+    absent = _absent(config, expected, found)
     tied = {name: table for name, table in pairs.items() if is_table(found, name, table)}
     needed = {name: each for name, each in expected.items() if name not in absent and name not in tied}
     named = {name: f"{name} ({titles[name]})" if titles else name for name in needed}

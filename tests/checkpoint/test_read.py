@@ -9,9 +9,12 @@ import pytest
 import safetensors.numpy
 
 from npformer.checkpoint import flatten, load_folder, to_tree
+from npformer.checkpoint.read import read_description
+from npformer.checkpoint.tied import ties
+from npformer.checkpoint.tree import sources, to_torch
 from npformer.common.errors import NpformerError
 from npformer.families import read_config
-from tests.support import draw, torch_writer
+from tests.support import draw, tiny, torch_writer
 
 ARCHITECTURES = json.loads((Path(__file__).parents[1] / "golden/checkpoints/architectures.json").read_text())
 NAME = "BertForSequenceClassification"
@@ -143,6 +146,89 @@ def test_errors_name_the_folder(folder):
         NpformerError, match=f"^{folder}: the checkpoint does not match its config.json:\n  missing: emb"
     ):
         load_folder(folder)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model."])
+def test_the_prefix_of_a_wrapper_is_named(folder, prefix):
+    """Only the missing names were listed before, of which the file has every one behind the prefix."""
+    save(folder / "model.safetensors", {prefix + name: array for name, array in tensors().items()})
+    with pytest.raises(NpformerError, match=rf"all names of tensors begin with '{prefix.split('.')[0]}\."):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head", "stored"),
+    [
+        ("gpt2", "causal-lm", "head.output.weight"),
+        ("llama", "causal-lm", "head.output.weight"),
+        ("bert", "masked-lm", "head.output.weight"),
+        ("t5", "translation", "head.output.weight"),
+        ("bart", "translation", "decoder.embeddings.token.weight"),
+    ],
+)
+def test_a_table_is_read_from_an_array_that_is_tied_to_it(model_type, head, stored):
+    """safetensors.torch.save_model keeps one of the tied arrays, the first in alphabetical order."""
+    model = tiny.model(model_type, head, tied=True)
+    arrays, places, table = to_torch(model.weights, model.config), sources(model.config), ties(model.config)[stored]
+    array = next(arrays.pop(name) for name in places[table].names if name in arrays)
+    for name in places[table].names:
+        arrays.pop(name, None)
+    arrays[next(name for name in places[stored].names if name not in places[table].names)] = array
+    found = flatten(to_tree(arrays, model.config))
+    for name, expected in flatten(model.weights).items():
+        np.testing.assert_array_equal(found[name], expected)
+
+
+# --- weights that are not read ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config: .* quantized with gptq"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: .* quantized with fp8"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantization: .* quantized with MLX"),
+    ],
+)
+def test_quantized_weights_are_refused_by_the_config_alone(folder, fields, said):
+    (folder / "config.json").write_text(json.dumps(CONFIG | fields))
+    (folder / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(NpformerError, match=f"^{folder}/config.json: {said} .*use the original model"):
+        load_folder(folder)
+    with pytest.raises(NpformerError, match=said):
+        read_config(CONFIG | fields)
+
+
+def test_plain_weights_may_have_settings_of_bitsandbytes(folder):
+    """Weights merged after a fine-tuning with quantized weights keep them."""
+    settings = {"quantization_config": {"load_in_4bit": True, "quant_method": "bitsandbytes"}}
+    (folder / "config.json").write_text(json.dumps(CONFIG | settings))
+    arrays = tensors()
+    save(folder / "model.safetensors", arrays)
+    assert_loads(folder, arrays)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    arrays |= {name: np.zeros((arrays[name].size // 2, 1), np.uint8), f"{name}.absmax": np.zeros(4, np.uint8)}
+    save(folder / "model.safetensors", arrays)
+    with pytest.raises(NpformerError, match=f"^{folder}: quantization_config: .* quantized with bitsandbytes"):
+        load_folder(folder)
+
+
+def test_an_adapter_is_not_a_model(folder):
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/model"}))
+    (folder / "adapter_model.safetensors").touch()
+    for _ in range(2):  # with and without a config.json
+        with pytest.raises(NpformerError, match=f"^{folder}: an adapter for 'owner/model', not a model; merge it"):
+            load_folder(folder)
+        (folder / "config.json").unlink(missing_ok=True)
+    with pytest.raises(NpformerError, match="an adapter for 'owner/model'"):
+        read_description(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save(folder / "model.safetensors", tensors())
+    with pytest.warns(UserWarning, match=r"adapter_config\.json: the adapter in this folder is not applied"):
+        assert_loads(folder, tensors())
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", INDEX)
