@@ -1,16 +1,24 @@
-"""Fixtures with the conformance suite, written once per run: the cases that slow tests name, and a few for quick tests.
+"""Fixtures: a tiny model of each of five families with its golden values, and the conformance suite.
 
-An example of `npformer golden --help`, which tests/test_documentation.py runs, writes all cases.
+The suite is written once per run: the cases that slow tests name, and a few for quick tests. An example of
+`npformer golden --help`, which tests/test_documentation.py runs, writes all cases.
 """
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npformer import golden
 from npformer.config import Positions
 from npformer.golden.suite import SIZES, cases
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from tests.support import tiny
+
+FAMILIES = ("distilbert", "bert", "electra", "roberta", "gpt2")
+LENGTHS = (9, 6, 3)
 
 CASES = {case.name: case for case in cases()}
 #: Feature that a case tests -> config fields that turn the feature off.
@@ -48,6 +56,21 @@ OF_EACH = sorted(
         *{case.dtype: name for name, case in CASES.items()}.values(),
     }
 )
+
+
+def texts_for(model: Model, lengths: tuple[int, ...] = LENGTHS) -> list[Text]:
+    random = np.random.default_rng(0)
+    return [Text(random.integers(5, model.config.vocab_size, length)) for length in lengths]
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny.model(request.param)
+
+
+@pytest.fixture(scope="session")
+def recorded(model: Model) -> golden.Golden:
+    return golden.record(model, texts_for(model))
 
 
 @pytest.fixture(scope="session")

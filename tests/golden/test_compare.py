@@ -20,29 +20,11 @@ from npformer.golden.names import per_text, weight_names
 from npformer.golden.weights import check_weights
 from npformer.interpret.stages import modules
 from npformer.model import Model
-from npformer.runtime.packing import Text
+from tests.golden.conftest import LENGTHS, texts_for
 from tests.support import tiny
 from tests.support.seq2seq_models import random_model
 
 pytestmark = pytest.mark.numbers
-
-FAMILIES = ("distilbert", "bert", "electra", "roberta", "gpt2")
-LENGTHS = (9, 6, 3)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> Model:
-    return tiny.model(request.param)
-
-
-@pytest.fixture(scope="module")
-def recorded(model: Model) -> golden.Golden:
-    return golden.record(model, texts_for(model))
-
-
-def texts_for(model: Model, lengths: tuple[int, ...] = LENGTHS) -> list[Text]:
-    random = np.random.default_rng(0)
-    return [Text(random.integers(5, model.config.vocab_size, length)) for length in lengths]
 
 
 def ours(recorded: golden.Golden) -> dict[str, np.ndarray]:

@@ -11,20 +11,9 @@ from npformer import golden
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
 from npformer.model import Model
-from tests.golden.test_compare import FAMILIES, padded, texts_for
-from tests.support import tiny
+from tests.golden.test_compare import padded
 
 pytestmark = pytest.mark.numbers
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> Model:
-    return tiny.model(request.param)
-
-
-@pytest.fixture(scope="module")
-def recorded(model: Model) -> golden.Golden:
-    return golden.record(model, texts_for(model))
 
 
 def before(arrays: list[np.ndarray], width: int = 9) -> np.ndarray:
