@@ -22,6 +22,7 @@ from npformer.golden.format import Golden
 from npformer.golden.graph import parted
 from npformer.golden.mistakes.precision import held
 from npformer.golden.names import Theirs, read
+from npformer.golden.transposed import untransposed
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Comparison:
             numbers = f"{row.max_abs:>9.2e} {row.budgets:>9.3g} {row.cosine:>9.6f}"
             lines.append(f"{row.stage:<31} {numbers}  {worst}{mark}")
         lines.append("")
+        lines += [fill(note, 80, subsequent_indent="  ", break_on_hyphens=False) for note in self.theirs.notes]
         if self.theirs.unused:
             lines.append(_listed("not used", self.theirs.unused))
         if self.missing:
@@ -165,6 +167,7 @@ def _compare(
 
 def _compared(golden: Golden, theirs: Theirs, dtype: str | None) -> Comparison:
     dtype = dtype or _dtype(golden, theirs)
+    theirs = untransposed(golden, theirs, RATIOS[dtype])
     rows, missing = [], []
     for name in golden.stages:
         if name in theirs.problems:

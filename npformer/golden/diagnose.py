@@ -31,8 +31,10 @@ from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
 from npformer.golden.mistakes.precision import HALF, held
 from npformer.golden.mistakes.rows import made_in_rows, where_wrong, wrong_rows
+from npformer.golden.names import Theirs
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
+from npformer.golden.transposed import maps, untransposed
 from npformer.golden.ways import computed, cut
 from npformer.golden.weights import Finding, as_ours, check_weights
 from npformer.model import Model, Seq2Seq
@@ -102,7 +104,11 @@ def diagnose(
             return Diagnosis("", weights=findings)
         return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
     with single_blas_thread():
-        return _Case(golden, comparison, model, findings, progress).diagnosis([row.stage for row in rows])
+        case = _Case(golden, comparison, model, findings, progress)
+        if (theirs := case.untransposed()) is not comparison.theirs:
+            case = _Case(golden, replace(comparison, theirs=theirs), model, findings, progress)
+        notes = tuple(each for each in theirs.notes if each not in comparison.theirs.notes)
+        return replace(case.diagnosis([row.stage for row in rows]), notes=notes)
 
 
 def check_model(golden: Golden, model: Model | Seq2Seq) -> None:
@@ -149,6 +155,16 @@ class _Case:
             truth=golden.truth,
             budgets={stage: budget * RATIOS[dtype] for stage, budget in golden.budgets.items()}, stored=weights,
         )  # fmt: skip
+
+    def untransposed(self) -> Theirs:
+        """Returns the other program's arrays; scores and weights transposed after an earlier fault are turned back."""
+        theirs, stages = self.comparison.theirs, maps(self.golden, self.comparison.theirs)
+        if not any(row.diverges and row.stage in stages for row in self.comparison.rows):
+            return theirs
+        given = {name: arrays for name, arrays in self.given.items() if name not in stages}
+        forward = Forward(given, self.right.weights, self.forward.threads)
+        right = forward(replace(self.right, given=given))
+        return untransposed(self.golden, theirs, self.ratio(self.right), right)
 
     def diagnosis(self, diverging: list[str]) -> Diagnosis:
         """Explains the diverging stages in order, each with a port that has the causes found so far."""

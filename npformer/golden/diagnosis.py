@@ -71,6 +71,7 @@ class Diagnosis:
     groups: tuple[str, ...] = ()  # groups of weights that the stage uses
     where: str = ""  # the heads, rows and columns that differ, such as "head 2, row 70 of text 1"; "" if all do
     problem: str = ""  # why the stage could not be compared
+    notes: tuple[str, ...] = ()  # layouts recognized by the diagnosis
 
     @property
     def lies_earlier(self) -> bool:
@@ -89,6 +90,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines = [f"weights: {finding} ({finding.cause})" for finding in self.weights]
+        lines += self.notes
         if self.weights:
             lines.append("the stages below are computed with these weights")
         if self.training:

@@ -25,6 +25,8 @@ from npformer.interpret import stages as table
 from npformer.interpret.text_parts import OF_SOURCE
 from npformer.runtime.packing import Text
 
+OF_VOCABULARY = ("causal-lm", "masked-lm", "translation")  # heads with a logit for each token of the vocabulary
+WIDE = ("head.output", "logits", "probabilities")  # stages as wide as the vocabulary in models with such a head
 _OF_TEXT = re.compile(r"(\d{1,9})/(.+)")
 
 
@@ -36,6 +38,7 @@ class Theirs:
     weights: dict[str, np.ndarray] = field(default_factory=dict)  # by flat name, unchanged
     problems: dict[str, str] = field(default_factory=dict)  # stages that cannot be compared -> the reason
     unused: list[str] = field(default_factory=list)  # names that match no stage of the golden file
+    notes: list[str] = field(default_factory=list)  # layouts that were read, in words
     width: int = 0  # tokens per padded text, if any array was padded
     source_width: int = 0  # the same for a translation model's sources
 
@@ -152,6 +155,7 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
     """Adds a stage to `result`, given as one array for all texts (key -1) or one per text."""
     shapes = [array.shape for array in golden.truth[name]]
     axes = token_axes(name, shapes[0], golden.config.head)
+    given = _without_unused_tokens(golden, name, given, result)
     if -1 not in given and set(given) != set(range(len(shapes))):
         result.problems[name] = f"expected one array for each text, 0 to {len(shapes) - 1}, got {sorted(given)}"
         return
@@ -170,6 +174,19 @@ def _place(golden: Golden, name: str, given: dict[int, np.ndarray], result: Thei
         result.problems[name] = f"expected {_expected(shapes)}, got {got}"
     else:
         result.stages[name] = parts
+
+
+def _without_unused_tokens(
+    golden: Golden, name: str, given: dict[int, np.ndarray], result: Theirs
+) -> dict[int, np.ndarray]:
+    """Returns logits without the columns after the vocabulary, which a port may have padded to a round number."""
+    size, widths = golden.truth[name][0].shape[-1:], {array.shape[-1:] for array in given.values()}
+    if golden.config.head not in OF_VOCABULARY or name not in WIDE or len(widths) > 1:
+        return given
+    if not (width := widths.pop()) > size > ():
+        return given
+    result.notes.append(f"{name}: {width[0]} columns, of which the first {size[0]} are compared; the rest is padding")
+    return {text: array[..., : size[0]] for text, array in given.items()}
 
 
 def per_text(

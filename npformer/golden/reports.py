@@ -34,6 +34,7 @@ def comparison_json(comparison: Comparison, diagnosis: Diagnosis | None, why_not
         "diagnosis": str(diagnosis) if diagnosis else why_not,
         "missing": comparison.missing,
         "unused": comparison.theirs.unused,
+        "notes": comparison.theirs.notes,
         "stages": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
     return json.dumps(told, ensure_ascii=False, indent=1, allow_nan=False)

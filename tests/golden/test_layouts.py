@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from npformer import golden
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
+from npformer.interpret.edits import edit
 from npformer.model import Model
+from tests.golden.conftest import texts_for
 from tests.golden.test_compare import padded
+from tests.support import tiny
 
 pytestmark = pytest.mark.numbers
 
@@ -39,6 +43,75 @@ def test_one_text_may_have_its_tokens_before_the_heads(recorded: golden.Golden) 
     name = "layers.0.attention.query_heads"
     arrays = {f"{i}/{name}": array.swapaxes(0, 1) for i, array in enumerate(recorded.stages[name])}
     assert golden.compare(recorded, arrays).ok
+
+
+# --- transposed scores and weights ---------------------------------------------------------------------------------
+
+MAPS = ("attention.scores", "attention.weights")
+
+
+def transposed(stages: dict[str, list[np.ndarray]], ends: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+    return {
+        name: [array.swapaxes(1, 2) for array in arrays] if name.endswith(ends) else arrays
+        for name, arrays in stages.items()
+    }
+
+
+@pytest.mark.parametrize("ends", [MAPS, MAPS[:1], MAPS[1:]], ids=["both", "scores", "weights"])
+def test_transposed_scores_and_weights_of_a_right_port_are_read(recorded: golden.Golden, ends: tuple[str, ...]) -> None:
+    comparison = golden.compare(recorded, transposed(recorded.stages, ends))
+    assert comparison.ok, str(comparison)
+    names = ", ".join(f"layers.*.{end}" for end in ends)
+    assert comparison.theirs.notes == [f"read as (keys, queries), because your dump is transposed: {names}"]
+    assert comparison.theirs.notes[0] in " ".join(str(comparison).split())
+
+
+def of_port(model: Model, recorded: golden.Golden, rules: dict[str, Callable]) -> dict[str, list[np.ndarray]]:
+    with edit(rules):
+        return golden.record(model, recorded.texts).stages
+
+
+@pytest.mark.parametrize("few", [("",), MAPS, MAPS[:1]], ids=["every stage", "both", "scores"])
+def test_products_of_keys_and_queries_are_no_layout(
+    model: Model, recorded: golden.Golden, few: tuple[str, ...]
+) -> None:
+    stages = of_port(model, recorded, {"*.attention.scores": lambda scores: scores.swapaxes(-1, -2)})
+    diagnosis = golden.diagnose(recorded, {name: each for name, each in stages.items() if name.endswith(few)}, model)
+    assert (diagnosis.stage, diagnosis.causes[0]) == ("layers.0.attention.scores", "query and key swapped")
+    assert not diagnosis.notes
+
+
+def test_a_transposed_dump_is_read_after_an_earlier_mistake_too(model: Model, recorded: golden.Golden) -> None:
+    first = "embeddings.norm" if "embeddings.norm" in recorded.stages else "embeddings.sum"
+    diagnosis = golden.diagnose(recorded, transposed(of_port(model, recorded, {first: lambda x: x * 1.5}), MAPS), model)
+    assert (diagnosis.stage, diagnosis.causes[0], diagnosis.then) == (first, "scaled by a constant", [])
+    assert diagnosis.notes[0] in str(diagnosis)
+
+
+# --- a padded vocabulary ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "head"), [("bert", "masked-lm"), ("gpt2", "causal-lm")])
+def test_logits_of_a_padded_vocabulary_are_compared_without_the_padding(family: str, head: str) -> None:
+    model = tiny.model(family, head)
+    recorded = golden.record(model, texts_for(model), "logits")
+    size = model.config.vocab_size
+    wide = {"logits": [np.pad(array, ((0, 0), (0, 7))) for array in recorded.stages["logits"]]}
+    comparison = golden.compare(recorded, wide)
+    assert comparison.ok, str(comparison)
+    assert comparison.theirs.notes == [
+        f"logits: {size + 7} columns, of which the first {size} are compared; the rest is padding"
+    ]
+    moved = {"logits": [np.roll(array, 1, axis=1) for array in wide["logits"]]}
+    assert golden.compare(recorded, moved).first.stage == "logits"
+    short = {"logits": [array[:, 1:] for array in recorded.stages["logits"]]}
+    assert "expected" in golden.compare(recorded, short).first.problem
+
+
+def test_labels_are_not_padded() -> None:
+    model = tiny.model("bert")
+    recorded = golden.record(model, texts_for(model), "logits")
+    assert golden.compare(recorded, {"logits": [np.pad(a, (0, 1)) for a in recorded.stages["logits"]]}).first.problem
 
 
 def test_two_names_of_one_stage_are_an_error(recorded: golden.Golden) -> None:
