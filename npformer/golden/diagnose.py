@@ -320,8 +320,9 @@ class _Case:
         if len(base.rules) == count or not added or wrong.rules[: len(base.rules)] != base.rules:
             return False
         right = self.at_stage(self.right, base.stage)
+        alone = replace(wrong, rules=(*self.right.rules, *added))
         with suppress(NpformerError):
-            made = self.compute(right), self.compute(right.ruling(dict(added)))
+            made = self.compute(right), self.compute(alone)
             return largest_error(*map(self.looked_at, made)) <= self.budget(base)
         return False
 

@@ -310,6 +310,26 @@ def test_an_ignored_mask_is_named(model: Model, recorded: golden.Golden) -> None
     assert golden.diagnose(recorded, arrays, model).mistake == "mask ignored"
 
 
+def test_a_wrong_mask_is_named_after_an_earlier_mistake() -> None:
+    """Without the earlier mistake's rule, the mask's rule still needs the padding that it hides."""
+    model, recorded = reference("distilbert")
+    real = np.array(LENGTHS)[:, None, None, None] > np.arange(max(LENGTHS))
+
+    def too_high(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        scores = tap("scores", q @ k.mT * np.float32(1 / math.sqrt(q.shape[-1])))
+        weights = np.exp(np.where(real, scores, np.float32(1e-9)))
+        return tap("context", tap("weights", weights / weights.sum(axis=-1, keepdims=True)) @ v)
+
+    texts = [Text(np.pad(text.ids, (0, max(LENGTHS) - len(text)))) for text in recorded.texts]
+    with (
+        norm_made(lambda x: standardized(x, 1e-5))(model, texts),
+        patched(attention, "attend", lambda q, k, v, *_, **__: too_high(q, k, v)),
+    ):
+        t = trace(model, texts)
+    diagnosis = golden.diagnose(recorded, {name: np.stack(t[name]) for name in t}, model)
+    assert [each.mistake for each in (diagnosis, *diagnosis.then)] == ["another layer norm eps", "mask misused"]
+
+
 def _padded(token_type_ids: np.ndarray | None, width: int) -> np.ndarray | None:
     return None if token_type_ids is None else np.pad(token_type_ids, (0, width - len(token_type_ids)))
 
