@@ -133,17 +133,19 @@ def embeddings_backward(
     return grads
 
 
-def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM) -> list[Stage]:
+def embeddings_stages(groups: Collection[str], normalize: Norm = LAYER_NORM, scale: float = 1.0) -> list[Stage]:
     """The stages of `embeddings` in firing order. groups: names of the tables, the norm and the projection."""
     rows, function = "(T, E)", "functions.embedding"
+    token = "E[ids]" if scale == 1 else f"{scale:.6g} E[ids]"
     found = [
-        Stage("token", rows, "E[ids]", function, "embed.hook_embed", kept=False),
+        Stage("token", rows, token, function, "embed.hook_embed", kept=False),
         Stage("position", rows, "P[positions]", function, "embed.hook_pos_embed", kept=False),
         Stage("segment", rows, "S[token_type_ids]", function, "embed.hook_token_type_embed", kept=False),
     ]
     found = [each for each in found if each.name in groups]
     parents = tuple([each.name for each in found])
-    found.append(Stage("sum", rows, "token + position [+ segment]", "embeddings.embeddings", parents=parents))
+    total = ("" if {"norm", "project"} & {*groups} else "X = ") + " + ".join(parents)
+    found.append(Stage("sum", rows, total, "embeddings.embeddings", parents=parents))
     if "norm" in groups:
         found.append(normalize.stage("norm", "sum", "sum", "X", rows, "hook_full_embed"))
     if "project" in groups:
@@ -224,4 +226,4 @@ class Embeddings:
     def stages(self) -> list[Stage]:
         """The stages in firing order."""
         groups = [name.removeprefix("embeddings.") for name in self.groups(0)]
-        return embeddings_stages(groups, self.norm or LAYER_NORM)
+        return embeddings_stages(groups, self.norm or LAYER_NORM, self.scale)

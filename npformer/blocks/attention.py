@@ -105,7 +105,7 @@ class Attention(Block):
 
     @property
     def stages(self) -> list[Stage]:
-        return attention_stages(INPUT, self.mechanisms, self.scale)
+        return attention_stages(INPUT, self.mechanisms, self.scale, self.bias, self.output_bias)
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         return attention_pull(direction, at, weights["output"])
@@ -163,7 +163,7 @@ class CrossAttention(Block):
 
     @property
     def stages(self) -> list[Stage]:
-        return attention_stages(SOURCE, (), self.scale)
+        return attention_stages(SOURCE, (), self.scale, self.bias)
 
     @staticmethod
     def _source(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -345,33 +345,42 @@ def _applied(block: Attention, rows: Rows, weights: Mapping[str, Linear]) -> _Ap
 # --- stages -----------------------------------------------------------------------------------------------------------
 
 
-def attention_stages(source: str, mechanisms: Sequence[Mechanism], scale: float = 0.0) -> list[Stage]:
+def attention_stages(
+    source: str,
+    mechanisms: Sequence[Mechanism],
+    scale: float = 0.0,
+    bias: bool = True,
+    output_bias: bool | None = None,
+) -> list[Stage]:
     """The stages of multi-head attention. source: INPUT for self-attention, SOURCE for cross-attention."""
-    rows = "{x}" if source == INPUT else "X"
+    rows, s = ("{x}", "T") if source == INPUT else ("source", "S")
+    b_q, b_k, b_v = (f" + b_{name}" if bias else "" for name in "QKV")
+    b_o = " + b_O" if (bias if output_bias is None else output_bias) else ""
     made_by, split = "functions.linear", "attention.split_heads"
-    attend = "attention.scaled_dot_product_attention"
+    attend, softmax = "attention.scaled_dot_product_attention", "functions.softmax"
     turned, (query, key) = _turned(mechanisms)
     added = [stage for each in mechanisms for stage in each.added]
     read = {name for each in mechanisms for name in each.read}
-    factor = " / sqrt(K)" if not scale else "" if scale == 1 else f" * {scale:.6g}"
-    formula = f"Q_h K_h^T{factor} [+ bias]"
+    products = max([1, *(each.products for each in mechanisms)])
+    k = f"{products} K" if products > 1 else "K"
+    formula = "Q_h K_h^T" + (f" / sqrt({k})" if not scale else "" if scale == 1 else f" * {scale:.6g}")
     for each in mechanisms:
         formula = each.formula(formula)
     scored = ("query_heads", "key_heads", *(each.name for each in added))
     return [
-        Stage("query", "(T, D)", "Q = {x} W_Q + b_Q", made_by, parents=(INPUT,), kept="query" in read),
-        Stage("key", "(T, D)", f"K = {rows} W_K + b_K", made_by, parents=(source,), kept="key" in read),
-        Stage("value", "(T, D)", f"V = {rows} W_V + b_V", made_by, parents=(source,), kept=False),
+        Stage("query", "(T, D)", f"Q = {{x}} W_Q{b_q}", made_by, parents=(INPUT,), kept="query" in read),
+        Stage("key", f"({s}, D)", f"K = {rows} W_K{b_k}", made_by, parents=(source,), kept="key" in read),
+        Stage("value", f"({s}, D)", f"V = {rows} W_V{b_v}", made_by, parents=(source,), kept=False),
         *turned,
         Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
-        Stage("key_heads", "(H, T, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
-        Stage("value_heads", "(H, T, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
+        Stage("key_heads", f"(H, {s}, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
+        Stage("value_heads", f"(H, {s}, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
         *added,
-        Stage("scores", "(H, T, T)", formula, attend, "attn.hook_attn_scores", scored, kept=False),
-        Stage("weights", "(H, T, T)", "W_h = softmax(scores)", "functions.softmax", "attn.hook_pattern", ("scores",)),
+        Stage("scores", f"(H, T, {s})", formula, attend, "attn.hook_attn_scores", scored, kept=False),
+        Stage("weights", f"(H, T, {s})", "W_h = softmax(scores)", softmax, "attn.hook_pattern", ("scores",)),
         Stage("context", "(H, T, K)", "W_h V_h", attend, "attn.hook_z", ("weights", "value_heads"), kept=False),
         Stage("combined", "(T, D)", "Concat(context)", "attention.combine_heads", parents=("context",)),
-        Stage("output", "(T, D)", "A = combined W_O + b_O", made_by, "hook_attn_out", ("combined",), kept=False),
+        Stage("output", "(T, D)", f"A = combined W_O{b_o}", made_by, "hook_attn_out", ("combined",), kept=False),
     ]
 
 

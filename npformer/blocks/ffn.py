@@ -59,17 +59,17 @@ class FeedForward(Block):
 
     @property
     def stages(self) -> list[Stage]:
-        function = f"activations.{self.activation.__name__}"
+        function, b_1 = f"activations.{self.activation.__name__}", " + b_1" if self.bias else ""
         return [
-            Stage("hidden", "(T, F)", "{x} W_1 + b_1", "functions.linear", "mlp.hook_pre", (INPUT,)),
+            Stage("hidden", "(T, F)", f"{{x}} W_1{b_1}", "functions.linear", "mlp.hook_pre", (INPUT,)),
             Stage("activation", "(T, F)", "act(hidden)", function, "mlp.hook_post", ("hidden",)),
-            output_stage("activation"),
+            output_stage("activation", self.bias),
         ]
 
 
-def output_stage(parent: str) -> Stage:
+def output_stage(parent: str, bias: bool) -> Stage:
     """The stage with the output of a feed-forward network."""
-    formula = f"B = {parent} W_2 + b_2"
+    formula = f"B = {parent} W_2{' + b_2' if bias else ''}"
     return Stage("output", "(T, D)", formula, "functions.linear", "hook_mlp_out", (parent,), kept=False)
 
 

@@ -39,10 +39,11 @@ class Gated(FeedForward):
     @property
     def stages(self) -> list[Stage]:
         hidden, activation, _ = super().stages
-        gate = Stage("gate", "(T, F)", "{x} V + c", "functions.linear", "mlp.hook_pre_linear", (INPUT,))
+        formula = "{x} V + c" if self.bias else "{x} V"
+        gate = Stage("gate", "(T, F)", formula, "functions.linear", "mlp.hook_pre_linear", (INPUT,))
         product = ("(T, F)", "activation * gate", "blocks.gated.gated_feed_forward")
         gated = Stage("gated", *product, parents=("activation", "gate"))
-        return [hidden, gate, activation, gated, output_stage("gated")]
+        return [hidden, gate, activation, gated, output_stage("gated", self.bias)]
 
 
 def gated_feed_forward(

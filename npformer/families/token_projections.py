@@ -92,7 +92,7 @@ class ProjectedTokens(Embeddings):
             tokens = "project"
             found.append(Stage(tokens, "(T, D)", "E[ids] W", "functions.linear", parents=("token",), kept=False))
         found.append(Stage("position", "(T, D)", "P[positions]", function, "embed.hook_pos_embed", kept=False))
-        formula, made_by = f"{tokens} + position", "families.token_projections.projected_tokens"
+        formula, made_by = f"X = {tokens} + position", "families.token_projections.projected_tokens"
         return within(
             "embeddings", [*found, Stage("sum", "(T, D)", formula, made_by, parents=(tokens, "position"))], {}
         )

@@ -19,8 +19,7 @@ import numpy as np
 
 from npformer import mechanisms, transformer
 from npformer.activations import gelu
-from npformer.blocks import Attention, Convolution, Gated, Normed
-from npformer.blocks.ffn import output_stage
+from npformer.blocks import Attention, Convolution, FeedForward, Gated, Normed
 from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.checkpoint.parameters import parameters
 from npformer.checkpoint.tree import module_path, unflatten
@@ -53,20 +52,21 @@ def layer_with(kinds: Iterable[type[Any]]) -> Layer:
 
 
 _KINDS = [getattr(mechanisms, name) for name in mechanisms.__all__]
-#: Excludes soft caps and ALiBi, which change the formula of scores.
-_LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, mechanisms.Alibi, SoftCap))
-#: The stages of a layer. The feed-forward network has the formula of a network without a gate.
-_OF_LAYER = [
-    each._replace(formula=output_stage("activation").formula) if each.name == "ffn.output" else each
-    for each in _LAYER.stages
-]
+#: Excludes soft caps, whose stage is listed below.
+_LAYER = layer_with(kind for kind in _KINDS if kind not in (mechanisms.Mechanism, SoftCap))
+_PLAIN = {each.name: each.formula for each in Layer((("attention", Attention(1)), ("ffn", FeedForward(gelu)))).stages}
+#: The stages of a layer, with the formulas of a layer without mechanisms and gates.
+_OF_LAYER = [each._replace(formula=_PLAIN.get(each.name, each.formula)) for each in _LAYER.stages]
 _NORMED = Layer(tuple((name, Normed(block, LAYER_NORM)) for name, block in _LAYER.blocks))
 _CONVOLUTION = Layer((("convolution", Convolution(gelu)),))
-_ANY = dict.fromkeys(("token", "position", "segment", "norm", "project"))
+_EMBEDDINGS = [
+    each._replace(formula="token [+ position] [+ segment]") if each.name == "embeddings.sum" else each
+    for each in embeddings_stages(("token", "position", "segment", "norm", "project"))
+]
 
 #: Every stage, in firing order; `*` stands for a layer's number.
 STAGES = (
-    *embeddings_stages(_ANY),
+    *_EMBEDDINGS,
     *within("layers.*", _OF_LAYER, {}, "blocks.*."),
     *within("layers.*", [each for each in _NORMED.stages if each.name.endswith(OUTPUT_NORM)], {}, "blocks.*."),
     *within("layers.*", [each for each in layer_with([SoftCap]).stages if each.name.endswith(UNCAPPED_SCORES)], {}),

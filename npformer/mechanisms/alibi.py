@@ -49,7 +49,7 @@ class Alibi(Mechanism):
         return scores
 
     def formula(self, scores: str) -> str:
-        return scores.replace("[+ bias]", "+ m_h (j - i)")
+        return f"{scores} + m_h (j - i)"
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray:

@@ -166,6 +166,9 @@ class Disentangled(Mechanism):
         dq, dk, sums = distance_scores_backward(of_terms, q, k, self._rows(queries, keys), **tables)
         return grad, dq, dk, {form: each.sum(axis=0) for form, each in sums.items()}
 
+    def formula(self, scores: str) -> str:
+        return f"{scores} + distance_scores" if self.forms else scores
+
     @property
     def added(self) -> tuple[Stage, ...]:
         if not self.forms:

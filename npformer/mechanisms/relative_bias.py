@@ -87,6 +87,9 @@ class RelativeBias(Mechanism):
     ) -> tuple[np.ndarray, float, float, Sums]:
         return grad, 0.0, 0.0, {"bias": at_distances_backward(grad, queries, keys, self.bias.shape[-1])}
 
+    def formula(self, scores: str) -> str:
+        return f"{scores} + b_h[bucket(j - i)]"
+
 
 def relative_buckets(
     distances: np.ndarray, n_buckets: int, max_distance: int = MAX_DISTANCE, bidirectional: bool = True

@@ -48,7 +48,7 @@ def pool_stages(x: str) -> list[Stage]:
 
 def pooled_stage(x: str) -> Stage:
     """The stage with the one row of a text that the head reads, computed from stage x."""
-    formula = "act(pooler); without a pooler, Z[0] or the mean of Z"
+    formula = "act(pooler)" if x == "pooler" else "Z[0], or the mean of Z"
     return Stage("pooled", "(D,)", formula, "output_heads.pool", "pooler.hook_pooler_out", (x,))
 
 
@@ -67,7 +67,8 @@ def classify_backward(
 
 def classify_stage(x: str) -> Stage:
     """The stage of `classify` for the rows in stage x."""
-    return Stage("logits", "(C,) or (T,) or (T, C)", "features W + b", "functions.linear", parents=(x,), kept=False)
+    formula = f"{x or 'features'} W + b"
+    return Stage("logits", "(C,) or (T,) or (T, C)", formula, "functions.linear", parents=(x,), kept=False)
 
 
 def spans(x: np.ndarray, output: Linear) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,8 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     for stage in found:
         listed = stages.find(stage)
         assert listed is not None
-        # tables may have a different width from layers
-        shapes = [each.shape.replace("E", "D") for each in (listed, of_model[stage])]
+        # tables may have a different width from layers, and a source a different length
+        shapes = [each.shape.replace("E", "D").replace("S", "T") for each in (listed, of_model[stage])]
         assert shapes[0] == shapes[1]
         assert of_model[stage].hook in (listed.hook, "")
 
@@ -99,6 +100,43 @@ def test_a_look_up_without_a_model_has_the_formulas_of_plain_models(name: str) -
     for stage in stages.of_model(model_of(name).config).values():
         if not stage.name.startswith(("embeddings", "pool")):
             assert stages.find(stage.name).formula == stage.formula
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "formula"),
+    [
+        ("distilbert, base", "embeddings.sum", "token + position"),
+        ("bert, base", "embeddings.sum", "token + position + segment"),
+        ("distilbert, base", "layers.0.attention.scores", "Q_h K_h^T / sqrt(K)"),
+        ("deberta-v2, base", "layers.0.attention.scores", "Q_h K_h^T / sqrt(3 K) + distance_scores"),
+        ("mpnet, base", "layers.0.attention.scores", "Q_h K_h^T / sqrt(K) + b_h[bucket(j - i)]"),
+        ("distilbert, sequence-classification", "pooled", "act(pooler)"),
+        ("distilbert, sequence-classification", "logits", "pooled W + b"),
+    ],
+)
+def test_a_formula_has_the_terms_of_its_model(name: str, stage: str, formula: str) -> None:
+    assert stages.of_model(model_of(name).config)[stage].formula == formula
+
+
+def test_a_model_without_a_norm_of_its_embeddings_and_without_biases_has_neither_in_its_formulas() -> None:
+    found = stages.of_model(tiny.model("llama", "causal-lm").config)
+    assert found["embeddings.sum"].formula == "X = token"
+    assert found["layers.0.attention.key"].formula == "K = N W_K"
+    assert found["layers.0.ffn.gate"].formula == "M V"
+    assert found["layers.0.ffn.output"].formula == "B = gated W_2"
+
+
+def test_keys_of_cross_attention_are_those_of_the_source() -> None:
+    found = stages.of_model(seq2seq_models.random_model().config)
+    key, weights = (found[f"decoder.layers.0.cross_attention.{name}"] for name in ("key", "weights"))
+    assert (key.shape, key.formula, weights.shape) == ("(S, D)", "K = source W_K + b_K", "(H, T, S)")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_function_of_a_stage_exists(name: str) -> None:
+    for function in {stage.function for stage in stages.of_model(model_of(name).config).values()}:
+        module, _, attribute = function.rpartition(".")
+        assert callable(getattr(import_module(f"npformer.{module}"), attribute)), function
 
 
 def test_the_output_of_a_gated_network_has_its_own_formula() -> None:
