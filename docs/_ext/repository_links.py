@@ -1,7 +1,8 @@
 """Points relative links, which also work on GitHub, at the site's pages or at GitHub, and checks every internal link.
 
 A link to a file of the repository outside `docs/` leads to that file on GitHub. When the site is written, each
-internal address must be a file of the site, and its anchor an element of that file.
+internal address must be a file of the site, and its anchor an element of that file. An address of a file on GitHub must
+be a file of the checkout.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def check(app: Sphinx, failed: Exception | None) -> None:
     for path, page in pages.items():
         for link in sorted(page.links):
             address = urlsplit(link)
+            if link.startswith(GITHUB) and not (ROOT / unquote(link.removeprefix(GITHUB).partition("#")[0])).exists():
+                logger.warning("%s: %s is not in the checkout", path.relative_to(site), link)
             if address.scheme or address.netloc:
                 continue
             target = (path.parent / unquote(address.path)).resolve() if address.path else path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 
 from markdown import code, directive, table
 from repository_links import GITHUB
@@ -62,9 +63,10 @@ def merged(found: Mapping[str, Stage]) -> dict[str, Stage]:
 
 
 def source(function: str) -> str:
-    """Returns a function's name, linked to its file."""
+    """Returns a function's name, linked to the file that defines it, which may be in the folder that exports it."""
     module, _, name = function.rpartition(".")
-    return f"[`{name}`]({GITHUB}npformer/{module.replace('.', '/')}.py)"
+    defined = getattr(import_module(f"npformer.{module}"), name).__module__
+    return f"[`{name}`]({GITHUB}{defined.replace('.', '/')}.py)"
 
 
 def anchor(case: str, name: str) -> str:
