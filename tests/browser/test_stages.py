@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from npformer import view
-from npformer.interpret.stages import find
 from npformer.interpret.traces import trace
 from tests.browser.arrays import encoder_decoder
 from tests.browser.page import Page
@@ -59,8 +58,16 @@ def test_every_stage_has_its_card_in_order(page: Page, model: Any) -> None:
     ) == list(t)
     assert page.texts(".shape") == [str(t[name].shape).replace(",)", ")") for name in t]
     plain = page.js("return [...document.querySelectorAll('.formula')].map((f) => f.textContent.replaceAll(' ', ''))")
-    stages = [find(name) for name in t]
-    assert plain == [s.formula.translate({32: "", ord("_"): "", ord("^"): ""}) for s in stages]
+    formulas = [t.row(name).formula for name in t]
+    assert plain == [re.sub(r"\b([A-Za-z])_|[ ^]", r"\1", each) for each in formulas]
+
+
+def test_the_name_of_an_array_in_a_formula_keeps_its_underscores(page: Page) -> None:
+    t = trace(tiny.model("bert", "token-classification"), TEXT)
+    page.show(view.stages(t))
+    assert page.text(f"{card(page, list(t), 'embeddings.segment')} .formula") == "S[token_type_ids]"
+    assert page.text(f"{card(page, list(t), 'logits')} .formula") == "layers.1.ffn_norm W + b"
+    assert page.texts(f"{card(page, list(t), 'layers.0.attention.key')} sub") == ["K", "K"]
 
 
 def test_corner_numbers_and_the_number_under_the_pointer(page: Page, model: Any) -> None:

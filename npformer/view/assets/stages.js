@@ -46,12 +46,16 @@ function ends(kept, whole, most) {
 
 // ---- A stage -----------------------------------------------------------------------------------------------------
 
-// A formula such as `W_h` or `K^T` with its subscripts and superscripts.
+// A formula such as `W_h` or `K^T` with its subscripts and superscripts. A name such as `token_type_ids` has none.
 const formula = (text) =>
   text
-    .split(/([_^]\w+)/)
-    .map((part) =>
-      part[0] === "_" ? el("sub", {}, part.slice(1)) : part[0] === "^" ? el("sup", {}, part.slice(1)) : part,
+    .split(/(\b[A-Za-z]_\w+|\^\w+)/)
+    .flatMap((part) =>
+      part[1] === "_"
+        ? [part[0], el("sub", {}, part.slice(2))]
+        : part[0] === "^"
+          ? el("sup", {}, part.slice(1))
+          : part,
     );
 
 const card = (i) => {
