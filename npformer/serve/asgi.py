@@ -38,7 +38,6 @@ from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
 from npformer.tasks.catalogue import TASKS
-from npformer.tasks.writing import Writing
 from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
@@ -245,10 +244,10 @@ def _described(served: Served) -> dict[str, Any]:
         kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": labels}}
     elif "text-ranking" in served.tasks:  # a causal language model, which has no labels
         kind = {"reranker": {"id2label": {"0": "LABEL_0"}}}
-    elif isinstance(next(iter(served.tasks.values())), Writing):
-        kind = {next(iter(served.tasks)): {}}
-    elif next(iter(served.tasks)) == "sparse-embedding":
+    elif (first := next(iter(served.tasks))) == "sparse-embedding":
         kind = {"embedding": {"pooling": "splade"}}
+    elif not first.endswith(("-embedding", "-extraction")):
+        kind = {first: {}}
     embed = served.tasks.get("sentence-embedding")
     if "embedding" in kind and embed is not None:
         kind = {"embedding": {"pooling": "+".join(embed.recipe.poolings)}}  # type: ignore[attr-defined]

@@ -1,8 +1,11 @@
-"""All routes. A route made from a task's declaration returns the values of the task's answers.
+"""All routes. A route made from a task's declaration has the format of Hugging Face's inference API.
 
-Routes for vectors, labels, ranks and generated texts follow the formats of other services (`routes.py`,
-`text_to_text.py`, `text_generation.py` and `chat.py`). The parameters of all other routes are the options of a task's
-command.
+Its parameters are the options of the task's command. Routes for vectors, labels, ranks and generated texts follow the
+formats of other services (`routes.py`, `text_to_text.py`, `text_generation.py` and `chat.py`).
+
+References
+----------
+https://huggingface.co/docs/inference-providers/tasks/index.
 """
 
 from __future__ import annotations
@@ -19,16 +22,22 @@ from npformer.serve.models import TaskWork, choose
 from npformer.serve.routes import MODEL, TRUNCATE, Reply, Route, Service
 from npformer.serve.text_generation import settled
 from npformer.tasks.catalogue import TASKS
-from npformer.tasks.declaration import Command, Option, comma_separated, whole
+from npformer.tasks.declaration import Command, Option, comma_separated, labels, whole
 
-KINDS = {whole: f.whole(1), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.TEXT_LIST}
+MOST = 256  # maximum number of answers to a text, and of tokens in an answer
+REPEATED = 64  # maximum tokens in the answers that repeat their texts, per token allowed in a request
+KINDS = {
+    whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.SHORT_LIST,
+    labels: f.SHORT_LIST,
+}  # fmt: skip
+INPUTS = {"pair": f.PAIRS, "question": f.QUESTIONS}
 
 
 def _kind(option: Option) -> Kind:
     """Returns the kind of a parameter's values, from the command's option."""
     if "choices" in option.how:
         return f.one_of(*option.how["choices"])
-    return f.BOOLEAN if "action" in option.how else KINDS.get(option.how.get("type"), f.TEXT)
+    return f.BOOLEAN if "action" in option.how else KINDS.get(option.how.get("type"), f.SHORT)
 
 
 def declared(name: str, path: str, command: Command) -> Route:
@@ -39,7 +48,7 @@ def declared(name: str, path: str, command: Command) -> Route:
     }
     required = any(each.default is REQUIRED for each in parameters.values())
     fields = {
-        "inputs": Field(f.PAIRS if command.reads == "pair" else f.TEXTS),
+        "inputs": Field(INPUTS.get(command.reads, f.TEXTS)),
         "parameters": Field(f.an_object(parameters), REQUIRED if required else None),
         **TRUNCATE,
         **MODEL,
@@ -51,14 +60,24 @@ async def answered(name: str, service: Service, given: dict[str, Any]) -> Reply:
     """Returns a task's answer to one text, or a list of answers to a list of texts."""
     _, task = choose(service.models, given["model"], name)
     parameters = {key: value for key, value in (given["parameters"] or {}).items() if value is not None}
-    work = TaskWork(task, settled(task, parameters, "parameters"))
-    found, prepared = await service.ask(work, given["inputs"], given["truncate"])
-    values = [_plain(task.values(each)) for each in found]
-    return Reply(prepared, values if given["inputs"].several else values[0])
+    texts, options = given["inputs"], await service.in_thread(settled, task, parameters, "parameters")
+    prepared = await service.prepared(task, texts, given["truncate"], "inputs", options)
+    count, most = 0, REPEATED * service.limits.tokens
+    for each in prepared.requests:
+        count += task.n_answer_tokens(each, options)
+    if count > most:
+        raise f.too_large(f"inputs: expected at most {most} tokens in the filled texts, got {count}; lower top_k")
+    found = await service.answers(TaskWork(task, options), prepared, "inputs", texts.several)
+    values = map(_plain, map(task.reply, found))
+    return Reply(prepared, values if texts.several else next(values))
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: each.tolist() if isinstance(each, np.ndarray) else each for name, each in values.items()}
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 FORMATS = (*routes.ROUTES, *text_to_text.ROUTES, *chat.ROUTES)

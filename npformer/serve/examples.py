@@ -62,6 +62,25 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "/translate": ({"inputs": ["the dog"]}, [{"translation_text": "der Hund"}]),
     "/summarize": ({"inputs": ["The first hour was slow. I loved the end."]}, [{"summary_text": "A slow start."}]),
     "/text2text": ({"inputs": ["translate English to German: the dog"]}, [{"generated_text": "der Hund"}]),
+    "/zero_shot": (
+        {"inputs": "I love ice cream", "parameters": {"candidate_labels": ["food", "music"]}},
+        [{"label": "food", "score": 0.9612}, {"label": "music", "score": 0.0388}],
+    ),
+    "/tag": (
+        {"inputs": "Sarah lives in London"},
+        [
+            {"entity_group": "PER", "score": 0.9981, "word": "Sarah", "start": 0, "end": 5},
+            {"entity_group": "LOC", "score": 0.9993, "word": "London", "start": 15, "end": 21},
+        ],
+    ),
+    "/answer": (
+        {"inputs": {"question": "Where does she live?", "context": "Sarah lives in London."}},
+        {"answer": "London", "score": 0.9731, "start": 15, "end": 21},
+    ),
+    "/fill": (
+        {"inputs": "I love [MASK] cream", "parameters": {"top_k": 1}},
+        [{"score": 0.9414, "token": 3256, "token_str": "ice", "sequence": "i love ice cream"}],
+    ),
     "/generate": ({"inputs": "The cat", "parameters": {"max_new_tokens": 2}}, {"generated_text": " sat down"}),
     "/generate_stream": ({"inputs": "The cat", "parameters": {"max_new_tokens": 2}}, STREAM),
     "/v1/completions": (

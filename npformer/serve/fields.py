@@ -19,6 +19,7 @@ from npformer.text.inputs import Pair, as_text
 REQUIRED = object()
 MOST_STOPS = 4  # as in OpenAI's API and text-generation-inference; each string is searched for after every token
 STOP_LENGTH = 1000  # characters
+MOST_SHORT, SHORT_LENGTH = 1000, 1000  # texts and characters of a parameter, such as labels, which each input repeats
 MOST_PARTS = 100_000  # lists and objects in a body; no other thread runs while json creates them
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
@@ -155,6 +156,33 @@ def _pairs(where: str, value: Any) -> Texts:
     return _texts(where, value)
 
 
+def _questions(where: str, value: Any) -> Texts:
+    """An object with a question and its context, or a list of such objects."""
+    several = isinstance(value, list)
+    if value == []:
+        raise expected(where, "a question and its context", value)
+    items = []
+    for i, each in enumerate(value if several else [value]):
+        given = read_fields(QUESTION, each, f"{where}[{i}]" if several else where)
+        items.append(Pair(given["question"], given["context"]))
+    return Texts(items, several)
+
+
+def _short(where: str, value: Any) -> str:
+    text = _text(where, value)
+    if len(text) > SHORT_LENGTH:
+        raise wrong(where, f"expected at most {SHORT_LENGTH} characters, got {len(text)}")
+    return text
+
+
+def _short_list(where: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise expected(where, "a list of texts", value)
+    if len(value) > MOST_SHORT:
+        raise wrong(where, f"expected at most {MOST_SHORT} texts, got {len(value)}")
+    return [_short(f"{where}[{i}]", each) for i, each in enumerate(value)]
+
+
 def _content(where: str, value: Any) -> str:
     """Reads a message's text, or joins parts {"type": "text", "text": ...}."""
     if not isinstance(value, list):
@@ -242,6 +270,14 @@ def nothing_else(why: str, *values: Any) -> Kind:
     return Kind({"enum": [None, *values], "description": f"Other values are unsupported: {why}."}, read)
 
 
+def schema_of(fields: Fields) -> dict[str, Any]:
+    """Returns the JSON schema of an object with these fields."""
+    required = [name for name, each in fields.items() if each.default is REQUIRED]
+    properties = {name: each.described() for name, each in fields.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
 def an_object(fields: Fields) -> Kind:
     """Returns the kind of objects with these fields."""
     return Kind(schema_of(fields), lambda where, value: read_fields(fields, value, where))
@@ -268,10 +304,16 @@ TEXT_LIST = Kind(_SEVERAL, _text_list)
 _STOP = {**_ONE, "minLength": 1, "maxLength": STOP_LENGTH}
 STOPS = Kind({"oneOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}]}, _stops)
 OPENAI_TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _openai_texts)
+QUESTION = {"question": Field(TEXT), "context": Field(TEXT)}
+_SHORT = {**_ONE, "maxLength": SHORT_LENGTH}
+SHORT = Kind(_SHORT, _short)
+SHORT_LIST = Kind({"type": "array", "items": _SHORT, "minItems": 1, "maxItems": MOST_SHORT}, _short_list)
 _PAIR = {"type": "array", "items": _ONE, "minItems": 1, "maxItems": 2}
 PAIRS = Kind({"oneOf": [_ONE, _PAIR, {"type": "array", "items": _PAIR, "minItems": 1}]}, _pairs)
 _DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": _ONE}}
 DOCUMENTS = Kind({"type": "array", "items": {"oneOf": [_ONE, _DOCUMENT]}, "minItems": 1}, _documents)
+_QUESTION = schema_of(QUESTION)
+QUESTIONS = Kind({"oneOf": [_QUESTION, {"type": "array", "items": _QUESTION, "minItems": 1}]}, _questions)
 JSON_OBJECT = Kind({"type": "object", "properties": {}}, _json_object)
 BOOLEAN = Kind({"type": "boolean"}, _boolean)
 
@@ -327,11 +369,3 @@ def read_fields(fields: Fields, given: Any, where: str = "") -> dict[str, Any]:
 
 def _shortened(name: str) -> str:
     return name if len(name) <= 40 and name.isidentifier() else "field"
-
-
-def schema_of(fields: Fields) -> dict[str, Any]:
-    """Returns the JSON schema of an object with these fields."""
-    required = [name for name, each in fields.items() if each.default is REQUIRED]
-    properties = {name: each.described() for name, each in fields.items()}
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": required} if required else schema

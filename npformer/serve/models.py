@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -12,6 +13,7 @@ from npformer.base_model import BaseModel
 from npformer.common.errors import NpformerError
 from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
+from npformer.serve.batching import log
 from npformer.serve.fields import Refusal, too_large, wrong
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.pipelines import class_of, pipeline, tasks_of
@@ -28,6 +30,8 @@ Given = str | Path | Model | Seq2Seq | Task
 SERVED: dict[str, dict[str, Any]] = {
     "text-ranking": {"function_to_apply": "sigmoid"},
     "text-classification": {"top_k": None},
+    "token-classification": {"aggregation_strategy": "simple"},
+    "question-answering": {},
     "sentence-embedding": {},
     "feature-extraction": {"return_tensors": True},
 }
@@ -132,8 +136,21 @@ def _tasks(task: Task) -> Iterator[tuple[str, Task]]:
     if isinstance(task, SparseEmbedding):  # a sparse model gets no route for sentence-embedding
         names = [task.name, *(name for name in names if name not in (task.name, "sentence-embedding"))]
     for name in names:
-        made = name == task.name and not SERVED.get(name)
-        yield name, task if made else class_of(name)(task.model, **SERVED.get(name, {}))
+        try:
+            yield name, _in_service(name, task)
+        except NpformerError as error:  # for example, a tokenizer without a mask token
+            log.warning("no route %s: %s", TASKS[name].route, error)
+
+
+def _in_service(name: str, task: Task) -> Task:
+    """Returns the task of this name for the model of `task`. If it is `task`, it keeps the options that it changes."""
+    options = SERVED.get(name, {})
+    if name != task.name:
+        return class_of(name)(task.model, **options)
+    usual, made = task.defaults(), copy(task)
+    unchanged = {each: options[each] for each in options if getattr(task.options, each) == getattr(usual, each)}
+    made.options = task.settle(task.options, unchanged)
+    return made if unchanged else task
 
 
 def candidates(models: Mapping[str, Served], name: str | None) -> list[Served]:
@@ -188,7 +205,7 @@ def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, wh
 
 def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:
     """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for one that is too long."""
-    found = task.prepare(items, 0, replace(options, long="truncate"))
+    found = task.prepare(items, 0, options if options.long == "window" else replace(options, long="truncate"))
     requests, cut, limit = [], [], task.limit(options)
     for index, request in enumerate(found):
         place = f"{where}[{index}]" if several else where
@@ -204,11 +221,12 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
             if reason != request.reason:
                 raise too_large(f"{place}: {reason}")
             raise wrong(place, reason)
-        if request.encoded[0].truncated:
+        longest = max(request.encoded, key=lambda each: each.n_tokens)
+        if longest.truncated:
             cut.append(index)
             if not truncate:
                 most = limit + isinstance(task, TextGeneration)  # a prompt may have one more token, see `_whole`
-                taken = f"expected at most {most} tokens, got {request.encoded[0].n_tokens}"
+                taken = f"expected at most {most} tokens, got {longest.n_tokens}"
                 raise too_large(f"{place}: {taken}; shorten it or set truncate=true")
         requests.append(request)
     return Prepared(requests, [_size(each) for each in requests], cut)

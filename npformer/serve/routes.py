@@ -52,7 +52,8 @@ class Service:
 
     async def prepared(self, task: Task, texts: f.Texts, truncate: bool, where: str, options: Any) -> Prepared:
         """Encodes a request's texts. Refuses too many texts, and texts that are too long."""
-        self.limits.check_texts(where, len(texts.items))
+        times = task.n_texts(options)
+        self.limits.check_texts(where if times == 1 else f"{where}, each read {times} times", len(texts.items) * times)
         found: Prepared = await self.in_thread(prepare, task, texts.items, options, truncate, where, texts.several)
         self.limits.check_tokens(where, sum(found.sizes))
         return found

@@ -12,6 +12,7 @@ from npformer.tasks.declaration import (
     Declaration,
     Option,
     comma_separated,
+    labels,
     long_or_error,
     option,
     whole,
@@ -77,6 +78,7 @@ whole datasets, with pip install "npformer[data]":
         "sequence-classification",
         "a classifier trained on natural-language inference",
         label="entail",
+        route="/zero_shot",
         command=Command(
             "zero-shot",
             "scores of your own labels for each text",
@@ -85,7 +87,7 @@ whole datasets, with pip install "npformer[data]":
   npformer zero-shot -m typeform/distilbert-base-uncased-mnli \\
       -l politics,sport "Who won the election?\"""",
             (
-                option("-l --labels A,B,...", "the labels, separated by commas", "candidate_labels", required=True),
+                option("-l --labels A,B,...", "the labels", "candidate_labels", required=True, type=labels),
                 option(
                     "--template TEXT", 'a sentence with {} for the label ("This example is {}.")', "hypothesis_template"
                 ),
@@ -99,6 +101,7 @@ whole datasets, with pip install "npformer[data]":
         "a model with a token-classification head",
         "dslim/bert-base-NER",
         aliases=("ner",),
+        route="/tag",
         command=Command(
             "tag",
             "the names, places, ... in each text",
@@ -123,6 +126,7 @@ whole datasets, with pip install "npformer[data]":
         "question-answering",
         "a model with a question-answering head",
         "distilbert/distilbert-base-cased-distilled-squad",
+        route="/answer",
         command=Command(
             "answer",
             "answers to questions from a context",
@@ -146,6 +150,7 @@ whole datasets, with pip install "npformer[data]":
         "masked-lm",
         "a masked-language model",
         "distilbert/distilbert-base-uncased",
+        route="/fill",
         command=Command(
             "fill",
             "words for [MASK]",

@@ -58,6 +58,11 @@ def comma_separated(text: str) -> list[str]:
     return text.split(",")
 
 
+def labels(text: str) -> list[str]:
+    """Splits labels at commas, without the spaces around them."""
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 STRIDE = option("--stride N", "tokens shared by neighbouring windows of a long text", "stride", type=whole)
 LONG_TEXTS = option(
     "--long", "how to handle long texts (default: truncate; with --stride: window)", "long", choices=LONG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ class FillMask(Task):
     )
 
     def __init__(self, model: Model, **options: Any) -> None:
-        self._targets: dict[tuple[str, ...] | None, np.ndarray | None] = {}
+        self._warned: set[str] = set()
+        self._target_ids = lru_cache(16)(self._ids_of)  # a service gets other targets with each request
         super().__init__(model, **options)
         self.encoder_model = without_head(model)
         self.mask = special_token(model.folder, model.config, "mask_token")
@@ -88,6 +90,19 @@ class FillMask(Task):
         settled: FillOptions = super().settle(options, given)
         self._target_ids(settled.targets)
         return settled
+
+    def stream(self, items: Iterator[Any], options: FillOptions, quiet: bool = False) -> Iterator[Any]:
+        """As in `Task`. Warns about words outside the vocabulary (see `targets`)."""
+        for target in dict.fromkeys(options.targets or ()):
+            if target not in self._warned and self.model.tokenizer.token_to_id(target) is None:
+                self._warned.add(target)
+                first = self.model.tokenizer.id_to_token(self._target_id(target))
+                warn(f"targets: {target!r} is not a token of the vocabulary; using its first token {first!r}")
+        return super().stream(items, options, quiet)
+
+    def n_answer_tokens(self, request: Request, options: FillOptions) -> int:
+        ids = np.concatenate([text.ids for text in request.encoded[0].texts])
+        return int((ids == self.mask_id).sum()) * options.top_k * len(ids)
 
     def columns(self) -> dict[str, Any]:
         return {self.form.several: [[self.form.fields]]}
@@ -158,11 +173,9 @@ class FillMask(Task):
             "sequence": decode(filled, skip_special_tokens=alone),  # the other masks stay in the text
         }
 
-    def _target_ids(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
-        """Returns the ids of the target words. Warns about words outside the vocabulary (see `targets`)."""
-        if targets not in self._targets:
-            self._targets[targets] = None if targets is None else np.unique([self._target_id(each) for each in targets])
-        return self._targets[targets]
+    def _ids_of(self, targets: tuple[str, ...] | None) -> np.ndarray | None:
+        """Returns the ids of the target words."""
+        return None if targets is None else np.unique([self._target_id(each) for each in targets])
 
     def _target_id(self, target: str) -> int:
         tokenizer = self.model.tokenizer
@@ -172,7 +185,6 @@ class FillMask(Task):
         pieces = tokenizer.encode(target, add_special_tokens=False)
         if not pieces.ids:
             raise NpformerError(f"targets: {target!r:.80} has no token in the vocabulary")
-        warn(f"targets: {target!r} is not a token of the vocabulary; using its first token {pieces.tokens[0]!r}")
         return int(pieces.ids[0])
 
 

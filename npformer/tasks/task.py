@@ -216,6 +216,20 @@ class Task(Answering):
         """Returns the lines that show the answer to a text."""
         return [self.form.line.format_map(each) for each in (answer if isinstance(answer, list) else [answer])]
 
+    # --- for a service -------------------------------------------------------------------------------------------
+
+    def reply(self, answer: Any) -> Any:
+        """Returns an answer in the format of Hugging Face's inference API, which for most tasks is the pipeline's."""
+        return answer
+
+    def n_texts(self, options: Any) -> int:
+        """Returns the number of texts that the model reads for an input."""
+        return 1
+
+    def n_answer_tokens(self, request: Request, options: Any) -> int:
+        """Returns the number of tokens in an answer that repeats its text several times, otherwise 0."""
+        return 0
+
     # --- reading texts -------------------------------------------------------------------------------------------
 
     def window_size(self, options: Any) -> tuple[int | None, int | None]:

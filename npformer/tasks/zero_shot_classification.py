@@ -108,6 +108,12 @@ class ZeroShotClassification(Task):
     def findings(self, text: str, answer: Any) -> list[str]:
         return super().findings(text, self.row(answer)[self.form.several])
 
+    def reply(self, answer: Any) -> Any:
+        return self.row(answer)[self.form.several]
+
+    def n_texts(self, options: ZeroShotOptions) -> int:
+        return len(options.candidate_labels)
+
     def inputs(self, item: Any, options: ZeroShotOptions) -> list[str | Pair]:
         text = as_text(item)
         return [Pair(text, options.hypothesis_template.replace("{}", label)) for label in options.candidate_labels]

@@ -11,6 +11,8 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+import npformer
+from tests.support import tiny
 from tests.support.service import Server
 
 TEXTS = ["I love ice cream", "not my music", "the news"]
@@ -94,6 +96,40 @@ def test_inference_client_labels(server, alone):
         (each["label"], each["score"]) for each in alone("text-classification", "classifier", top_k=2)(TEXTS[0])
     ]
     assert [(each.label, each.score) for each in client.text_classification(TEXTS[0], top_k=2)] == expected
+
+
+def test_inference_client_tags_answers_words_and_own_labels(tmp_path):
+    folders = {
+        head: tiny.folder(tmp_path / head, "bert", head)
+        for head in ("token-classification", "question-answering", "masked-lm")
+    }
+    folders["judge"] = tiny.folder(tmp_path / "judge", labels=("contradiction", "entailment"))
+    tag, ask, fill, judge = map(
+        npformer.pipeline, ("ner", "question-answering", "fill-mask", "zero-shot-classification"), folders.values()
+    )
+    with Server(*folders.values()) as server:
+        paths = ("/tag", "/answer", "/fill", "/zero_shot")
+        tagger, answerer, filler, judging = (InferenceClient(model=server.url + path) for path in paths)
+        found = tagger.token_classification(TEXTS[0], aggregation_strategy="first")
+        expected = tag(TEXTS[0], aggregation_strategy="first")
+        assert [(each.entity_group, each.score, each.word) for each in found] == [
+            (each["entity_group"], each["score"], each["word"]) for each in expected
+        ]
+        question = {"question": "what is good", "context": "ice cream is good"}
+        assert answerer.question_answering(**question).answer == ask(**question)["answer"]
+        best = answerer.question_answering(**question, top_k=2)
+        assert [each.answer for each in best] == [each["answer"] for each in ask(**question, top_k=2)]
+        words = filler.fill_mask("I love [MASK] cream", targets=["ice", "music"])
+        expected = fill("I love [MASK] cream", targets=["ice", "music"])
+        assert [(each.token_str, each.sequence) for each in words] == [
+            (each["token_str"], each["sequence"]) for each in expected
+        ]
+        labels = ["music", "ice"]
+        scores = judging.zero_shot_classification(TEXTS[0], labels, multi_label=True)
+        expected = judge(TEXTS[0], labels, multi_label=True)
+        assert [(each.label, each.score) for each in scores] == list(
+            zip(expected["labels"], expected["scores"], strict=True)
+        )
 
 
 def test_inference_client_translation(server, alone):

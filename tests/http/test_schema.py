@@ -79,6 +79,7 @@ def test_a_schema_and_the_checks_accept_the_same_values(path: str) -> None:
     @settings(max_examples=75, deadline=None)
     @given(near(SCHEMAS[path]))
     @example({"inputs": {"source_sentence": "a", "sentences": ["b"]}})
+    @example({"inputs": "a", "parameters": {"candidate_labels": ["b"]}})
     @example({"prompt": "a", "n": 1.0})
     @example({"prompt": "a", "temperature": 1e-7})
     @example({"inputs": "a", "parameters": {"temperature": 1e-7}})

@@ -92,8 +92,8 @@ def test_the_service_describes_each_model(server):
     _, info, _ = server.get("/info")
     assert info["models"][0]["model_type"] == {"embedding": {"pooling": "splade"}}
     assert [each["tasks"] for each in info["models"]] == [
-        ["sparse-embedding", "feature-extraction"],
-        ["sentence-embedding", "feature-extraction", "sparse-embedding"],
+        ["sparse-embedding", "feature-extraction", "fill-mask"],
+        ["sentence-embedding", "feature-extraction", "fill-mask", "sparse-embedding"],
         ["sentence-embedding", "feature-extraction", "sparse-embedding"],
         ["sentence-embedding", "feature-extraction"],
     ]
