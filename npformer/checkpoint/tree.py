@@ -27,7 +27,7 @@ from npformer.checkpoint.tied import PROJECTION, is_table, ties, with_tables
 from npformer.common.errors import NpformerError, warn
 from npformer.config import Config
 from npformer.embeddings import sinusoidal_positions
-from npformer.families import Part, Source, family_of
+from npformer.families import Source, TensorPart, family_of
 from npformer.runtime.narrow import NARROW, NarrowWeight, narrowed, widened
 
 Tree = dict[str, Any]  # nested dicts of arrays; "layers" is a list
@@ -293,7 +293,7 @@ def to_torch(tree: Tree, config: Config) -> dict[str, Array]:
     """Converts a nested dict to the tensors of a checkpoint. Inverse of `to_tree`. Linear weights are views."""
     expected, places = parameters(config), sources(config)
     flat: dict[str, Array] = {}
-    parts: dict[tuple[str, int], dict[Part, Array]] = {}  # parts of a tensor along an axis
+    parts: dict[tuple[str, int], dict[TensorPart, Array]] = {}  # parts of a tensor along an axis
     for ours, array in stored(tree, config).items():
         source = places[ours]
         array = np.asarray(array)

@@ -116,7 +116,7 @@ def _run(given: list[str]) -> int:
     return 0
 
 
-class Command(NamedTuple):
+class Subcommand(NamedTuple):
     """A subcommand: its help texts, its arguments, and the function to run; `narrow` adapts the help."""
 
     description: str | None
@@ -126,8 +126,8 @@ class Command(NamedTuple):
     narrow: Callable[[ArgumentParser, Sequence[str]], None] = lambda parser, arguments: None
 
 
-def find(name: str) -> Command:
-    """Returns the `Command` for a name in COMMANDS."""
+def find(name: str) -> Subcommand:
+    """Returns the `Subcommand` for a name in COMMANDS."""
     from npformer.cli.task_commands import TASK_COMMANDS
 
     if task := TASK_COMMANDS.get(name):
@@ -137,10 +137,10 @@ def find(name: str) -> Command:
 
             return answer_all(task.task, task.command, args)
 
-        return Command(task.command.description, task.command.epilog, task.add_arguments, answer)
+        return Subcommand(task.command.description, task.command.epilog, task.add_arguments, answer)
     module = import_module(f"npformer.cli.{name.replace('-', '_')}")
     narrow = filter(None, [getattr(module, "narrow", None)])
-    return Command(module.__doc__, module.EPILOG, module.add_arguments, module.run, *narrow)
+    return Subcommand(module.__doc__, module.EPILOG, module.add_arguments, module.run, *narrow)
 
 
 def _subcommand(name: str, arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from npformer.cli import dataset
 from npformer.cli.answers import as_written, shown
 from npformer.cli.arguments import loading
 from npformer.cli.process import BAD_INPUT, complain
-from npformer.cli.texts import Line, count, interactive, lines, paired, read_file
+from npformer.cli.texts import InputLine, count, interactive, lines, paired, read_file
 from npformer.common.errors import NpformerError
 from npformer.common.files import written_whole
 from npformer.common.progress import hidden, note, with_bar
@@ -28,7 +28,7 @@ from npformer.tasks.task import InputError, Task
 from npformer.text.encoding import was_cut
 from npformer.text.inputs import Pair
 
-Answered = tuple[Line, Any]  # a line, and its answer or None
+Answered = tuple[InputLine, Any]  # a line, and its answer or None
 
 
 def answer_all(name: str, command: Command, args: Namespace) -> int:
@@ -90,7 +90,7 @@ def write_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, ensure_ascii=ascii_only, default=np.ndarray.tolist))
 
 
-def _described(task: Task, line: Line, answer: Any) -> dict[str, Any]:
+def _described(task: Task, line: InputLine, answer: Any) -> dict[str, Any]:
     if line.error:
         return {"error": f"{line.where}: {line.error}"}
     read = {} if answer is None else {"n_tokens": answer.n_tokens, "truncated": answer.truncated}
@@ -145,9 +145,9 @@ def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_
 
     skip_blanks: blank lines get no answer.
     """
-    waiting: deque[Line] = deque()
+    waiting: deque[InputLine] = deque()
 
-    def is_asked(line: Line) -> bool:
+    def is_asked(line: InputLine) -> bool:
         return not line.error and not (skip_blanks and not line.text.strip())
 
     if interactive(args):
@@ -183,7 +183,7 @@ def _answered(task: Task, args: Namespace, as_input: Callable[[str], Any], skip_
         complain(f"{cut} texts were truncated")
 
 
-def _without_answer(line: Line) -> Answered:
+def _without_answer(line: InputLine) -> Answered:
     if line.error:
         complain(f"{line.where}: {line.error}")
     return line, None

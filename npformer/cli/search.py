@@ -22,7 +22,7 @@ from npformer.checkpoint.tree import stored
 from npformer.cli.arguments import JSON, add_options, loading, model_options
 from npformer.cli.process import BAD_INPUT, complain
 from npformer.cli.run_task import write_json
-from npformer.cli.texts import Line, lines, paired, plain
+from npformer.cli.texts import InputLine, lines, paired, plain
 from npformer.common.errors import NpformerError
 from npformer.common.files import place_in_folder
 from npformer.common.limits import Limits
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     name = next((each for each in DOCUMENTS if prompts.get(each)), DOCUMENTS[0])
     task.options = task.settle(task.options, {"prompt_name": name})
     model = _digest(task)
-    found: list[tuple[float, Line]] = []
+    found: list[tuple[float, InputLine]] = []
     code = 0
     for file in files:
         read = list(lines(argparse.Namespace(file=[file], texts=[])))
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _vectors(task: Any, model: str, file: str, read: list[Line]) -> np.ndarray:
+def _vectors(task: Any, model: str, file: str, read: list[InputLine]) -> np.ndarray:
     """Returns the vectors (N, D) of a file's lines, NaN for lines without text. Reads or computes them."""
     content = hashlib.sha256(json.dumps([[line.text, bool(line.error)] for line in read]).encode()).hexdigest()
     described = {"lines": content, "model": model}
@@ -117,7 +117,7 @@ def _kept(place: Path, described: dict[str, str], width: int, blank: np.ndarray,
     return kept
 
 
-def _computed(task: Any, read: list[Line]) -> np.ndarray:
+def _computed(task: Any, read: list[InputLine]) -> np.ndarray:
     vectors = np.full((len(read), task.collect([]).shape[1]), np.nan, np.float32)
     asked = [index for index, line in enumerate(read) if not line.error and line.text.strip()]
     answers = task.stream((read[index].text for index in asked), task.options, quiet=True)

@@ -21,7 +21,7 @@ from npformer.text.inputs import Pair
 
 
 @dataclass
-class Line:
+class InputLine:
     """A text and where it comes from, or the reason why it could not be read."""
 
     where: str
@@ -39,7 +39,7 @@ def paired(text: str, pair: str | None) -> str | Pair:
     return read[0].text if pair is None else Pair(read[0].text, read[1].text)
 
 
-def lines(args: Namespace) -> Iterator[Line]:
+def lines(args: Namespace) -> Iterator[InputLine]:
     """Yields the texts in order: arguments, then files. Without either, reads standard input.
 
     Raises NpformerError before the first text if a file cannot be read.
@@ -96,7 +96,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
 
 
-def _stdin_lines() -> Iterator[Line]:
+def _stdin_lines() -> Iterator[InputLine]:
     if sys.stdin.isatty():
         shown()
         complain("one text per line; Ctrl-D to finish")
@@ -113,23 +113,23 @@ def _check_readable(name: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _file_lines(name: str) -> Iterator[Line]:
+def _file_lines(name: str) -> Iterator[InputLine]:
     with named(name), open(name, "rb") as file:
         yield from _lines(name, file)
 
 
-def _lines(name: str, file: BinaryIO | Any) -> Iterator[Line]:
+def _lines(name: str, file: BinaryIO | Any) -> Iterator[InputLine]:
     for number, line in lines_of(file, name):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         yield _decoded(f"{name}:{number}", line.removesuffix(b"\n").removesuffix(b"\r"))
 
 
-def _decoded(where: str, data: bytes) -> Line:
+def _decoded(where: str, data: bytes) -> InputLine:
     try:
-        return Line(where, data.decode())
+        return InputLine(where, data.decode())
     except UnicodeDecodeError as error:
-        return Line(where, error=f"not UTF-8 (byte {error.start})")
+        return InputLine(where, error=f"not UTF-8 (byte {error.start})")
 
 
 def _count_lines(name: str) -> int:

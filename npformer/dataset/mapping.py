@@ -16,7 +16,7 @@ from npformer.common.progress import bar
 from npformer.dataset.columns import check_names, schema_of, together
 from npformer.dataset.formats import checksum, explained
 from npformer.dataset.manifest import Manifest
-from npformer.dataset.sinks import Parts, Sink, write
+from npformer.dataset.sinks import PartTables, Sink, write
 from npformer.dataset.sources import Dataset, File, check_text_column, parts, survey
 from npformer.dataset.work import Place, answer, check_repeatable, identity, machine, probe
 from npformer.tasks.task import Task
@@ -242,7 +242,7 @@ class _Run:
         path = self.sink.path
         assert self.sink.form is not None
         empty = _empty(self.source.schema, self.task, self.prefix)
-        tables = Parts([self.sink.part(name) for name in names])
+        tables = PartTables([self.sink.part(name) for name in names])
         with explained(path), written_whole(path) as partial:
             write(partial, self.sink.form, empty.schema, tables)
             self.manifest.set_output(checksum(partial))

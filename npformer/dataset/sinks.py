@@ -131,7 +131,7 @@ def _write(stream: Any, form: Format, schema: Any, tables: Iterable[Any]) -> Non
                 writer.write_table(_coded(table, coded))
 
 
-class Parts:
+class PartTables:
     """The tables of several parts in Arrow's format, read again on each iteration."""
 
     def __init__(self, paths: list[Path]) -> None:

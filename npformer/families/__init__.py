@@ -16,7 +16,7 @@ from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.common.limits import LIMITS, Limits
 from npformer.config import Config
-from npformer.families.base import Family, Part, Source, label_count
+from npformer.families.base import Family, Source, TensorPart, label_count
 from npformer.families.encoder_table import EncoderTable
 from npformer.families.parts import Parts
 from npformer.families.text_model import text_config
@@ -26,8 +26,8 @@ __all__ = [
     "FAMILIES",
     "EncoderTable",
     "Family",
-    "Part",
     "Source",
+    "TensorPart",
     "distinct_encoders",
     "encoders",
     "family_of",

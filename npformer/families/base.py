@@ -45,7 +45,7 @@ SPECIAL_TOKENS = {
 }
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """One linear layer's part of a tensor that stores several linear layers.
 
     The tensor is divided into blocks along its outputs. Each block has some outputs of every layer, in order.
@@ -86,7 +86,7 @@ class Source(NamedTuple):
     """The location of an array in a file. Linear weights in files are (out, in), as in torch, unless `in_out`."""
 
     names: tuple[str, ...]  # possible names of the tensor; the first that is in the file is used
-    part: Part | None = None  # the part of the tensor, if it stores several linear layers
+    part: TensorPart | None = None  # the part of the tensor, if it stores several linear layers
     in_out: bool = False  # linear weights are (in, out), as in GPT-2's Conv1D
     written: tuple[str, ...] = ()  # names in a new file; the first of `names` if empty
     leading: bool = False  # the tensor has a leading axis of size 1 in a new file
@@ -256,11 +256,11 @@ class Family:
         """npformer's flat name of each array -> its source in a file. arrays: flat name -> (group, name)."""
         raise NotImplementedError
 
-    def part(self, config: Config, groups: Sequence[str], group: str) -> Part:
+    def part(self, config: Config, groups: Sequence[str], group: str) -> TensorPart:
         """The part of `group` in a tensor that stores several groups of a layer."""
         heads = {"query": config.n_heads, "key": config.kv_heads, "value": config.kv_heads}
         widths = [heads.get(each.rpartition(".")[2], 1) for each in groups]
-        return Part(groups.index(group), tuple(each // math.gcd(*widths) for each in widths))
+        return TensorPart(groups.index(group), tuple(each // math.gcd(*widths) for each in widths))
 
     def in_layer(self, pattern: str, config: Config, layer: int) -> str:
         """Replaces `*` in a name with the number of a layer."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from npformer.config import Config
 from npformer.descriptions.mistake import Mistake, Ways
-from npformer.families.base import Part
+from npformer.families.base import TensorPart
 from npformer.families.encoder_table import EncoderTable
 
 QKV = ("query", "key", "value")
@@ -21,7 +21,7 @@ QKV = ("query", "key", "value")
 class Interleaved(EncoderTable):
     """A family with query, key and value interleaved by head."""
 
-    def part(self, config: Config, groups: Sequence[str], group: str) -> Part:
+    def part(self, config: Config, groups: Sequence[str], group: str) -> TensorPart:
         return super().part(config, groups, group)._replace(blocks=config.n_heads)
 
     @property
@@ -38,7 +38,7 @@ class Interleaved(EncoderTable):
 
 def _in_thirds(port: Any) -> Ways:
     """Reads the fused tensor as all queries, then all keys, then all values."""
-    whole = [Part(i, (1, 1, 1)) for i in range(len(QKV))]
+    whole = [TensorPart(i, (1, 1, 1)) for i in range(len(QKV))]
     by_head = [each._replace(blocks=port.config.n_heads) for each in whole]
     changed = dict[str, np.ndarray]()
     for layer in port.layers:

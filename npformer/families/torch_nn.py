@@ -13,7 +13,7 @@ from typing import Any
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import Config, Decoder, Positions
-from npformer.families.base import Part, Source, read_fields, read_ids, read_labels, write_labels
+from npformer.families.base import Source, TensorPart, read_fields, read_ids, read_labels, write_labels
 from npformer.families.vaswani import Transformer
 
 HEADS = ("base", "sequence-classification", "token-classification", "translation")
@@ -153,7 +153,7 @@ class TorchModules(Transformer):
             n = next((part for part in path if part.isdigit()), "")
             if last in THIRDS and pattern not in own:
                 name = _join(module(pattern.rpartition(".")[0], config), f"in_proj_{array}")
-                found[ours] = Source((name.replace("*", n),), Part(THIRDS[last], (1, 1, 1)))
+                found[ours] = Source((name.replace("*", n),), TensorPart(THIRDS[last], (1, 1, 1)))
             else:
                 name = module(pattern, config).replace("*", n)
                 found[ours] = Source((_join(name, array), name) if last == "position" else (_join(name, array),))

@@ -1,4 +1,4 @@
-"""`Answer`: a model's answer to a text, its probability, and the effect of each attention head."""
+"""`ModelAnswer`: a model's answer to a text, its probability, and the effect of each attention head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Effect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """A model's answer to one text.
 
     Parameters
@@ -51,7 +51,7 @@ class Answer:
     effects: tuple[Effect, ...] = ()
 
 
-def answer_of(model: Any, given: Any) -> Answer | None:
+def answer_of(model: Any, given: Any) -> ModelAnswer | None:
     """Returns a model's answer and the effects of its heads, or None if the text has no single answer.
 
     The effect of a head is -sum(context * d metric / d context), the first-order estimate of the metric's
@@ -64,7 +64,7 @@ def answer_of(model: Any, given: Any) -> Answer | None:
     if shares is None:
         return None
     about = {"causal-lm": "next token", "masked-lm": "masked word", "translation": "translation"}
-    found = Answer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
+    found = ModelAnswer(about.get(model.config.head, "answer"), tuple(outcomes_of(model, text, shares)))
     with suppress(UnknownDerivative, NpformerError):  # an edit has no derivative, or the answer has no metric
         metric = metric_of(model, None, None, answers, text)
         return replace(found, metric=metric.what, effects=tuple(_effects(model, text, metric)))

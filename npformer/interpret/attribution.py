@@ -21,7 +21,7 @@ from npformer.common.progress import with_bar
 from npformer.functions import softmax
 from npformer.interpret.cost import affordable
 from npformer.interpret.metric import asked_label
-from npformer.interpret.stacks import Stack
+from npformer.interpret.stacks import WeightStack
 from npformer.taps import listening
 from npformer.text.words import Span, text_words, word_spans, word_text
 
@@ -251,7 +251,7 @@ def _cut(texts: Sequence[str], parts: Sequence[Sequence[Span]]) -> tuple[Pieces,
     return tuple(cut)
 
 
-def roll_out(stack: Stack, token: int) -> Method:
+def roll_out(stack: WeightStack, token: int) -> Method:
     """Computes each word's share of the output at `token`: row `token` of A_n ... A_2 A_1 with A = (mean W + I) / 2.
 
     A layer is half attention (the mean over its heads), half residual. Abnar and Zuidema, 2020,

@@ -1,7 +1,7 @@
 """Converts every input that a view accepts (a model and a text, a trace, or plain arrays) to one form.
 
-`Side` has the tokens on one side, `Stack` the attention of several layers between two sides. `view/head_view.py` draws
-a stack.
+`Side` has the tokens on one side, `WeightStack` the attention of several layers between two sides. `view/head_view.py`
+draws a stack.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class WeightStack:
     """The attention weights (H, queries, keys) of several layers, with the layers' numbers."""
 
     title: str
@@ -61,11 +61,11 @@ class Stack:
     def has_pieces(self) -> bool:
         return any(len(word_spans(side.tokens)) < len(side.tokens) for side in (self.queries, self.keys))
 
-    def words(self) -> Stack:
+    def words(self) -> WeightStack:
         """Returns the stack with attention between whole words."""
         spans = word_spans(self.queries.tokens), word_spans(self.keys.tokens)
         layers = tuple(merge_pieces(layer, *spans) for layer in self.layers)
-        return Stack(self.title, self.numbers, layers, self.queries.words(), self.keys.words())
+        return WeightStack(self.title, self.numbers, layers, self.queries.words(), self.keys.words())
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def stacks(
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     token_type_ids: Sequence[int] | None = None,
-) -> list[Stack]:
+) -> list[WeightStack]:
     """Returns the attention stacks of `source`: three for an encoder-decoder, else one."""
     both = sides(source, tokens, key_tokens, token_type_ids)
     if not is_stages(source):
@@ -188,13 +188,13 @@ def _layer_list(weights: Any) -> list[np.ndarray]:
     return [weights[None] if weights.ndim == 2 else weights]
 
 
-def _stack(title: str, queries: Side, keys: Side, layers: Mapping[int, np.ndarray]) -> Stack:
+def _stack(title: str, queries: Side, keys: Side, layers: Mapping[int, np.ndarray]) -> WeightStack:
     if not layers:
         raise NpformerError(f"view: {title}: expected the weights of at least one layer")
     for number, layer in layers.items():
         _check(f"{title}, layer {number}", layer, len(queries.tokens), len(keys.tokens))
     numbers = tuple(sorted(layers))
-    return Stack(title, numbers, tuple(layers[number] for number in numbers), queries, keys)
+    return WeightStack(title, numbers, tuple(layers[number] for number in numbers), queries, keys)
 
 
 def _check(name: str, weights: np.ndarray, queries: int, keys: int) -> None:

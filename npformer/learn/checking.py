@@ -15,7 +15,7 @@ from npformer.learn.judge import UNWRITTEN, WRONG, Verdict
 from npformer.learn.report import Report
 from npformer.learn.running import LIMIT, RUN_LIMIT, WHOLE, Ended, run_worker, text_of
 from npformer.learn.template import FILE
-from npformer.learn.whole import Run
+from npformer.learn.whole import WholeRun
 
 
 def check(folder: str | os.PathLike[str] = ".", chapter: int | None = None, limit: float = LIMIT) -> Report:
@@ -71,7 +71,7 @@ class _Check:
     def __init__(self, file: Path, chapters: Sequence[int], limit: float) -> None:
         self.file, self.chapters, self.limit = file, list(chapters), limit
         self.verdicts: dict[str, Verdict] = {}
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, WholeRun] = {}
         self.problem = ""
         self.printed = ""
 
@@ -92,7 +92,7 @@ class _Check:
         for told in ended.told:
             began, self.problem = told.get("began", began), told.get("problem", self.problem)
             if "run" in told:
-                self.runs[began] = Run(**told["run"])
+                self.runs[began] = WholeRun(**told["run"])
             if "verdict" in told:
                 self.verdicts[began] = Verdict(**told["verdict"])
 
@@ -118,9 +118,9 @@ class _Check:
         return False
 
 
-def _stopped_run(ended: Ended) -> Run:
+def _stopped_run(ended: Ended) -> WholeRun:
     """Returns the result for a whole model that was too slow or ended the process."""
     if ended.in_time:
-        return Run("whole model", False, f"The whole model ended the process with exit code {ended.code}.")
+        return WholeRun("whole model", False, f"The whole model ended the process with exit code {ended.code}.")
     slow = f"Your whole model takes more than {RUN_LIMIT:g} seconds here, so it was stopped"
-    return Run("whole model", None, f"{slow}. Products of whole arrays, with @, are far faster than loops.")
+    return WholeRun("whole model", None, f"{slow}. Products of whole arrays, with @, are far faster than loops.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from npformer.learn.chapters import CHAPTERS, EXERCISES
 from npformer.learn.judge import PASSED, UNWRITTEN, WRONG, Verdict
-from npformer.learn.whole import Run
+from npformer.learn.whole import WholeRun
 
 WIDTH = 80
 
@@ -30,7 +30,7 @@ class Report:
 
     file: str
     verdicts: tuple[Verdict, ...]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[WholeRun, ...] = ()
     problem: str = ""
     printed: str = ""
     hints: Mapping[str, int] = field(default_factory=dict)

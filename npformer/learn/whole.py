@@ -27,7 +27,7 @@ NEAR = 1e-3  # tolerance for probabilities; float32 rounding in six layers chang
 
 
 @dataclass(frozen=True)
-class Run:
+class WholeRun:
     """The result of a run of the whole model.
 
     Parameters
@@ -45,7 +45,7 @@ class Run:
         return asdict(self)
 
 
-def classify(module: Any) -> Run:
+def classify(module: Any) -> WholeRun:
     """Compares the learner's answer to TEXT with npformer's, both with the bundled classifier's weights."""
     model = load(CLASSIFIER)
     [text] = read_inputs(model, TEXT).texts
@@ -54,12 +54,12 @@ def classify(module: Any) -> Run:
     best = int(shares.argmax())
     answer = f"{model.config.labels[best]}, {shares[best]:.2%}"
     if shares.shape == right.shape and np.allclose(shares, right, atol=NEAR):
-        return Run("classify", True, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}.')
+        return WholeRun("classify", True, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}.')
     expected = f"{model.config.labels[right.argmax()]}, {right.max():.2%}"
-    return Run("classify", False, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}; expected {expected}.')
+    return WholeRun("classify", False, f'Your file answers "{TEXT}" with {CLASSIFIER}: {answer}; expected {expected}.')
 
 
-def learn(module: Any) -> Run:
+def learn(module: Any) -> WholeRun:
     """Runs gradient descent with the learner's gradients, to classify texts by whether they contain word 3."""
     texts = [np.array(ids) for ids in ([1, 3, 2], [0, 2, 4], [3, 0], [4, 1, 1], [2, 2, 3, 0], [1, 4, 0, 2])]
     weights, losses = tiny_weights(7, labels=2), []
@@ -72,7 +72,7 @@ def learn(module: Any) -> Run:
         losses.append(total / len(texts))
     fell = losses[-1] < losses[0] / 4
     about = f"the loss of six texts falls from {losses[0]:.3f} to {losses[-1]:.3f} in {STEPS} rounds"
-    return Run("learn", fell, f"Your file learns: {about}." if fell else f"Your file does not learn: {about}.")
+    return WholeRun("learn", fell, f"Your file learns: {about}." if fell else f"Your file does not learn: {about}.")
 
 
 def _descended(weights: Any, grads: Any, rate: float) -> Any:
@@ -82,13 +82,13 @@ def _descended(weights: Any, grads: Any, rate: float) -> Any:
     return (weights - rate * np.asarray(grads)).astype(weights.dtype)
 
 
-def write(module: Any) -> Run:
+def write(module: Any) -> WholeRun:
     """Generates a text with the learner's model and the weights of the GPT in a checkout."""
     try:
         model = _writer()
     except NpformerError:
         missing = f"`git clone {REPOSITORY}`, and run the check in that folder, with your folder as --folder"
-        return Run("write", None, f"Your file could write now, but {WRITER} is only in the checkout: {missing}.")
+        return WholeRun("write", None, f"Your file could write now, but {WRITER} is only in the checkout: {missing}.")
     [text] = read_inputs(model, PROMPT).texts
     ids, caches, draws, written = text.ids, None, np.random.default_rng(4), list[int]()
     for _ in range(WORDS):
@@ -96,7 +96,7 @@ def write(module: Any) -> Run:
         written.append(int(module.sample(logits, 0.8, 0.9, float(draws.random()))))
         ids = np.array(written[-1:])
     said = " ".join((PROMPT + model.tokenizer.decode(written)).split())
-    return Run("write", True, f"Your file writes with {WRITER}: {said} ...")
+    return WholeRun("write", True, f"Your file writes with {WRITER}: {said} ...")
 
 
 def _writer() -> Model:
@@ -106,6 +106,6 @@ def _writer() -> Model:
 
 
 #: Number of a chapter -> the run that becomes possible after it.
-RUNS: dict[int, Callable[[Any], Run]] = {4: classify, 5: learn, 6: write}
+RUNS: dict[int, Callable[[Any], WholeRun]] = {4: classify, 5: learn, 6: write}
 #: Number of a chapter -> the chapters with the functions of its run.
 NEEDS = {4: (1, 2, 3, 4), 5: (1, 2, 5), 6: (1, 2, 3, 6)}

@@ -43,7 +43,7 @@ LOADING, LOOKING = "loading", "looking"
 PRINTED = 2**24  # bytes; otherwise a loop that prints would fill the disk
 
 
-class Request(NamedTuple):
+class WorkerRequest(NamedTuple):
     """A request to the worker.
 
     Parameters
@@ -70,7 +70,7 @@ class Request(NamedTuple):
 
 def main() -> None:
     """Judges the requested functions, one after another."""
-    request = Request(**json.loads(sys.argv[1]))
+    request = WorkerRequest(**json.loads(sys.argv[1]))
     _limit_output()
     warnings.simplefilter("ignore")
     with (
@@ -105,7 +105,7 @@ def main() -> None:
     os._exit(0)  # without waiting for threads that the file started
 
 
-def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
+def _run(request: WorkerRequest, module: ModuleType, states: dict[str, str], tell: Tell, within: Within) -> None:
     """Runs those parts of the whole model for which all needed functions are right."""
     for chapter, run in whole.RUNS.items():
         needed = [each.name for i in whole.NEEDS[chapter] for each in CHAPTERS[i - 1].exercises]
@@ -115,7 +115,7 @@ def _run(request: Request, module: ModuleType, states: dict[str, str], tell: Tel
                 tell(run=_run_of(run, module, request.file).as_dict())
 
 
-def _run_of(run: Callable[[Any], whole.Run], module: ModuleType, file: str) -> whole.Run:
+def _run_of(run: Callable[[Any], whole.WholeRun], module: ModuleType, file: str) -> whole.WholeRun:
     try:
         return run(module)
     except NpformerError:
@@ -123,10 +123,10 @@ def _run_of(run: Callable[[Any], whole.Run], module: ModuleType, file: str) -> w
     except Exception as error:  # the file may raise any exception
         _, place = raised_at(error, file)
         problem = f"{place or 'It raises'} {type(error).__name__}: {error}".rstrip(": ")
-        return whole.Run(run.__name__, False, f"Your whole model cannot run. {problem}")
+        return whole.WholeRun(run.__name__, False, f"Your whole model cannot run. {problem}")
 
 
-def _look(request: Request, module: ModuleType) -> None:
+def _look(request: WorkerRequest, module: ModuleType) -> None:
     """Writes the stages of the learner's classifier. npformer's functions replace unwritten ones.
 
     The replacements call the learner's functions for their own steps, so that the listener records those steps.
@@ -146,7 +146,7 @@ def _called(module: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(module, name)(*args, **kwargs)
 
 
-def _judged(request: Request, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
+def _judged(request: WorkerRequest, module: ModuleType, tell: Tell, within: Within) -> dict[str, str]:
     """Returns each function's state. A function that is not right is replaced by npformer's in its callers."""
     expected, states, doctor = signatures(), dict(request.known), Doctor()
     for number, chapter in enumerate(CHAPTERS, 1):

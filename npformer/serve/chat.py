@@ -91,7 +91,7 @@ async def chat_completions(service: Service, given: dict[str, Any]) -> Reply:
     if n > 1 and not writer.settings.do_sample:
         raise f.wrong("n", "expected 1 with greedy decoding, where all answers would be equal")
     service.limits.check_tokens("messages, with the new tokens", n * (len(writer.prompt) + new))
-    answers = Answers(service, [writer, *(Writer(task, writer.prompt, _nth(options, i)) for i in range(1, n))])
+    answers = ChatAnswers(service, [writer, *(Writer(task, writer.prompt, _nth(options, i)) for i in range(1, n))])
     kind = "chat.completion.chunk" if given["stream"] else "chat.completion"
     frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
     first = await answers.begun(0)
@@ -133,7 +133,7 @@ def _nth(options: Any, i: int) -> Any:
     return options if seed is None else replace(options, settings={**options.settings, "seed": seed + i})
 
 
-class Answers:
+class ChatAnswers:
     """The n answers to a conversation, which are generated one after another. The prompt is read once."""
 
     def __init__(self, service: Service, writers: list[Writer]) -> None:

@@ -17,7 +17,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json
 from npformer.model import Model
 from npformer.tasks.pooling import POOLINGS
-from npformer.tasks.sentence_modules import KINDS, Step, read_steps
+from npformer.tasks.sentence_modules import KINDS, SentenceModule, read_steps
 from npformer.tasks.vector_search import SIMILARITIES
 
 #: Older form of the setting `pooling_mode`: flag -> the pooling that it turns on.
@@ -52,7 +52,7 @@ class EmbeddingRecipe:
 
     poolings: tuple[str, ...] = ("mean",)  # vectors of several poolings are concatenated
     include_prompt: bool = True  # whether a prompt's tokens are pooled
-    steps: tuple[Step, ...] = ()  # the modules after the pooling
+    steps: tuple[SentenceModule, ...] = ()  # the modules after the pooling
     splade: Splade | None = None  # replaces the poolings
     max_length: int | None = None  # maximum tokens in a text
     lowercase: bool = False

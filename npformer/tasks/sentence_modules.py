@@ -34,7 +34,7 @@ EPS = 1e-5  # torch's default, absent from the module's config
 
 
 @dataclass(frozen=True)
-class Step:
+class SentenceModule:
     """A module after the pooling: (B, previous width) -> (B, width)."""
 
     kind: str
@@ -45,12 +45,12 @@ class Step:
     residual: bool = False
 
 
-def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Step, ...]:
+def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[SentenceModule, ...]:
     """Reads the settings of the modules after the pooling. `width` is the width of the pooled vector.
 
     Raises NpformerError, with the file and the field, for invalid or unsupported settings.
     """
-    steps: list[Step] = []
+    steps: list[SentenceModule] = []
     for kind, path in modules:
         where = folder / path / "config.json"
         described = read_json(where) if path and where.exists() else {}
@@ -64,16 +64,16 @@ def read_steps(folder: Path, modules: Sequence[Module], width: int) -> tuple[Ste
             activation = _activation(f"{where}: activation_function", described)
             bias = boolean(f"{where}: bias", described.get("bias", True))
             residual = boolean(f"{where}: use_residual", described.get("use_residual", False))
-            steps.append(Step(kind, path, width, activation, bias, residual))
+            steps.append(SentenceModule(kind, path, width, activation, bias, residual))
         else:
             if kind == "LayerNorm":
                 _expect(f"{where}: dimension", described.get("dimension"), width)
-            steps.append(Step(kind, path, width))
+            steps.append(SentenceModule(kind, path, width))
     return tuple(steps)
 
 
 def load_steps(
-    folder: Path, steps: Sequence[Step], width: int, dtype: Any, limits: Limits
+    folder: Path, steps: Sequence[SentenceModule], width: int, dtype: Any, limits: Limits
 ) -> tuple[list[Function], dict[str, str]]:
     """Returns the functions of the steps, (B, D) -> (B, E), and the sha256 of each module's weights, by folder."""
     functions: list[Function] = []
@@ -89,7 +89,7 @@ def load_steps(
     return functions, sums
 
 
-def _shapes(step: Step, width: int) -> dict[str, tuple[int, ...]]:
+def _shapes(step: SentenceModule, width: int) -> dict[str, tuple[int, ...]]:
     if step.kind == "LayerNorm":
         return {"norm.weight": (width,), "norm.bias": (width,)}
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (step.width, width)}
@@ -100,7 +100,7 @@ def _shapes(step: Step, width: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _function(step: Step, arrays: dict[str, np.ndarray]) -> Function:
+def _function(step: SentenceModule, arrays: dict[str, np.ndarray]) -> Function:
     if step.kind == "LayerNorm":
         return partial(layer_norm, weight=arrays["norm.weight"], bias=arrays["norm.bias"], eps=EPS)
     weight, bias = arrays["linear.weight"].T.copy(), arrays.get("linear.bias")

@@ -21,7 +21,7 @@ from npformer.runtime.packing import SHARD, SMALL_SHARD, group_by_length
 from npformer.runtime.threads import run_tasks, single_blas_thread
 from npformer.tape import Edit
 from npformer.taps import listening
-from npformer.training.losses import Objective, Part
+from npformer.training.losses import Objective, ShardLoss
 from npformer.training.trainable import Gradient, Trainable, add
 
 E = TypeVar("E", contravariant=True)
@@ -91,7 +91,7 @@ def gradients(
         raise NpformerError(f"expected at least one target in the batch, got none in {len(examples)} examples")
     total = _Sum(weights)
 
-    def work(index: int, shard: list[int]) -> Part:
+    def work(index: int, shard: list[int]) -> ShardLoss:
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the gradients are finite
             part = objective.part(weights.tree, [examples[i] for i in shard], count, edit(index))
         total.add(index, weights.collect(part.tree))

@@ -25,7 +25,7 @@ from npformer.transformer import backward, forward, packed, transformer, transfo
 E = TypeVar("E", contravariant=True)
 
 
-class Part(NamedTuple):
+class ShardLoss(NamedTuple):
     """The contribution of a shard to its batch: part of the mean loss, number of correct predictions, and gradients."""
 
     loss: float
@@ -42,7 +42,7 @@ class Objective(Protocol[E]):
     def count(self, example: E, /) -> int:
         """The number of targets in an example. The loss is the mean over the targets of a batch."""
 
-    def part(self, tree: Mapping[str, Any], examples: Sequence[E], count: int, edit: Edit | None, /) -> Part:
+    def part(self, tree: Mapping[str, Any], examples: Sequence[E], count: int, edit: Edit | None, /) -> ShardLoss:
         """The loss and gradients of a shard. count: number of targets in the batch."""
 
 
@@ -125,7 +125,7 @@ class HeadLoss:
             raise NpformerError(f"target: expected shape {shape} for {head}, got {target.shape}")
         return 1 if head == "question-answering" else int((target != IGNORE_INDEX).sum())
 
-    def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
+    def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> ShardLoss:
         batch = packed(self.config, [text for example in examples for text in _texts(example)])
         recording, whole = Recording(unread(tree, self.config)), listening()  # other listeners need whole stages
         with listen(edit) if edit else nullcontext(), listen(recording):
@@ -134,7 +134,7 @@ class HeadLoss:
             [len(_texts(example)) for example in examples] if self.config.head == "multiple-choice" else batch.lengths
         )
         loss, right, grads = self.losses(answers, [example.target for example in examples], sizes, count)
-        return Part(loss, right, backward(grads, recording.stages, tree, self.config, batch))
+        return ShardLoss(loss, right, backward(grads, recording.stages, tree, self.config, batch))
 
     def losses(
         self, answers: Mapping[str, np.ndarray], targets: Sequence[Any], sizes: Sequence[int] | np.ndarray, count: int
@@ -241,7 +241,7 @@ class TranslationLoss:
     def count(self, example: Example, /) -> int:
         return len(example.target) + 1
 
-    def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> Part:
+    def part(self, tree: Mapping[str, Any], examples: Sequence[Example], count: int, edit: Edit | None, /) -> ShardLoss:
         pairs = teacher_forced(self.config, examples)
         source, target = pack([each.text for each in examples]), pack([Text(ids) for ids, _ in pairs])
         wanted = np.concatenate([answer for _, answer in pairs])
@@ -254,7 +254,7 @@ class TranslationLoss:
         right = int((logits.argmax(axis=-1) == wanted).sum())
         grad = cross_entropy_backward(1 / count, logits, wanted, **options)
         stages = recording.stages
-        return Part(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))
+        return ShardLoss(loss, right, transformer_backward({"logits": grad}, stages, tree, self.config, source, target))
 
 
 def teacher_forced(config: Config, examples: Sequence[Example]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -35,7 +35,7 @@ ROUNDING = 1e-5  # tolerance for the page's computed stages, relative to the lar
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class NeuronArrays:
     """One kind of attention: for each layer the six arrays of `STAGES`, each (H, L, K) or (H, L, L)."""
 
     title: str
@@ -45,11 +45,13 @@ class Part:
     keys: Side
     arrays: tuple[dict[str, np.ndarray], ...]
 
-    def only(self, layers: Sequence[int], heads: Sequence[int]) -> Part:
+    def only(self, layers: Sequence[int], heads: Sequence[int]) -> NeuronArrays:
         """Returns a copy with only these layers and heads, given by index."""
         arrays = tuple({name: a[list(heads)] for name, a in self.arrays[layer].items()} for layer in layers)
         numbers = tuple(self.numbers[layer] for layer in layers)
-        return Part(self.title, numbers, tuple(self.heads[head] for head in heads), self.queries, self.keys, arrays)
+        return NeuronArrays(
+            self.title, numbers, tuple(self.heads[head] for head in heads), self.queries, self.keys, arrays
+        )
 
 
 def neurons(
@@ -103,7 +105,7 @@ def neurons(
     )
 
 
-def _parts(source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None) -> list[Part]:
+def _parts(source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None) -> list[NeuronArrays]:
     if not is_stages(source):
         raise NpformerError("neurons: expected a model and a text, a trace, or a mapping of stages, got plain arrays")
     both = sides(source, tokens, key_tokens, None)
@@ -117,7 +119,7 @@ def _parts(source: Any, tokens: Sequence[str] | None, key_tokens: Sequence[str] 
     ]
 
 
-def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both: Any) -> Part:
+def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both: Any) -> NeuronArrays:
     title, queries, keys = stack_title(prefix, block, both)
     numbers = tuple(sorted(found["query"]))
     arrays = tuple({name: found[name][number] for name in STAGES} for number in numbers)
@@ -126,7 +128,7 @@ def _part(prefix: str, block: str, found: dict[str, dict[int, np.ndarray]], both
             if each[name].ndim == 3 and len(each[name]) and len(each["query"]) % len(each[name]) == 0:
                 each[name] = repeat_heads(each[name], len(each["query"]))
         _check(f"{prefix}layers.{number}.{block}", each, len(queries.tokens), len(keys.tokens))
-    return Part(title, numbers, tuple(range(arrays[0]["query"].shape[0])), queries, keys, arrays)
+    return NeuronArrays(title, numbers, tuple(range(arrays[0]["query"].shape[0])), queries, keys, arrays)
 
 
 def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -> None:
@@ -145,14 +147,14 @@ def _check(where: str, arrays: dict[str, np.ndarray], queries: int, keys: int) -
 class NeuronView(View):
     """See `neurons`. `parts[part]` is shown initially; `layer` and `head` are indices in it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[NeuronArrays, ...]
     layer: int
     head: int
     token: int
     part: int = 0
 
     @property
-    def _first(self) -> Part:
+    def _first(self) -> NeuronArrays:
         return self.parts[self.part]
 
     kind: ClassVar[str] = "neurons"
@@ -165,7 +167,7 @@ class NeuronView(View):
         return subtitle(self.parts)
 
     @cached_property
-    def _kept(self) -> tuple[tuple[Part, ...], list[Packed]]:
+    def _kept(self) -> tuple[tuple[NeuronArrays, ...], list[Packed]]:
         """Returns all layers and heads if they fit the budget, else the selected layer, else only its selected head."""
         first = self._first
         layers, heads = range(len(first.numbers)), range(len(first.heads))
@@ -202,7 +204,7 @@ class NeuronView(View):
             "notes": self._notes(parts[shown]),
         }  # fmt: skip
 
-    def _notes(self, kept: Part) -> list[str]:
+    def _notes(self, kept: NeuronArrays) -> list[str]:
         whole = self._first
         lines = [
             f"Queries, keys and values are the model's own ({whole.arrays[0]['query'].dtype}), shown to 4 decimals;",
@@ -218,7 +220,7 @@ class NeuronView(View):
     def _height(self) -> int:
         return min(800, 360 + 26 * len(self._first.keys.tokens))
 
-    def _chosen(self) -> tuple[Part, dict[str, np.ndarray]]:
+    def _chosen(self) -> tuple[NeuronArrays, dict[str, np.ndarray]]:
         """Returns the part shown initially, and the six arrays of the selected layer and head."""
         part = self._first
         return part, {name: array[self.head] for name, array in part.arrays[self.layer].items()}
@@ -277,7 +279,7 @@ class NeuronView(View):
         return sheet.render()
 
 
-def _pack(parts: Sequence[Part]) -> list[Packed]:
+def _pack(parts: Sequence[NeuronArrays]) -> list[Packed]:
     return [
         pack_floats(f"{number}.{layer}.{name}", arrays[name])
         for number, part in enumerate(parts)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.interpret.answer import Answer, Effect, answer_of
+from npformer.interpret.answer import Effect, ModelAnswer, answer_of
 from npformer.interpret.cost import affordable
 from npformer.interpret.head_effects import HeadEffects
 from npformer.interpret.next_words import NextWords, next_words
@@ -96,7 +96,7 @@ def page(
     return PageView(*zip(*made, strict=True))
 
 
-def _page_of(source: Any, text: Any, asked: dict[str, Any]) -> tuple[tuple[View, ...], Answer | None, Any]:
+def _page_of(source: Any, text: Any, asked: dict[str, Any]) -> tuple[tuple[View, ...], ModelAnswer | None, Any]:
     """Returns the views of a text, the model's answer, and the words that may come next."""
     text = _read(source, text)
     answer = None if is_arrays(source) else answer_of(source, text)
@@ -113,13 +113,13 @@ def _read(source: Any, text: Any) -> Any:
 def _views(
     source: Any,
     text: Any,
-    answer: Answer | None,
+    answer: ModelAnswer | None,
     layer: int | None,
     head: int | None,
     methods: Any,
     numbers: int,
     progress: bool | None,
-) -> tuple[tuple[View, ...], Answer | None]:
+) -> tuple[tuple[View, ...], ModelAnswer | None]:
     """Returns the views of a text, and the model's answer with the measured effects of the heads."""
     recorded = traced(source, text)
     walk, first = stages(recorded), heads(recorded, layer=layer or 0, heads=None if head is None else [head])
@@ -148,7 +148,7 @@ def _views(
     return (*found, *([without] if without else [])), answer
 
 
-def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[str, int]] | None:
+def _ablated(source: Any, answer: ModelAnswer | None, view: HeadView) -> list[tuple[str, int]] | None:
     """Returns the heads to ablate. None means all; for a long text, only those with the largest estimated effects."""
     sides = {side.tokens: None for stack in view.stacks for side in (stack.queries, stack.keys)}
     most = affordable(source, READ) // sum(map(len, sides))
@@ -157,7 +157,7 @@ def _ablated(source: Any, answer: Answer | None, view: HeadView) -> list[tuple[s
     return [(effect.attention, effect.head) for effect in answer.effects[:most]]
 
 
-def _measured(answer: Answer, found: HeadEffects) -> Answer:
+def _measured(answer: ModelAnswer, found: HeadEffects) -> ModelAnswer:
     """Replaces the heads' estimated effects with the measured changes in the answer's log-odds, largest first.
 
     Estimates have the wrong sign for some heads. For a translation, an effect is the change in the words' mean
@@ -200,7 +200,7 @@ class PageView(View):
     """
 
     texts: tuple[tuple[View, ...], ...]
-    answers: tuple[Answer | None, ...] = ()
+    answers: tuple[ModelAnswer | None, ...] = ()
     next_words: tuple[NextWords | None, ...] = ()
 
     kind: ClassVar[str] = "page"
@@ -244,7 +244,7 @@ def _as_written(views: Sequence[View]) -> str:
     return next((view.subject for view in views if isinstance(view, StageView)), views[0].subject)
 
 
-def _answer_meta(answer: Answer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
+def _answer_meta(answer: ModelAnswer, views: Sequence[View], words: NextWords | None) -> dict[str, Any]:
     """Returns the answer for the page, with the words and heads that count most for and against it."""
     note = "mean of the words' probabilities" if answer.about == TRANSLATION else ""
     heads = " of cross-attention" if answer.about == TRANSLATION else ""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from npformer.common.errors import NpformerError
-from npformer.interpret.stacks import Side, Stack, pick
+from npformer.interpret.stacks import Side, WeightStack, pick
 from npformer.text.words import printable, shortened
 from npformer.view.colour import head_colours
 from npformer.view.document import View
@@ -29,7 +29,7 @@ class StackView(View):
     words: merge word pieces. stack: index of the initial stack.
     """
 
-    stacks: tuple[Stack, ...]
+    stacks: tuple[WeightStack, ...]
     layer: int
     shown: tuple[int, ...]
     words: bool = False
@@ -40,13 +40,13 @@ class StackView(View):
         return subtitle(self.stacks)
 
     @cached_property
-    def _first(self) -> Stack:
+    def _first(self) -> WeightStack:
         """Returns the stack for `text` and `svg`, with word pieces merged if `words` is true."""
         first = self.stacks[self.stack]
         return first.words() if self.words else first
 
     @cached_property
-    def _forms(self) -> list[dict[str, Stack]]:
+    def _forms(self) -> list[dict[str, WeightStack]]:
         """Returns the forms of each stack: pieces, and words if any word has several pieces."""
         return [{"pieces": s, "words": s.words()} if s.has_pieces else {"pieces": s} for s in self.stacks]
 
@@ -91,7 +91,7 @@ class StackView(View):
         return lines
 
 
-def _stack_meta(stack: Stack, forms: dict[str, Stack]) -> dict[str, Any]:
+def _stack_meta(stack: WeightStack, forms: dict[str, WeightStack]) -> dict[str, Any]:
     sides = {form: {"queries": _side_meta(each.queries), "keys": _side_meta(each.keys)} for form, each in forms.items()}
     return {"title": stack.title, "numbers": stack.numbers, "heads": stack.heads, "forms": sides}
 
@@ -100,7 +100,7 @@ def _side_meta(side: Side) -> dict[str, Any]:
     return {"tokens": side.names, "tokenTypes": side.token_type_ids if side.is_pair else ()}
 
 
-def chosen(stack: Stack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+def chosen(stack: WeightStack, layer: int, heads: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
     """Checks the layer and the heads to show. Returns the layer's index in `stack`, and the heads, by default all."""
     if isinstance(heads, int | np.integer):
         raise NpformerError(f"heads={heads}: expected a list of heads; for one head use heads=[{heads}]")

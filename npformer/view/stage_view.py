@@ -86,7 +86,7 @@ class ShownStage:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class LabelScores:
     """The labels, each with its logit and probability."""
 
     labels: tuple[str, ...]
@@ -183,13 +183,13 @@ def shown_texts(text: Any, both: Sides) -> tuple[str, ...]:
     return (part,) if isinstance(part, str) else part
 
 
-def _outcome(arrays: Any, labels: tuple[str, ...]) -> Outcome | None:
+def _outcome(arrays: Any, labels: tuple[str, ...]) -> LabelScores | None:
     """Returns the labels with their probabilities, if there is one row of logits with names."""
     names = list(arrays.keys())
     if not labels or "logits" not in names or "probabilities" not in names:
         return None
     logits, probabilities = np.asarray(arrays["logits"]), np.asarray(arrays["probabilities"])
-    return Outcome(labels, logits, probabilities) if logits.shape == probabilities.shape == (len(labels),) else None
+    return LabelScores(labels, logits, probabilities) if logits.shape == probabilities.shape == (len(labels),) else None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -201,7 +201,7 @@ class StageView(View):
     steps: tuple[ShownStage, ...]
     ids: Mapping[str, tuple[int, ...]]
     labels: tuple[str, ...] = ()
-    outcome: Outcome | None = None
+    outcome: LabelScores | None = None
     numbers: int = NUMBERS
 
     kind: ClassVar[str] = "stages"

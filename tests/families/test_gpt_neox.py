@@ -9,7 +9,7 @@ import pytest
 
 from npformer import NpformerError
 from npformer.families import FAMILIES, parts_of, read_config, write_config
-from npformer.families.base import Part
+from npformer.families.base import TensorPart
 from npformer.interpret.direct_attribution import logit_attribution
 from npformer.layers.layer import Layer
 from npformer.layers.parallel_layer import ParallelLayer
@@ -75,7 +75,7 @@ def test_query_key_and_value_are_interleaved_by_heads() -> None:
     fused = np.arange(18)
     parts = [FAMILIES["gpt_neox"].part(tiny.config("gpt_neox", "base", n_heads=4), ("query", "key", "value"), each)
              for each in ("query", "key", "value")]  # fmt: skip
-    assert parts[0] == Part(0, (1, 1, 1), 4)
+    assert parts[0] == TensorPart(0, (1, 1, 1), 4)
     query, key, value = (each._replace(blocks=3).of(fused, 0) for each in parts)
     assert query.tolist() == [0, 1, 6, 7, 12, 13]
     assert key.tolist() == [2, 3, 8, 9, 14, 15]
@@ -107,6 +107,7 @@ def test_a_mistake_of_a_port_is_named(planted: str, full: bool) -> None:
 @pytest.mark.parametrize("shape", [(12, 0), (0, 4), (12, 4)])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_the_parts_of_a_tensor_form_it_also_without_numbers(shape: tuple[int, int], blocks: int) -> None:
-    parts, tensor = [Part(i, (1, 1, 1), blocks) for i in range(3)], np.arange(float(np.prod(shape))).reshape(shape)
+    parts = [TensorPart(i, (1, 1, 1), blocks) for i in range(3)]
+    tensor = np.arange(float(np.prod(shape))).reshape(shape)
     joined = parts[0].joined([each.of(tensor, 0) for each in parts], 0)
     np.testing.assert_array_equal(joined, tensor)

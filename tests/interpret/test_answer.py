@@ -9,7 +9,7 @@ import pytest
 
 import npformer
 from npformer import Pair, edit, pipeline
-from npformer.interpret.answer import Answer, answer_of
+from npformer.interpret.answer import ModelAnswer, answer_of
 from npformer.interpret.metric import metric_of
 from npformer.interpret.study_inputs import pair_of, texts_of
 from tests.support import tiny
@@ -48,7 +48,7 @@ def test_so_it_is_of_a_translation() -> None:
     check_effects(model, answer_of(model, "A man rides a bike."), pair_of(model, "A man rides a bike.")[0])
 
 
-def check_effects(model: Any, found: Answer | None, text: Any) -> None:
+def check_effects(model: Any, found: ModelAnswer | None, text: Any) -> None:
     assert found is not None
     assert [abs(each.change) for each in found.effects] == sorted(
         (abs(each.change) for each in found.effects), reverse=True

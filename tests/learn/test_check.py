@@ -22,7 +22,7 @@ from npformer.learn import Report, check, start
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import UNWRITTEN, Verdict, judge
 from npformer.learn.template import signatures, template
-from npformer.learn.worker import Request, _judged, loaded
+from npformer.learn.worker import WorkerRequest, _judged, loaded
 
 PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
 
@@ -171,7 +171,7 @@ def test_the_search_for_a_cause_is_not_part_of_the_time_limit(tmp_path: Path, mo
     module, _ = loaded(str(file / "my_transformer.py"))
     assert module is not None
     known = {name: "not yet written" for name in EXERCISES if name != "layer_norm"}
-    request = Request(str(file / "my_transformer.py"), "", "", known, [1], limit=1.0, run_limit=1.0)
+    request = WorkerRequest(str(file / "my_transformer.py"), "", "", known, [1], limit=1.0, run_limit=1.0)
     _judged(request, module, lambda **_: None, within)
     assert events[:3] == ["starts", "ends", "search"]
 
