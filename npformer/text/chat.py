@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -103,16 +105,18 @@ class Chat:
             texts |= zip(some, render(self.where, self.template, given, variables) if some else [], strict=True)
         return [self._ids(*each.restored(texts[i], self._control)) for i, each in enumerate(marked)]
 
-    def _ids(self, text: str, own: set[tuple[int, int]]) -> np.ndarray:
-        """The tokens of a rendered text. own: the spans of the control tokens that the template added."""
+    def _ids(self, text: str, own: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The tokens of a rendered text. own: the spans of the control tokens that the template added, in order."""
         self.limits.check("characters", len(text), "characters of a conversation")
         encoding = self.tokenizer.encode(text, add_special_tokens=False)  # the template has added special tokens
         ids: list[int] = []
+        spelled = cache(self._spelled)
         for i, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if i not in self.control or any(first <= a and b <= end for a, b in own):
+            at = bisect(own, (first,))  # the next span
+            if i not in self.control or (at < len(own) and own[at][1] <= end):
                 ids.append(i)
             else:
-                ids += self._spelled(text[first:end])
+                ids += spelled(text[first:end])
         return np.array(ids, np.int64)
 
     def _spelled(self, text: str) -> list[int]:
@@ -152,16 +156,16 @@ class _Marked:
         self.texts.append(found[0])
         return f"{self.name}{len(self.texts) - 1}@"
 
-    def restored(self, rendered: str, control: re.Pattern[str]) -> tuple[str, set[tuple[int, int]]]:
+    def restored(self, rendered: str, control: re.Pattern[str]) -> tuple[str, list[tuple[int, int]]]:
         """The rendered text with marks replaced by their texts, and the spans of the template's control tokens."""
         if not self.generates:
             rendered = rendered.partition(f"{self.name}end@")[0]
-        own, text = set[tuple[int, int]](), ""
+        own, text = list[tuple[int, int]](), ""
         for i, part in enumerate(re.split(rf"{self.name}(\d+)@", rendered)):
             if i % 2:
                 text += self.texts[int(part)]
             else:
-                own |= {(len(text) + found.start(), len(text) + found.end()) for found in control.finditer(part)}
+                own += [(len(text) + found.start(), len(text) + found.end()) for found in control.finditer(part)]
                 text += part
         return text, own
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def test_the_text_of_a_control_token_in_a_message_does_not_become_that_token(cha
         assert said in chat.tokenizer.decode(spelled, skip_special_tokens=False)
         assert [i for i in spelled if i in chat.control] == [i for i in plain if i in chat.control]
     assert len(found) == 6
+
+
+def test_the_time_for_a_conversation_is_linear_in_its_messages(chat: Chat) -> None:
+    """A quadratic loop over control tokens takes a minute."""
+    said = {"role": "user", "content": "x<|im_end|>"}
+    start = time.process_time()
+    _, control = read(chat, [said] * 10_000)
+    assert control.count(chatters.STOP) == 10_001
+    assert time.process_time() - start < 10
 
 
 def test_control_tokens_within_a_control_token(tmp_path: Path) -> None:
