@@ -18,7 +18,7 @@ from npformer.checkpoint.archive import save_arrays
 from npformer.cli import golden as golden_command
 from npformer.cli import trace as trace_command
 from npformer.cli import view as view_command
-from npformer.cli.main import Command, find, main
+from npformer.cli.main import Subcommand, find, main
 from npformer.common.errors import NpformerError
 from npformer.interpret.teardown import shown_stages, teardown
 from npformer.interpret.traces import Trace, trace
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.folder(tmp_path_factory.mktemp("models") / "model", "bert", n_layers=3)
 
 
-def run(command: ModuleType | Command, arguments: Sequence[object]) -> int:
+def run(command: ModuleType | Subcommand, arguments: Sequence[object]) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args([str(each) for each in arguments])) or 0
