@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 from npformer.activations import ACTIVATIONS
+from npformer.blocks import Normed
 from npformer.config import POOLED_HEADS, Config
 from npformer.decoder_layers import decoder_layer_of
 from npformer.embeddings import Embeddings
@@ -32,6 +34,15 @@ def stack_of(config: Config, norm: Norm, after_first: Layer | None = None, bias:
     sizes = config.d_ffn, bias and config.bias
     layers = [layer_of(*choices, mechanisms_of(config, i), *sizes) for i in range(config.n_layers)]
     return Stack(tuple(layers), norm if config.final_norm else None, after_first)
+
+
+def with_output_norms(stack: Stack, norm: Norm) -> Stack:
+    """The stack with a norm of each block's output."""
+    layers = [
+        replace(layer, blocks=tuple((name, Normed(block, norm)) for name, block in layer.blocks))
+        for layer in stack.layers
+    ]
+    return replace(stack, layers=tuple(layers))
 
 
 def mechanisms_of(config: Config, layer: int) -> tuple[Mechanism, ...]:

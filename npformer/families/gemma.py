@@ -11,11 +11,11 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from npformer.blocks import Normed
 from npformer.common import checks
 from npformer.common.errors import NpformerError
 from npformer.config import MOST, ROUNDED, Config, Local
 from npformer.families.base import write_text_ids
+from npformer.families.building import with_output_norms
 from npformer.families.encoder_table import decoder_classes
 from npformer.families.layer_types import FULL, SLIDING, read_layer_types, write_layer_types
 from npformer.families.llama import READS, Llama, kin_of_llama, window_of, window_size
@@ -109,12 +109,7 @@ class Gemma2(Gemma):
 
     def stack(self, config: Config) -> Stack:
         """As in `Llama`, with a norm of each block's output."""
-        stack, norm = super().stack(config), self.norm(config)
-        layers = [
-            replace(layer, blocks=tuple((name, Normed(block, norm)) for name, block in layer.blocks))
-            for layer in stack.layers
-        ]
-        return replace(stack, layers=tuple(layers))
+        return with_output_norms(super().stack(config), self.norm(config))
 
 
 class Gemma3(Gemma2):

@@ -19,6 +19,7 @@ from npformer.interpret.study_inputs import row_read
 from npformer.interpret.text_parts import Cut
 from npformer.mechanisms import Mechanism, SoftCap
 from npformer.mechanisms.alibi import alibi_of
+from npformer.mechanisms.head_norm import grouped
 from npformer.mechanisms.relative_bias import bias_of
 from npformer.mechanisms.soft_cap import UNCAPPED_SCORES
 from npformer.multi_head import repeat_heads
@@ -231,9 +232,9 @@ class At:
         return place >= scores.shape[-1] - length if left else place < length
 
     @property
-    def of_each_head(self) -> At:
-        """The same stage for a norm of query or key heads: its `source` is split into heads, (T, H, K)."""
-        return _HeadAt(self._run, self._row, self.name)
+    def grouped(self) -> Grouped:
+        """The same stage for a norm of queries or keys: its `source` is split into groups of columns."""
+        return Grouped(self._run, self._row, self.name)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -281,13 +282,16 @@ class At:
         return Context().run(function)
 
 
-class _HeadAt(At):
-    """The stage of a norm of heads, with the rows of its source split into heads (T, H, K)."""
+class Grouped(At):
+    """The stage of a norm of queries or keys, with the rows of its source as the groups that are normalized."""
 
     @property
     def source(self) -> np.ndarray:
-        rows = super().source
-        return rows.reshape(len(rows), -1, self.d_head)
+        return self.split(super().source)
+
+    def split(self, x: np.ndarray) -> np.ndarray:
+        """Rows x as the groups of columns that the norm normalizes, such as heads: (T, H K) -> (T, H, K)."""
+        return grouped(x, self.own())
 
     def weight(self, group: str, part: str = "weight") -> np.ndarray | None:
         return super().weight(group_of_normed(group), part)

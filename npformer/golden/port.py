@@ -72,9 +72,11 @@ class Port:
         return replace(self, weights={**self.weights, **changes}, touched=self.touched | stages)
 
     def regrouping(self, groups: Mapping[str, str]) -> Port:
-        """Returns the port with groups of weights replaced by other groups."""
+        """Returns the port with groups of weights replaced by other groups, marked impossible if shapes differ."""
         pairs = ((f"{own}.{part}", f"{other}.{part}") for own, other in groups.items() for part in ("weight", "bias"))
-        return self.weighing({own: self.weights[other] for own, other in pairs if {own, other} <= self.weights.keys()})
+        changes = {own: self.weights[other] for own, other in pairs if {own, other} <= self.weights.keys()}
+        alike = all(array.shape == self.weights[own].shape for own, array in changes.items())
+        return replace(self.weighing(changes), possible=self.possible and alike)
 
     def rounding(self, rounded: Callable[[np.ndarray], np.ndarray], names: Iterable[str]) -> Port:
         """Returns the port with these weights rounded."""

@@ -1,6 +1,7 @@
 """Norms of heads: each head of queries and keys is normalized before it is rotated, as in Qwen3 and Gemma 3.
 
-Henry et al., 2020, Query-Key Normalization for Transformers; Dehghani et al., 2023, section 2.
+`row_norm.py` normalizes all heads together. Henry et al., 2020, Query-Key Normalization for Transformers; Dehghani et
+al., 2023, section 2.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,26 +33,27 @@ class HeadNorm(Mechanism):
     Parameters
     ----------
     eps : float
-    d_head : int, K
+    widths : pair of int, the widths of the weights for queries and for keys
     weights : dict with the weights of the two norms, by "query" and "key"
     """
 
     eps: float = 1e-6
-    d_head: int = 0
+    widths: tuple[int, int] = (0, 0)
     weights: Mapping[str, Linear] = field(default_factory=dict, compare=False, repr=False)
 
     cached = True
     read = NAMES
+    normalized: ClassVar[str] = "each head of {}, normalized"  # formula of the stages
 
     def for_model(self, config: Any) -> HeadNorm:
-        return replace(self, eps=config.eps, d_head=config.d_head)
+        return replace(self, eps=config.eps, widths=(config.d_head,) * 2)
 
     @property
     def norm(self) -> RMSNorm:
         return RMSNorm(self.eps)
 
     def projections(self, d_model: int) -> dict[str, Group]:
-        return {f"{name}_norm": self.norm.group(self.d_head) for name in NAMES}
+        return {f"{name}_norm": self.norm.group(width) for name, width in zip(NAMES, self.widths, strict=True)}
 
     def in_layer(self, projections: Mapping[str, Linear]) -> HeadNorm:
         return replace(self, weights={name: projections[f"{name}_norm"] for name in NAMES})
@@ -69,23 +71,20 @@ class HeadNorm(Mechanism):
     ) -> tuple[np.ndarray, np.ndarray, Sums]:
         found, sums = [], Sums()
         for name, grad in zip(NAMES, (dq, dk), strict=True):
-            grad = self._heads(stages.through_edit(f"{name}_normed", grad))
-            dx, own = self.norm.backward(grad, self._heads(stages[name]), **self.weights[name])
+            weights = self.weights[name]
+            grad = grouped(stages.through_edit(f"{name}_normed", grad), **weights)
+            dx, own = self.norm.backward(grad, grouped(stages[name], **weights), **weights)
             found.append(dx.reshape(stages[name].shape))
             sums[name] = own["weight"]
         return found[0], found[1], sums
 
     def _normed(self, name: str, x: np.ndarray) -> np.ndarray:
-        return self.norm(self._heads(x), **self.weights[name]).reshape(x.shape)
-
-    def _heads(self, x: np.ndarray) -> np.ndarray:
-        """The heads of all rows, (T, H K) -> (T, H, K)."""
-        return x.reshape(len(x), x.shape[-1] // self.d_head, self.d_head)
+        return self.norm(grouped(x, **self.weights[name]), **self.weights[name]).reshape(x.shape)
 
     @property
     def turned(self) -> tuple[Stage, ...]:
         return tuple(
-            Stage(f"{name}_normed", "(T, D)", f"each head of {letter}, normalized", self.norm.function, kept=False)
+            Stage(f"{name}_normed", "(T, D)", self.normalized.format(letter), self.norm.function, kept=False)
             for name, letter in zip(NAMES, ("Q", "K"), strict=True)
         )
 
@@ -98,27 +97,39 @@ class ZeroCentredHeadNorm(HeadNorm):
         return ZeroCentredRMSNorm(self.eps)
 
 
+def grouped(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Rows x as groups of columns that are as wide as the weight: for a weight (K,), (T, H K) -> (T, H, K)."""
+    return x.reshape(len(x), x.shape[-1] // len(weight), len(weight))
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 NORMED = tuple(f"*.attention.{name}_normed" for name in NAMES)
 
 
+def _name(at: Any) -> str:
+    """ "query" or "key", depending on the stage."""
+    name: str = at.name.rpartition(".")[2].partition("_")[0]
+    return name
+
+
 def _normed(x: np.ndarray, at: Any) -> np.ndarray:
-    """Rows x with normalized heads. The norm uses the weight for queries or for keys, depending on the stage."""
+    """Rows x, normalized with the weight for queries or for keys."""
     norms = next(each for each in at.config.mechanisms_of(at.layer) if isinstance(each, HeadNorm)).for_model(at.config)
-    name = at.name.rpartition(".")[2].partition("_")[0]
-    return norms.norm(norms._heads(x), weight=at.weight(f"attention.{name}_norm")).reshape(x.shape)
+    weight = at.weight(f"attention.{_name(at)}_norm")
+    return norms.norm(grouped(x, weight), weight=weight).reshape(x.shape)
 
 
-def _of_rows(x: np.ndarray, at: Any) -> np.ndarray:
-    """Rows x, normalized over all heads instead of within each head."""
-    return _normed(x, at) * (_root(x.reshape(len(x), -1, at.d_head)) / _root(x)[..., None]).repeat(
-        at.d_head, axis=-1
-    ).reshape(x.shape)
+def in_groups_of(width: int, x: np.ndarray, at: Any) -> np.ndarray:
+    """Rows x, normalized within groups of `width` columns, whatever the number of columns of the correct groups."""
+    correct = len(at.weight(f"attention.{_name(at)}_norm"))
+    return _normed(x, at) * _root(x, correct, at.config.eps) / _root(x, width, at.config.eps)
 
 
-def _root(x: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.square(x).mean(-1, keepdims=True))
+def _root(x: np.ndarray, width: int, eps: float) -> np.ndarray:
+    """sqrt(E[x^2] + eps) of the group of `width` columns to which each number belongs."""
+    squares = np.square(x).reshape(len(x), -1, width)
+    return np.sqrt(squares.mean(-1, keepdims=True) + eps).repeat(width, axis=-1).reshape(x.shape)
 
 
 def _projected(name: str, at: Any) -> np.ndarray:
@@ -141,28 +152,36 @@ def _exchanged(port: Any) -> Ways:
     yield "the key's weight for both", port.regrouping(dict(pairs))
 
 
-def _both(formula: Any) -> Rules:
+def both(formula: Any) -> Rules:
+    """Rules for the norms of queries and keys, from a function of the rows that they read and an `At`."""
     return dict.fromkeys(NORMED, lambda y, at: formula(at.source, at))
 
 
-HeadNorm.mistakes = (
+OF_ANY_GROUPS = (
     Mistake(
-        "norms of heads left out",
-        "each head of queries and keys is normalized",
+        "norms of queries and keys left out",
+        "queries and keys are normalized before they are rotated",
         {
-            "of queries and keys": _both(lambda x, at: x),
+            "of queries and keys": both(lambda x, at: x),
             **{f"of {name}": {pattern: lambda y, at: at.source} for name, pattern in zip(NAMES, NORMED, strict=True)},
         },
     ),
     Mistake(
-        "norms of heads after the rotation",
-        "heads are normalized first and then rotated",
+        "norms of queries and keys after the rotation",
+        "queries and keys are normalized first and then rotated",
         _after_rotation,
     ),
-    Mistake("norms of rows instead of norms of heads", "each head is normalized separately", {"": _both(_of_rows)}),
     Mistake(
         "norms of queries and keys exchanged",
         "query_norm has the weight of q_norm, key_norm the weight of k_norm",
         _exchanged,
+    ),
+)
+HeadNorm.mistakes = (
+    *OF_ANY_GROUPS,
+    Mistake(
+        "norms of rows instead of norms of heads",
+        "each head is normalized separately",
+        {"": both(lambda x, at: in_groups_of(x.shape[-1], x, at))},
     ),
 )

@@ -27,18 +27,18 @@ def standard(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def of_norms(rule: Rule) -> Rules:
-    """Rules that apply a rule to every norm, whether of rows or of the heads of queries and keys."""
-    return {"*norm": rule, "*_normed": lambda y, at: of_heads(rule, y, at)}
+    """Rules that apply a rule to every norm, whether of rows or of queries and keys."""
+    return {"*norm": rule, "*_normed": lambda y, at: of_groups(rule, y, at)}
 
 
-def of_heads(rule: Rule, y: np.ndarray, at: Any) -> np.ndarray:
-    """Applies the rule of a norm of rows to the norm of each head: y (T, H K) as (T, H, K)."""
-    made = np.asarray(rule(y.reshape(len(y), -1, at.d_head), at.of_each_head))
+def of_groups(rule: Rule, y: np.ndarray, at: Any) -> np.ndarray:
+    """Applies the rule of a norm of rows to a norm of queries or keys: (T, H K) as (T, H, K) for a weight (K,)."""
+    made = np.asarray(rule(at.grouped.split(y), at.grouped))
     return made.reshape(y.shape)
 
 
 def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable[[Any], Ways]:
-    """Ways to make a mistake in all norms and, in a model with norms of heads, in norms of one kind only."""
+    """Ways to make a mistake in all norms and, in a model with norms of queries and keys, in norms of one kind only."""
 
     def ways(port: Any) -> Ways:
         has_both = any(name.endswith("_normed") for name in port.span) and any(
@@ -47,7 +47,7 @@ def everywhere(changes: Mapping[str, Rules] | Callable[[Any], Ways]) -> Callable
         for way, rules in changes.items() if isinstance(changes, Mapping) else changes(port):
             yield way, rules
             if has_both and len(rules) > 1:
-                for said, pattern in (("in norms of heads", "*_normed"), ("in norms of rows", "*norm")):
+                for said, pattern in (("in norms of queries and keys", "*_normed"), ("in norms of rows", "*norm")):
                     yield f"{way}, only {said}".removeprefix(", "), {pattern: rules[pattern]}
 
     return ways

@@ -159,9 +159,7 @@ RMSNorm.mistakes = (
         "each token's row, the last axis, is normalized on its own",
         {"over all of a text": normed(lambda x, eps: over_root_mean_square(x.ravel(), eps).reshape(x.shape))},
     ),
-    Mistake(
-        "RMSNorm left out", "each block reads normalized rows, and the last layer's output is normalized", _left_out
-    ),
+    Mistake("RMSNorm left out", "every norm of the model is computed, also that of the last layer's output", _left_out),
     Mistake(
         "RMSNorm applied twice",
         "each norm is computed once",

@@ -276,7 +276,7 @@ def test_a_mistake_of_a_port_is_named(name: str, planted: str, full: bool) -> No
 def test_norms_after_the_rotation_are_not_said_to_be_left_out() -> None:
     """If the norms' stages are missing, a port that rotates first has the same rotated queries as one without norms."""
     found = diagnosed("gemma3_text", "rotated first", lambda stage: not stage.endswith("_normed"))
-    assert found.causes == ["norms of heads after the rotation"], found
+    assert found.causes == ["norms of queries and keys after the rotation"], found
     assert not found.then, found
 
 
