@@ -30,9 +30,9 @@ HEAD = """# Which checkpoints run
 
 `npformer info NAME` checks any checkpoint without downloading its weights. DistilBERT, BERT, ELECTRA, ALBERT, RoBERTa,
 XLM-RoBERTa, CamemBERT, MPNet, DeBERTa-v2 and -v3, ModernBERT, Nomic BERT, GPT-2, GPT-NeoX (Pythia), OPT, BLOOM,
-Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3; text only), Phi-3, SmolLM3, BART, T5 (1.0, 1.1, FLAN-T5) and mT5 run with
-their heads, as do Marian and torch's own `nn.Transformer`, from safetensors or `.bin`, in float16 to float64 or
-bfloat16.
+Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3; text only), Phi-3, SmolLM3, OLMo 2, BART, T5 (1.0, 1.1, FLAN-T5) and mT5
+run with their heads, as do Marian and torch's own `nn.Transformer`, from safetensors or `.bin`, in float16 to float64
+or bfloat16.
 
 Below are well-known checkpoints on the hub and whether they run, according to their config.json.
 `python examples/checkpoints.py` writes this page from the fields in `examples/checkpoints.json`, and a test compares

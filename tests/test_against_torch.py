@@ -24,7 +24,7 @@ from npformer.golden.mistakes import ANYWHERE, of_model
 from npformer.golden.port import Port
 from npformer.interpret import stages
 from npformer.interpret.text_parts import is_input
-from npformer.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, SoftCap, Window
+from npformer.mechanisms import Causal, Disentangled, HeadNorm, RelativeBias, Rotary, RowNorm, SoftCap, Window
 from npformer.model import Model
 from npformer.norms.layernorm import LayerNorm
 from npformer.norms.root_mean_square import RMSNorm
@@ -155,15 +155,18 @@ OF_GPT2 = {
     "causal mask misused",
 }
 OF_ONE_CASE = {**dict.fromkeys(OF_GPT2, ("gpt2-base",)), "head in the wrong order": ("bert-masked-lm",)}
+OF_ONE_CASE["norm before a block, not after it"] = ("olmo2-causal-lm",)
 GROUPED = "grouped heads paired wrongly"
 OF_PARTS = [each for part in (LayerNorm, Attention, FeedForward, Causal) for each in part.mistakes]
 OF_FEW = [each for part in (RelativeBias, Rotary, Window, Disentangled, Gated, RMSNorm) for each in part.mistakes]
 OF_FEW += [each for part in (SoftCap, HeadNorm, Normed, CappedLogits) for each in part.mistakes] + [MISUSED]
+OF_FEW += [each for each in RowNorm.mistakes if each not in HeadNorm.mistakes]
 OF_FEW = [each for each in OF_FEW if each not in OF_PARTS]
 OF_FEW += [each for each in OF_PARTS if each.name == GROUPED]
 OF_PARTS = [each for each in OF_PARTS if each.name != GROUPED]
 #: The only cases that show the mistakes in OF_FEW.
 RELATIVE = ("mpnet-base", "modernbert-base", "deberta-v2-base", "llama-base", "gemma2-causal-lm", "gemma3_text-base")
+RELATIVE += ("olmo2-causal-lm",)
 PLANTED_IN = ("distilbert-base", "bert-base", "bert-gelu-new", "distilbert-sequence-classification", "bert-pooler")
 
 
@@ -222,6 +225,7 @@ FEW_HEADS |= {
     "opt": {"causal-lm"},
     "phi3": {"base"},
     "smollm3": {"causal-lm"},
+    "olmo2": {"causal-lm"},
     "bloom": {"causal-lm"},
 }
 FEW_HEADS["electra"] = set(encoders()["electra"].heads) - {"causal-lm"}

@@ -32,7 +32,7 @@ def test_every_architecture_is_read_and_written_back(name):
     config = read_config(ARCHITECTURES[name]["config"])
     family = encoders()[config.model_type]
     # rotations need heads of even width
-    three = "ModernBert", "NomicBert", "Llama", "Mistral", "Qwen2", "GPTNeoX", "Phi3", "Bloom", "SmolLM3"
+    three = "ModernBert", "NomicBert", "Llama", "Mistral", "Qwen2", "GPTNeoX", "Phi3", "Bloom", "SmolLM3", "Olmo2"
     heads = (3, 4) if name.startswith(("Qwen3", "Gemma")) else (3, 2) if name.startswith(three) else (2, 3)
     assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (11, 6, *heads)
     assert (config.n_layers, config.d_ffn, config.max_length) == (2, 24 if name.startswith("Bloom") else 10, 8)

@@ -24,6 +24,7 @@ from npformer.mechanisms import (
     PartialRotary,
     RelativeBias,
     Rotary,
+    RowNorm,
     SoftCap,
     Window,
 )
@@ -59,6 +60,11 @@ COMBINATIONS: dict[str, tuple[str, Added, dict[str, Any]]] = {
     "distances-rotary": ("deberta-v2", lambda config, i: (Rotary(100.0, config.d_head),), {}),
     "grouped-norms-rotary-window-causal": (
         "qwen3",
+        lambda config, i: (Window(2),) * i,
+        {"n_kv_heads": 2, "head_width": 6},
+    ),
+    "grouped-norms-of-rows-rotary-window-causal": (
+        "olmo2",
         lambda config, i: (Window(2),) * i,
         {"n_kv_heads": 2, "head_width": 6},
     ),
@@ -113,7 +119,7 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
     distance = np.arange(12) - np.arange(12)[:, None]  # key - query
     for i in range(config.n_layers):
         at = f"layers.{i}.attention"
-        [attention, *_] = [block for _, block in parts_of(config).stack.layers[i].blocks]
+        [attention, *_] = [block.core for _, block in parts_of(config).stack.layers[i].blocks]
         mechanisms = {type(each): each for each in attention.mechanisms}
         q, k = recorded[f"{at}.query_heads"], recorded[f"{at}.key_heads"]
         for stage, heads in (("query", q), ("key", k)):
@@ -121,6 +127,8 @@ def test_scores_and_weights_match_all_formulas(name: str) -> None:
             if HeadNorm in mechanisms:
                 own = weights["layers"][i]["attention"][f"{stage}_norm"]
                 rows = rms_norm(rows.reshape(12, -1, config.d_head), **own, eps=config.eps).reshape(rows.shape)
+            if RowNorm in mechanisms:
+                rows = rms_norm(rows, **weights["layers"][i]["attention"][f"{stage}_norm"], eps=config.eps)
             if rotary := mechanisms.get(Rotary):
                 angles = rotary_angles(np.arange(12), config.d_head, rotary.theta, np.float64, rotary.scaling)
                 rows = rotate(rows, *angles)
@@ -180,6 +188,8 @@ def test_gradients_are_finite_differences(name: str, rows: str) -> None:
         "layers.0.attention.query_norm.weight",
         "layers.1.attention.key_norm.weight",
         "layers.0.attention_norm.weight",
+        "layers.0.attention.output_norm.weight",
+        "layers.1.ffn.output_norm.weight",
         "layers.0.ffn.hidden.weight",
         "convolution.weight",
         "embeddings.token.weight",
@@ -253,6 +263,7 @@ def test_each_query_and_key_read_the_value_of_their_distance(queries: list[list[
     "name",
     [
         *("rotary-causal", "window-causal", "grouped-norms-rotary-window-causal", "grouped-capped-window"),
+        *("grouped-norms-of-rows-rotary-window-causal",),
         *("partial-rotary-in-parallel", "projected-tokens", "alibi-causal"),
     ],
 )

@@ -96,6 +96,8 @@ def _in_other_places(port: Any) -> Ways:
             f"norms before and after {said} exchanged",
             port.regrouping(dict([*pairs, *(pair[::-1] for pair in pairs)])),
         )
+    if not port.has("layers.0.ffn_norm.weight"):
+        return
     named_as_llama = {f"{layer}ffn_norm": f"{layer}attention.{NAME}" for layer in port.layers}
     yield (
         "the norm of attention's output used before the FFN, as its name means in Llama, and not after attention",

@@ -80,6 +80,7 @@ FAMILIES: MutableMapping[str, Family] = _Families(
         "phi3": "phi3.PHI3",
         "bloom": "bloom.BLOOM",
         "smollm3": "smollm3.SMOLLM3",
+        "olmo2": "olmo2.OLMO2",
         "marian": "marian.MARIAN",
         "bart": "bart.BART",
         "t5": "t5.T5",

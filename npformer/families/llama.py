@@ -218,8 +218,7 @@ ENCODER = {
     "layers.*.ffn.output": "model.layers.*.mlp.down_proj",
     "norm": "model.norm",
 }
-
-
+STAGES = {"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"}
 READS = frozenset({"position_embedding_type", "rope_parameters", "rope_scaling"})
 
 
@@ -231,14 +230,17 @@ def kin_of_llama(
     encoder: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Llama:
-    """Creates a family similar to Llama. constants, encoder: the entries that differ from those of Llama."""
-    stages = {"model.layers.*.mlp.act_fn": "layers.*.ffn.activation", "model.layers.*": "layers.*.ffn_residual"}
+    """Creates a family similar to Llama.
+
+    constants, encoder: the entries that differ from those of Llama. A group without a module is one that the family
+    lacks.
+    """
     settings: dict[str, Any] = {
         "activation": "hidden_act",
         "usual_activation": "silu",
         "eps": "rms_norm_eps",
         "reads": READS,
-        "stages": stages,
+        "stages": STAGES,
     }
     return kind(
         model_type=model_type,
@@ -252,7 +254,7 @@ def kin_of_llama(
         sizes=SIZES,
         architectures=architectures,
         prefix="model.",
-        encoder={**ENCODER, **(encoder or {})},
+        encoder={group: module for group, module in {**ENCODER, **(encoder or {})}.items() if module},
         heads={head: HEADS[head] for head in architectures.values()},
         unbiased=frozenset({"causal-lm", "sequence-classification"}),
         read={"token-classification": "norm"},

@@ -32,6 +32,7 @@ MISSING = {
     "mbart": "a pre-norm encoder and decoder, and language codes",
     "mixtral": EXPERTS,
     "new": "rotary positions scaled to longer texts (NTK), and gated units with post-norm",
+    "olmo": "layer norms without weights, and limits on queries, keys and values (clip_qkv)",
     "nystromformer": "attention approximated with landmarks",
     "phi": SHARED_NORM,
     "qwen2_5_vl": "image input, with rotary positions in three dimensions",

@@ -4,7 +4,7 @@
 them. A model combines mechanisms in a tuple. ModernBERT has (Rotary, Window),
 GPT-2 (Causal,), Llama (Rotary, Causal), Qwen3 (HeadNorm, Rotary, Causal), Gemma 2 (Rotary, SoftCap, Window, Causal),
 MPNet and T5's encoder (RelativeBias,), T5's decoder (RelativeBias, Causal), DeBERTa (Disentangled,),
-GPT-NeoX (PartialRotary, Causal), BLOOM (Alibi, Causal).
+GPT-NeoX (PartialRotary, Causal), OLMo 2 (RowNorm, Rotary, Causal), BLOOM (Alibi, Causal).
 """
 
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npformer.mechanisms.partial_rotary import PartialRotary
     from npformer.mechanisms.relative_bias import RelativeBias
     from npformer.mechanisms.rotary import Rotary
+    from npformer.mechanisms.row_norm import RowNorm
     from npformer.mechanisms.soft_cap import SoftCap
     from npformer.mechanisms.window import Window
 
@@ -32,6 +33,7 @@ __all__ = [
     "PartialRotary",
     "RelativeBias",
     "Rotary",
+    "RowNorm",
     "SoftCap",
     "Window",
     "ZeroCentredHeadNorm",
@@ -46,6 +48,7 @@ _FILES = {
     "partial_rotary": "PartialRotary",
     "relative_bias": "RelativeBias",
     "rotary": "Rotary",
+    "row_norm": "RowNorm",
     "soft_cap": "SoftCap",
     "window": "Window",
 }

@@ -31,6 +31,7 @@ DECODERS = (
     "phi3",
     "bloom",
     "smollm3",
+    "olmo2",
 )
 SPELLINGS = {
     "distilbert": {"d_model": "dim", "n_heads": "n_heads", "n_layers": "n_layers", "d_ffn": "hidden_dim"},
@@ -220,6 +221,7 @@ PHI3 = {
 }  # fmt: skip
 #: The second layer has no rotation.
 SMOLLM3 = {**LLAMA, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 3}
+OLMO2 = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 30.0}}
 #: Three heads have the two slopes of two heads, and one of the slopes of four heads.
 BLOOM = {
     "vocab_size": 13, "hidden_size": 12, "n_head": 3, **dict.fromkeys(("bos_token_id", "eos_token_id"), 12),
@@ -350,6 +352,7 @@ CASES = {
     "opt-causal-lm": Case("opt", "OPTForCausalLM", OPT),
     "phi3-base": Case("phi3", "Phi3Model", PHI3, layers=1),
     "smollm3-causal-lm": Case("smollm3", "SmolLM3ForCausalLM", SMOLLM3),
+    "olmo2-causal-lm": Case("olmo2", "Olmo2ForCausalLM", OLMO2, layers=1),
     "bloom-causal-lm": Case("bloom", "BloomForCausalLM", BLOOM, layers=1),
     "electra-wide": Case("electra", "ElectraModel", {"embedding_size": SIZES["d_model"]}, layers=1),
 }

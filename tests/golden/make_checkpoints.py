@@ -72,6 +72,7 @@ SIZES["OPT"] = SIZES["Bert"] | {"ffn_dim": 10, "word_embed_proj_dim": 4}
 SIZES["OPT"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 SIZES["Phi3"] = SIZES["Llama"] | {"pad_token_id": 0}
 SIZES["SmolLM3"] = SIZES["Llama"] | {"pad_token_id": 0}
+SIZES["Olmo2"] = SIZES["Llama"] | {"pad_token_id": 0}
 SIZES["Bloom"] = {"vocab_size": 11, "hidden_size": 6, "n_head": 3, "n_layer": 2, "seq_length": 8}
 SIZES["Bloom"] |= dict.fromkeys(("bos_token_id", "eos_token_id"), 10)
 HEADS = (
@@ -101,6 +102,7 @@ DECODERS = (
     "Phi3",
     "Bloom",
     "SmolLM3",
+    "Olmo2",
 )  # always causal
 OTHER_NAMES = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 DTYPES = (

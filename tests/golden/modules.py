@@ -184,6 +184,11 @@ GEMMA = LLAMA | {
     "layers.*.post_feedforward_layernorm": ("", "layers.*.ffn.output_norm"),
     "lm_head": ("", "head.output"),
 }
+OLMO2 = LLAMA | {
+    "layers.*.post_attention_layernorm": ("", "layers.*.attention.output_norm"),
+    "layers.*.mlp.gate_proj": ("layers.*.attention_residual", "layers.*.ffn.hidden"),
+    "layers.*.post_feedforward_layernorm": ("", "layers.*.ffn.output_norm"),
+}
 PHI3 = LLAMA | {
     "layers.*.self_attn.qkv_proj": ("", "by_width layers.*.attention"),
     "layers.*.mlp.gate_up_proj": ("", "layers.*.ffn.hidden layers.*.ffn.gate"),

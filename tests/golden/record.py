@@ -50,6 +50,7 @@ TABLES = {
     "bloom": modules.BLOOM,
     "phi3": modules.PHI3,
     "smollm3": modules.LLAMA,
+    "olmo2": modules.OLMO2,
 }
 
 

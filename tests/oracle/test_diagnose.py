@@ -115,7 +115,7 @@ def test_an_unspoilt_model_is_within_every_budget(torch_model: Any, recorded: go
     golden.assert_close(recorded, torch_model)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "opt", "phi3", "bloom", "smollm3"])
+@pytest.mark.parametrize("family", ["gpt_neox", "opt", "phi3", "bloom", "smollm3", "olmo2"])
 def test_an_unspoilt_decoder_is_within_every_budget(family: str, tmp_path: Path) -> None:
     """OPT scales queries before its attention function gets them; BLOOM's position biases differ by a constant."""
     folder = tiny.folder(tmp_path / family, family, "causal-lm")

@@ -25,7 +25,7 @@ from npformer.checkpoint.tied import PROJECTION, ties
 from npformer.config import POOLED_HEADS, Config, InputConvolution, Local, Positions
 from npformer.families import encoders, family_of
 from npformer.functions import SparseRows
-from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, SoftCap, Window, ZeroCentredHeadNorm
+from npformer.mechanisms import HeadNorm, PartialRotary, Rotary, RowNorm, SoftCap, Window, ZeroCentredHeadNorm
 from npformer.mechanisms.rotary_scaling import Linear, Llama3, Yarn
 from npformer.model import Model
 from npformer.runtime.packing import Text
@@ -102,6 +102,9 @@ HEADS += [("phi3+partial and window", "causal-lm")]
 OF_DECODERS["rotation in all layers"] = {"local": None}
 OF_DECODERS["no rotation in windows"] = {"local": Local((0,), (Window(4),)), "bias": True}
 HEADS += [("smollm3+rotation in all layers", "base"), ("smollm3+no rotation in windows", "causal-lm")]
+HEADS += [("olmo2+wide heads", "causal-lm"), ("olmo2+biases", "base")]
+OF_DECODERS["scaled after norms"] = {"mechanisms": (RowNorm(), Rotary(30.0, scaling=Yarn(3.0, 24)))}
+HEADS += [("olmo2+scaled after norms", "base")]
 OF_DECODERS["six heads"] = {"n_heads": 6, "d_model": 48}
 HEADS += [("bloom+six heads", "causal-lm")]
 OF_DECODERS["wide tokens"] = {"d_embedding": 0}

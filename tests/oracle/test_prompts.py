@@ -63,7 +63,7 @@ GEMMA = {**GROUPED, "head_dim": 20, "query_pre_attn_scalar": 12, "sliding_window
 # always causal
 DECODERS = (
     *("gpt2", "bart", "llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "opt", "phi3", "bloom"),
-    *("smollm3",),
+    *("smollm3", "olmo2"),
 )
 #: model_type -> the class in transformers and its sizes.
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,6 +79,7 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTForCausalLM", {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "phi3": ("Phi3ForCausalLM", {**GROUPED, "partial_rotary_factor": 0.5, "sliding_window": 20}),
     "smollm3": ("SmolLM3ForCausalLM", {**GROUPED, "no_rope_layer_interval": 2}),
+    "olmo2": ("Olmo2ForCausalLM", GROUPED),
     "bloom": ("BloomForCausalLM", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
     "gpt_neox": ("GPTNeoXForCausalLM", {**ENCODER, "max_position_embeddings": 96, "rotary_pct": 0.5}),
     **{

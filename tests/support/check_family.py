@@ -35,6 +35,7 @@ WIDE = {"d_model": 96, "d_ffn": 200, "max_length": 300}
 NEEDED: dict[str, dict[str, Any]] = {
     "gpt2": {"pad_id": 0},
     **{name: {"pad_id": 0, "padding_idx": 0} for name in ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3")},
+    "olmo2": {"pad_id": 0, "padding_idx": 0},
     **{name: {"padding_idx": None} for name in ("t5", "mt5", "transformer")},
 }
 ROWS = [("i love it", "good"), ("i hate it", "bad"), ("it is good", "good"), ("it is politics", "bad")]

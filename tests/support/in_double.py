@@ -26,12 +26,14 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta
 from transformers.models.modernbert import modeling_modernbert as modeling
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.nomic_bert.modeling_nomic_bert import NomicBertRotaryEmbedding as Nomic
+from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 _LLAMAS = {
     "Llama": llama.modeling_llama, "Mistral": mistral.modeling_mistral, "Qwen2": qwen2.modeling_qwen2,
     "Qwen3": qwen3.modeling_qwen3, "Gemma": gemma.modeling_gemma, "Gemma2": gemma2.modeling_gemma2,
     "Gemma3": gemma3.modeling_gemma3, "Phi3": phi3.modeling_phi3, "SmolLM3": smollm3.modeling_smollm3,
+    "Olmo2": modeling_olmo2,
 }  # fmt: skip
 
 

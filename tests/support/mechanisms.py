@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 
+from npformer.blocks import Normed
 from npformer.config import Config
 from npformer.families import FAMILIES, Family
 from npformer.layers.stack import Stack
@@ -23,7 +24,8 @@ def with_mechanisms(model_type: str, name: str, added: Added) -> Family:
             layers = []
             for i, layer in enumerate(stack.layers):
                 (attention, block), *others = layer.blocks
-                block = replace(block, mechanisms=(*block.mechanisms, *added(config, i)))
+                changed = replace(block.core, mechanisms=(*block.core.mechanisms, *added(config, i)))
+                block = replace(block, block=changed) if isinstance(block, Normed) else changed
                 layers.append(replace(layer, blocks=((attention, block), *others)))
             return replace(stack, layers=tuple(layers))
 

@@ -1,11 +1,11 @@
-"""GPT-NeoX, OPT, Phi-3, SmolLM3 and BLOOM in plain NumPy, without npformer's code: a port in which mistakes are planted by name.
+"""GPT-NeoX, OPT, Phi-3, SmolLM3, OLMo 2 and BLOOM in plain NumPy, without npformer's code: a port in which mistakes are planted by name.
 
 stages = PlainDecoder(model.config, flatten(model.weights), {"split in thirds"}).run(ids)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import erf
 from typing import Any
 
@@ -31,6 +31,24 @@ PLANTED: dict[str, dict[str, str]] = {
         "1 without rotation": "rotation in the wrong layers",
         "one layer more without": "rotation left out or wrong",
     },
+    "olmo2": {
+        "norms before blocks": "norm before a block, not after it",
+        "norm before attention": "norm before a block, not after it",
+        "norm before the FFN, as in Llama": "norm before a block, not after it",
+        "norms of the sums": "norm of the sum, not of a block's output",
+        "no norm after attention": "missing norm after a block",
+        "no norms after blocks": "missing norm after a block",
+        "norms after blocks exchanged": "norms exchanged",
+        "norms of heads": "norms of heads instead of norms of rows",
+        "no norms of queries and keys": "norms of queries and keys left out",
+        "rotated first": "norms of queries and keys after the rotation",
+        "norms of queries and keys exchanged": "norms of queries and keys exchanged",
+        "eps of 1e-6": "wrong RMSNorm eps",
+        "mean subtracted from queries and keys": "mean subtracted in RMSNorm",
+        "no last norm": "RMSNorm left out",
+        "the FFN reads the layer's input": "the FFN reads the wrong stage",
+        "the FFN first": "FFN before attention",
+    },
     "bloom": {
         "split in thirds": "query, key and value split in thirds",
         "slopes of 2^(-8 h / H)": "ALiBi with wrong slopes",
@@ -52,8 +70,8 @@ PLANTED: dict[str, dict[str, str]] = {
 class PlainDecoder:
     """A model that reads one text at a time. `planted` holds names from PLANTED."""
 
-    def __init__(self, config: Config, weights: Mapping[str, np.ndarray], planted: Collection[str] = ()) -> None:
-        self.c, self.w, self.planted = config, dict(weights), planted
+    def __init__(self, config: Config, weights: Mapping[str, np.ndarray], planted: Iterable[str] = ()) -> None:
+        self.c, self.w, self.planted = config, dict(weights), set(planted)
         self.stages: dict[str, np.ndarray] = {}
         if "split in thirds" in planted:
             self.split_in_thirds()
@@ -71,9 +89,12 @@ class PlainDecoder:
         x = self.embeddings(ids)
         for i in range(self.c.n_layers):
             self.at = f"layers.{i}."
+            if f"{self.at}ffn.output_norm.weight" in self.w:
+                x = self.normed_outputs(x, i)
+                continue
             x = self.pre_norm(x, i) if self.c.norm_first or "norms before" in self.planted else self.post_norm(x, i)
         self.at = ""
-        if self.c.final_norm:
+        if self.c.final_norm and "no last norm" not in self.planted:
             x = self.norm("norm", x, "norm")
         if "project.weight" in self.w:
             out = self.w["project.weight"]
@@ -111,6 +132,34 @@ class PlainDecoder:
         x = self.keep(f"{self.at}ffn_residual", x + self.feed_forward(x))
         return self.norm("ffn_norm", x, "ffn_norm")
 
+    def normed_outputs(self, x: np.ndarray, layer: int) -> np.ndarray:
+        """A layer of OLMo 2, X + Normalize(Block(X))."""
+        blocks = {"attention": lambda x: self.attention(x, layer), "ffn": self.feed_forward}
+        read = x
+        for name in reversed(blocks) if "the FFN first" in self.planted else blocks:
+            read = x if name == "attention" or "the FFN reads the layer's input" not in self.planted else read
+            x = self.with_norm(name, x, read, blocks[name])
+        return x
+
+    def with_norm(self, name: str, x: np.ndarray, read: np.ndarray, block: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """The rows after a block of OLMo 2 and its norm."""
+        norm, said = f"{name}.output_norm", {"ffn": "the FFN"}.get(name, name)
+        weight = norm
+        if "norms after blocks exchanged" in self.planted:
+            weight = {"attention": "ffn.output_norm", "ffn": "attention.output_norm"}[name]
+        if self.planted & {"norms before blocks", f"norm before {said}"}:
+            return self.keep(f"{self.at}{name}_residual", x + block(self.norm(norm, read, weight)))
+        if "norm before the FFN, as in Llama" in self.planted and name == "attention":
+            return self.keep(f"{self.at}{name}_residual", x + block(read))
+        if "norm before the FFN, as in Llama" in self.planted:
+            read = self.norm("attention.output_norm", read, "attention.output_norm")
+        if "norms of the sums" in self.planted:
+            return self.keep(f"{self.at}{name}_residual", self.norm(norm, x + block(read), weight))
+        y = block(read)
+        if not self.planted & {"no norms after blocks", f"no norm after {said}"}:
+            y = self.norm(norm, y, weight)
+        return self.keep(f"{self.at}{name}_residual", x + y)
+
     def keep(self, name: str, array: np.ndarray) -> np.ndarray:
         self.stages[name] = array
         return array
@@ -126,7 +175,8 @@ class PlainDecoder:
     def norm(self, stage: str, x: np.ndarray, of: str) -> np.ndarray:
         w, b = (self.w.get(f"{self.at}{of}.{end}") for end in ("weight", "bias"))
         if b is None:  # RMSNorm
-            return self.keep(self.at + stage, x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c.eps) * w)
+            eps = 1e-6 if "eps of 1e-6" in self.planted else self.c.eps
+            return self.keep(self.at + stage, x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w)
         centred = x - x.mean(-1, keepdims=True)
         return self.keep(self.at + stage, centred / np.sqrt(centred.var(-1, keepdims=True) + self.c.eps) * w + b)
 
@@ -149,7 +199,9 @@ class PlainDecoder:
         q, k, v = (
             self.linear(x, f"attention.{name}").reshape(len(x), -1, self.c.d_head) for name in ("query", "key", "value")
         )
-        if rotary := mechanisms.get("PartialRotary") or mechanisms.get("Rotary"):
+        if "RowNorm" in mechanisms:
+            q, k = self.normed(q, k, mechanisms["Rotary"])
+        elif rotary := mechanisms.get("PartialRotary") or mechanisms.get("Rotary"):
             q, k = (self.rotated(each, rotary) for each in (q, k))
         for name, h in (("query", q), ("key", k), ("value", v)):
             self.keep(f"{self.at}attention.{name}_heads", h.swapaxes(0, 1))
@@ -165,6 +217,29 @@ class PlainDecoder:
         weights = self.keep(f"{self.at}attention.weights", weights / weights.sum(-1, keepdims=True))
         context = np.einsum("hij,jhk->ihk", weights, v).reshape(len(x), -1)
         return self.linear(self.keep(f"{self.at}attention.combined", context), "attention.output")
+
+    def normed(self, q: np.ndarray, k: np.ndarray, rotary: Any) -> list[np.ndarray]:
+        """Queries and keys of OLMo 2, normalized over all heads and rotated."""
+
+        def norm(name: str, h: np.ndarray) -> np.ndarray:
+            if "no norms of queries and keys" in self.planted:
+                return h
+            x = h if "norms of heads" in self.planted else h.reshape(len(h), -1)
+            x = x - x.mean(-1, keepdims=True) if "mean subtracted from queries and keys" in self.planted else x
+            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + (1e-6 if "eps of 1e-6" in self.planted else self.c.eps))
+            other = {"query": "key", "key": "query"}[name]
+            name = other if "norms of queries and keys exchanged" in self.planted else name
+            return (x.reshape(len(h), -1) * self.w[f"{self.at}attention.{name}_norm.weight"]).reshape(h.shape)
+
+        def kept(stage: str, name: str, h: np.ndarray) -> np.ndarray:
+            self.keep(f"{self.at}attention.{name}_{stage}", h.reshape(len(h), -1))
+            return h
+
+        steps = {"normed": norm, "rotated": lambda name, h: self.rotated(h, rotary)}
+        heads = {"query": q, "key": k}
+        for stage in reversed(steps) if "rotated first" in self.planted else steps:
+            heads = {name: kept(stage, name, steps[stage](name, h)) for name, h in heads.items()}
+        return list(heads.values())
 
     def mechanisms(self, layer: int) -> tuple[Any, ...]:
         """The mechanisms of a layer, of which those of SmolLM3 may lack the rotation."""

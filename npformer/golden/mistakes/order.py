@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 
 from npformer.activations import ACTIVATIONS
+from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.decoder_layers import decoder_layer
 from npformer.descriptions.mistake import Mistake, Rules, Steps, Ways, exchanged
 from npformer.encoder_layers import encoder_layer
 from npformer.golden.at import At
-from npformer.golden.graph import QKV, stacks
+from npformer.golden.graph import QKV, parents, stacks
 from npformer.golden.port import Port
 from npformer.norms.norm_mistakes import standard
 
 ATTENTION, FFN = "*.attention_residual", "*.ffn_residual"
 BLOCKS = ((ATTENTION, "attention"), (FFN, "ffn"))
+INPUTS = {"attention": "input", "ffn": "attention_residual"}  # block -> the rows that it is added to, before a norm
 
 
 def other_norm_order(first: bool) -> Callable[[Port], Ways]:
@@ -70,6 +72,53 @@ def norm_of_block(port: Port) -> Ways:
         yield f"without X, after {block}", {each.second: each.between}
     yield from exchanged(port, ("*",), *pairs, said="X is added to it, after both blocks")
     yield "without X, after both blocks", {each.second: each.between for each in pairs}
+
+
+def norms_before_blocks(port: Port) -> Ways:
+    """X + Block(Normalize(X)) instead of X + Normalize(Block(X)), in layers whose blocks read rows without a norm."""
+    blocks = [
+        block
+        for block in INPUTS
+        if port.has(f"layers.0.{block}.{OUTPUT_NORM}.weight") and not port.has(f"layers.0.{block}_norm.weight")
+    ]
+    for some in (blocks, *([block] for block in blocks)) if blocks else ():
+        said = f"before {' and '.join({'ffn': 'the FFN'}.get(block, block) for block in some)}"
+        moved = {pattern: rule for block in some for pattern, rule in _norm_first(port, block).items()}
+        yield said, moved
+        unnormed: Rules = {f"*.{block}.{OUTPUT_NORM}": lambda y, at: at.source for block in some}
+        yield f"{said}; the norm's stage is the block's output", {**moved, **unnormed}
+    if len(blocks) > 1:
+        yield from _as_in_llama(port)
+
+
+def _as_in_llama(port: Port) -> Ways:
+    """Y = X + Attention(X); Z = Y + Normalize'(FFN(Normalize(Y))), where Normalize is the norm after attention."""
+    norm, said = f"attention.{OUTPUT_NORM}", "the norm after attention is before the FFN, as its name means in Llama"
+
+    def summed(y: np.ndarray, at: At) -> np.ndarray:
+        total: np.ndarray = at("input") + at("attention.output")
+        return total
+
+    before = _reading(port, "ffn", lambda at: _normed(at("attention_residual"), at, norm))
+    yield said, {f"*.{norm}": lambda y, at: _normed(summed(y, at), at, norm), ATTENTION: summed, **before}
+    yield f"{said}; the norm's stage is the block's output", {f"*.{norm}": lambda y, at: at.source, **before}
+
+
+def _norm_first(port: Port, block: str) -> Rules:
+    """X + Block(Normalize(X)), with the weight of the norm after the block."""
+    x, norm = INPUTS[block], f"{block}.{OUTPUT_NORM}"
+    return {
+        **_reading(port, block, lambda at: _normed(at(x), at, norm)),
+        f"*.{norm}": lambda y, at: _normed(at(x), at, norm),
+        f"*.{block}_residual": lambda y, at: at(x) + at(f"{block}.output"),
+    }
+
+
+def _reading(port: Port, block: str, read: Callable[[At], np.ndarray]) -> Rules:
+    """Rules for a block whose first stages, such as query, key and value, are computed from other rows."""
+    of_block, graph = f"{port.stack}layers.0.{block}.", parents(port.config, port.weights)
+    first = [name for name, own in graph.items() if name.startswith(of_block) and not own[0].startswith(of_block)]
+    return {f"*.{block}.{name.removeprefix(of_block)}": lambda y, at: at.linear(read(at), at.name) for name in first}
 
 
 AFTER_ATTENTION: Rules = {ATTENTION: lambda y, at: at.written("attention")}
@@ -140,18 +189,19 @@ def other_ffn_input(port: Port) -> Ways:
         "attention's output": "attention.output",
         said: "attention_residual",
     }.items():
-        yield f"reads {way}", {"*.ffn.hidden": lambda y, at, stage=stage: at.linear(at(stage), "ffn.hidden")}
+        yield f"reads {way}", _reading(port, "ffn", lambda at, stage=stage: at(stage))
     if port.config.norm_first:
         yield (
             "its norm reads the layer's input, parallel to attention",
             {"*.ffn_norm": lambda y, at: _normed(at("input"), at, "ffn_norm")},
         )
     parallel: Rules = {
-        "*.ffn.hidden": lambda y, at: at.linear(at("input"), "ffn.hidden"),
+        **_reading(port, "ffn", lambda at: at("input")),
         FFN: lambda y, at: at("input") + at.written("attention") + at.written("ffn"),
     }
     yield "parallel to attention, both added to the layer's input", parallel
-    if port.config.norm_first:  # the norm's input is exported under the name of the sum
+    if port.has("layers.0.ffn_norm.weight") and port.config.norm_first:
+        # the norm's input is exported under the name of the sum
         parallel = {ATTENTION: lambda y, at: at("input"), FFN: parallel[FFN]}
         yield "parallel to attention, both added to the layer's input, which the FFN's norm reads", parallel
 
@@ -169,7 +219,7 @@ def ffn_first(port: Port) -> Ways:
                 way,
                 {
                     "*.input": lambda x, at, first=first: _normed(x + _fed(x, at), at, first),
-                    "*.ffn.hidden": lambda y, at: at.linear(at.unchanged_input, "ffn.hidden"),
+                    **_reading(port, "ffn", lambda at: at.unchanged_input),
                     "*.ffn_norm": lambda y, at, second=second: _normed(at("attention_residual"), at, second),
                 },
             )
@@ -185,12 +235,14 @@ def ffn_first(port: Port) -> Ways:
 
 
 def _fed(x: np.ndarray, at: At) -> np.ndarray:
-    """FFN(x), with a gate if the model has one."""
+    """FFN(x), with a gate and a norm of its output if the model has them."""
     hidden = ACTIVATIONS[at.config.activation](at.linear(x, "ffn.hidden"))
-    return at.linear(hidden if at.weight("ffn.gate") is None else hidden * at.linear(x, "ffn.gate"), "ffn.output")
+    gated = hidden if at.weight("ffn.gate") is None else hidden * at.linear(x, "ffn.gate")
+    return _normed(at.linear(gated, "ffn.output"), at, f"ffn.{OUTPUT_NORM}")
 
 
 def _normed(x: np.ndarray, at: At, norm: str) -> np.ndarray:
+    """Normalize(x) with the weights of a norm, or x if the model has no such norm."""
     weights = {part: each for part in ("weight", "bias") if (each := at.weight(norm, part)) is not None}
     return at.norm(x, **weights) if weights else x
 
@@ -204,12 +256,12 @@ def _own_names(port: Port) -> Port:
 
     rules: dict[str, Any] = {
         "*.input": lambda x, at: at(fed),
-        "*.ffn.hidden": lambda y, at: at.linear(read(at), "ffn.hidden"),
         FFN: lambda y, at: read(at) + at.written("ffn"),
     }
-    if port.config.norm_first:
-        rules |= {"*.ffn_norm": lambda y, at: _normed(read(at), at, "ffn_norm")}
-        del rules["*.ffn.hidden"]
+    if port.config.norm_first and port.has("layers.0.ffn_norm.weight"):
+        rules["*.ffn_norm"] = lambda y, at: _normed(read(at), at, "ffn_norm")
+    else:
+        rules |= _reading(port, "ffn", read)
     last = f"{port.stack}layers.{port.depth - 1}.{fed}"
     return port.ruling(rules).rereading({last: lambda y, at: at(out)}, "*")
 
@@ -264,6 +316,11 @@ MISTAKES = (
         other_norm_order(False),
         reorders=True,
     ),
+    Mistake(
+        "norm before a block, not after it",
+        "this model normalizes the output of each block, and its blocks read rows without a norm",
+        norms_before_blocks,
+    ),
     Mistake("norm before the residual sum", "the sum of a block's input and output is normalized", norm_of_block),
     Mistake(
         "residual left out",
@@ -274,7 +331,9 @@ MISTAKES = (
     Mistake("residual scaled", "a block's input and output are added without a factor", residual_scaled),
     Mistake("block left out", "each layer applies attention, then the FFN", left_out),
     Mistake(
-        "the FFN reads the wrong stage", "the FFN reads the normalized sum of attention and its input", other_ffn_input
+        "the FFN reads the wrong stage",
+        "the FFN reads the sum of attention and its input, normalized if a norm is between the two blocks",
+        other_ffn_input,
     ),
     Mistake("FFN before attention", "each layer applies attention, then the FFN", ffn_first, reorders=True),
     Mistake("wrong number of layers", "each layer of the model runs once", layer_count),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from npformer.blocks.output_norm import NAME as OUTPUT_NORM
 from npformer.checkpoint.parameters import parameters
 from npformer.descriptions.mistake import Mistake, Ways
 from npformer.golden.at import At
@@ -99,12 +100,16 @@ def _moved(port: Port, stack: str, order: Mapping[int, int]) -> dict[str, np.nda
 
 def exchanged_norms(port: Port) -> Ways:
     norms = list(dict.fromkeys(name.rpartition(".")[0] for name in port.weights if name.endswith("norm.weight")))
-    pairs = [(f"{layer}attention_norm", f"{layer}ffn_norm") for layer in port.layers]
-    ways = [("in every layer", pairs)]
-    ways += [("in one layer", [pair]) for pair in pairs if len(pairs) > 1 and port.span.intersection(pair)]
-    for said, these in ways:
-        exchanged = port.regrouping(dict([*these, *(pair[::-1] for pair in these)]))
-        yield f"those of attention and the FFN, {said}", exchanged
+    for place, one, other in (
+        ("of", "attention_norm", "ffn_norm"),
+        ("after", f"attention.{OUTPUT_NORM}", f"ffn.{OUTPUT_NORM}"),
+    ):
+        pairs = [(layer + one, layer + other) for layer in port.layers]
+        ways = [("in every layer", pairs)]
+        ways += [("in one layer", [pair]) for pair in pairs if len(pairs) > 1 and port.span.intersection(pair)]
+        for said, these in ways:
+            exchanged = port.regrouping(dict([*these, *(pair[::-1] for pair in these)]))
+            yield f"those {place} attention and the FFN, {said}", exchanged
     if port.config.decoder:
         across = [layer for layer in port.layers if f"{layer}cross_attention_norm.weight" in port.weights]
         for said, own in (("attention", "attention_norm"), ("the FFN", "ffn_norm")):
