@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 from distributed import WorkerPlugin
@@ -49,6 +50,41 @@ class Slow(WorkerPlugin):
 
     def setup(self, worker):
         slow(self.seconds)
+
+
+class Held(WorkerPlugin):
+    """Answers no text while a file exists and a folder has this many parts."""
+
+    def __init__(self, file: Path, folder: Path, parts: int) -> None:
+        self.file, self.folder, self.parts = file, folder, parts
+
+    def setup(self, worker):
+        real = TextClassification.answer
+
+        def answer(self_, requests, options):
+            while self.file.exists() and len(list(self.folder.glob("part-*"))) >= self.parts:
+                time.sleep(0.01)
+            return real(self_, requests, options)
+
+        TextClassification.answer = answer
+
+
+class Meeting(WorkerPlugin):
+    """Makes each worker wait, before its first text, until all workers have one."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder, self.workers = folder, workers
+
+    def setup(self, worker):
+        real = TextClassification.answer
+
+        def answer(self_, requests, options):
+            (self.folder / str(os.getpid())).touch()
+            while len(list(self.folder.iterdir())) < self.workers:
+                time.sleep(0.01)
+            return real(self_, requests, options)
+
+        TextClassification.answer = answer
 
 
 loads: list[dict[str, object]] = []

@@ -13,15 +13,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Status
 
 import npformer
 from npformer import NpformerError
 from npformer.dataset import cluster, map, work
 from tests.dataset.conftest import files_in
-from tests.dataset.in_a_worker import Deadly, Slow, fail_once, note_loads, noted
+from tests.dataset.in_a_worker import Deadly, Meeting, Slow, fail_once, note_loads, noted
 from tests.support import hub_server, kernels, tiny
 from tests.support.cli_runner import ENVIRONMENT, ROOT
+from tests.support.service import alive
 
 # When a worker dies or a cluster closes, Dask leaves some resources to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -47,9 +48,13 @@ def whole(classify, source_of_500, tmp_path) -> dict[str, bytes]:
 
 
 def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path, monkeypatch):
-    """Random workers are killed at random parts. The parts go to other or new workers; each is written once."""
+    """Random workers are killed at random parts. The parts go to other or new workers; each is written once.
+
+    If all workers are still starting at that moment, the kill comes at the next part. The first two kills may end both
+    workers, so the parts that are left need new ones.
+    """
     written, killed, chosen = [], [], random.Random(0)
-    moments = set(chosen.sample(range(1, PARTS - 5), KILLS))
+    moments = sorted(chosen.sample(range(1, PARTS - 15), KILLS))
     real = npformer.dataset.mapping._Run._write
     with local(2) as made, Client(made) as client:
         client.register_plugin(Slow(0.02))
@@ -57,51 +62,60 @@ def test_killed_workers_cost_only_time(classify, source_of_500, whole, tmp_path,
         def write(self, place, *others):
             real(self, place, *others)
             written.append(place)
-            if len(written) in moments:
-                # Dask does not replace a worker that dies before it is registered, so such workers are spared.
-                known = made.scheduler.workers
-                alive = [each.pid for each in made.workers.values() if each.pid and each.worker_address in known]
-                if alive:  # otherwise both workers are still starting
+            if moments and len(written) >= moments[0]:
+                # Dask does not replace a worker that dies before it has started, so such workers are spared.
+                known, nannies = made.scheduler.workers, made.workers.values()
+                ready = [each for each in nannies if each.process and each.process.status == Status.running]
+                running = [each.pid for each in ready if each.worker_address in known]
+                if alive := [pid for pid in running if pid not in killed]:
+                    del moments[0]
                     killed.append(chosen.choice(alive))
                     os.kill(killed[-1], signal.SIGKILL)
 
         monkeypatch.setattr(npformer.dataset.mapping._Run, "_write", write)
         made.scheduler.allowed_failures = KILLS  # by default, Dask blames a part that several killed workers had
         map(classify, source_of_500, tmp_path / "there", column="text", part_rows=10, client=client)
-    assert len(set(killed)) > 2
+    assert len(killed) > 2
     assert len(written) == len(set(written)) == PARTS
     assert files_in(tmp_path / "there") == whole
 
 
 BROKEN = """
 import sys, npformer, npformer.dataset
+from pathlib import Path
 from npformer.dataset.cluster import connected
-from tests.dataset.in_a_worker import Slow
+from tests.dataset.in_a_worker import Held
 with connected("local:2") as client:
-    client.register_plugin(Slow(0.02))
+    client.register_plugin(Held(Path(sys.argv[4]), Path(sys.argv[3]), int(sys.argv[5])))
     task = npformer.pipeline("text-classification", sys.argv[1])
     npformer.dataset.map(task, sys.argv[2], sys.argv[3], column="text", part_rows=10, client=client)
 """
 
 
 def test_a_run_killed_with_its_workers_resumes(model, source_of_500, whole, tmp_path):
-    """The workers of a killed run end too, because they do not continue without a client. The run can be resumed."""
-    command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out"]
+    """The workers of a killed run end too, because they do not continue without a client. The run can be resumed.
+
+    The first run is held once it has a third of the parts.
+    """
+    (tmp_path / "hold").touch()
+    command = [sys.executable, "-c", BROKEN, model, source_of_500, tmp_path / "out", tmp_path / "hold", PARTS // 3]
     run = subprocess.Popen([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT)
     while len(list(tmp_path.glob("out/part-*"))) < PARTS // 3:
         assert run.poll() is None
         time.sleep(0.01)
+    os.kill(run.pid, signal.SIGSTOP)  # so that none of its threads ends while they are listed
     children = Path(f"/proc/{run.pid}/task").glob("*/children")
     workers = [int(pid) for each in children for pid in each.read_text().split()]
     run.kill()
     run.wait()
-    end = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+    end = time.monotonic() + 300
+    while any(alive(pid) for pid in workers):
         assert time.monotonic() < end, workers
         time.sleep(0.1)
     assert len(workers) >= 2
     assert len(list(tmp_path.glob("out/part-*"))) < PARTS
-    subprocess.run([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=120)
+    (tmp_path / "hold").unlink()
+    subprocess.run([str(each) for each in command], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=300)
     assert files_in(tmp_path / "out") == whole
 
 
@@ -157,7 +171,7 @@ def started(*environments: dict[str, str]) -> Iterator[Client]:
             stack.callback(worker.communicate)
             stack.callback(worker.kill)
         client = stack.enter_context(cluster.connected(address))
-        client.wait_for_workers(len(environments), timeout=60)
+        client.wait_for_workers(len(environments), timeout=300)
         yield client
 
 
@@ -172,7 +186,8 @@ def test_a_worker_with_other_bits_is_reported(classify, source_of_500, whole, tm
     trial = [sys.executable, "-c", "from npformer.dataset.work import probe; print(probe())"]
     bits = subprocess.run(trial, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     with started(ENVIRONMENT, environment) as client:
-        client.register_plugin(Slow(0.01))  # ensures that both workers get parts
+        (tmp_path / "meeting").mkdir()
+        client.register_plugin(Meeting(tmp_path / "meeting", 2))  # so that both workers get parts
         if bits == work.probe():
             map(classify, source_of_500, tmp_path / "out", column="text", part_rows=10, client=client)
             assert files_in(tmp_path / "out") == whole
