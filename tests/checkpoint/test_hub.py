@@ -3,15 +3,9 @@
 Every test has its own HF_HOME. `loads` runs npformer.load in a fresh process.
 """
 
-import fcntl
 import json
-import os
-import pty
 import shutil
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +15,7 @@ from npformer.checkpoint import load_folder
 from npformer.checkpoint.verify import verify
 from tests.support import tiny, torch_writer, writers
 from tests.support.hub_server import CLIENT, cache, closed_port, loads, python
+from tests.support.terminals import run_on_terminal
 
 NAME = "owner/tiny"
 
@@ -324,22 +319,7 @@ def test_the_server_speaks_to_the_client_itself(hub, env, folder):
 @pytest.mark.slow
 def test_a_progress_bar_on_a_terminal(hub, env, folder):
     hub.add(NAME, folder)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))  # rows, columns
     program = f"from npformer.loading import load; load({NAME!r})"
-    done = subprocess.run([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, stderr=theirs, timeout=120)
-    os.close(theirs)
-    shown = b""
-    while chunk := read(ours):
-        shown += chunk
-    os.close(ours)
-    assert done.returncode == 0
+    code, output, shown = run_on_terminal([sys.executable, "-c", program], 100, env=env)
+    assert (code, output) == (0, b"")
     assert b"model.safetensors: 100%" in shown
-    assert done.stdout == b""
-
-
-def read(terminal):
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # raised on Linux when the connection's other end is closed
-        return b""

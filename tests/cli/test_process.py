@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from itertools import cycle, product
 from pathlib import Path
 
@@ -41,12 +42,21 @@ STARTED = [
 ]  # fmt: skip
 
 
-def shell(line: str, way: list[str], arguments: list[str], models: dict[str, Path], place: Path, **environment: str):
-    """Runs `line` in a shell, where "$@" is the command with its arguments."""
+def shell(
+    line: str,
+    way: list[str],
+    arguments: list[str],
+    models: dict[str, Path],
+    place: Path,
+    open: Sequence[int] = (),
+    **environment: str,
+):
+    """Runs `line` in a shell, where "$@" is the command with its arguments, and these descriptors are open."""
     model = ["-m", str(models["classify"])] if arguments[0] in ("classify", "trace", "view") else []
     done = subprocess.run(
         ["bash", "-c", line, "bash", *way, *arguments, *model],
-        capture_output=True, cwd=place, env={**ENVIRONMENT, **environment}, timeout=60, stdin=subprocess.DEVNULL,
+        capture_output=True, cwd=place, env={**ENVIRONMENT, **environment}, timeout=300, stdin=subprocess.DEVNULL,
+        pass_fds=open,
     )  # fmt: skip
     said = done.stderr.decode(errors="replace")
     assert "Traceback" not in said
@@ -66,8 +76,11 @@ def test_a_full_or_closed_output_is_reported_and_a_broken_pipe_is_not(name, star
     assert full == (1, "", "npformer: output: No space left on device\n")
     closed = shell('rm -rf tiny; "$@" >&-', way, arguments, models, tmp_path, **given)
     assert closed == (1, "", "npformer: output: Bad file descriptor\n")
-    gone = 'set -o pipefail; rm -rf tiny; { sleep 0.01; "$@"; } | exec 0<&-'
-    assert shell(gone, way, arguments, models, tmp_path, **given) == (128 + signal.SIGPIPE, "", "")
+    reads, gone = os.pipe()
+    os.close(reads)
+    broken = shell(f'rm -rf tiny; "$@" >&{gone}; exit $?', way, arguments, models, tmp_path, open=(gone,), **given)
+    os.close(gone)
+    assert broken == (128 + signal.SIGPIPE, "", "")
 
 
 def test_commands_that_write_a_file_need_no_standard_output(models, tmp_path):
@@ -170,14 +183,14 @@ def test_exit_functions_registered_earlier_still_run(tmp_path):
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
-#: Interrupts the process at the import of a module or at the process's end, or only reports the import.
+#: Interrupts the process at the import of a module or at the process's end, or stops it at the import.
 INTERRUPTING = """
 import atexit, os, signal, sys
-where, told = os.environ["INTERRUPT_AT"], os.environ.get("TELL")
+where, number = os.environ["INTERRUPT_AT"], getattr(signal, os.environ.get("INTERRUPT_BY", "SIGINT"))
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == where:
-            os.write(int(told), b".") if told else signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), number)
         if name == "argparse" and where == "exit":
             atexit.register(signal.raise_signal, signal.SIGINT)
 sys.meta_path.insert(0, Finder())
@@ -208,7 +221,7 @@ def started(way: list[str], arguments: list[str], models: dict[str, Path], place
 def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp_path):
     """Ctrl-C during an import or at the end of the process prints nothing and leaves no half-written output."""
     process = started(*COMMANDS[name], models, tmp_path, environment={"INTERRUPT_AT": place})
-    output, said = process.communicate(timeout=60)
+    output, said = process.communicate(timeout=300)
     assert (process.returncode, said) == (128 + signal.SIGINT, b"")
     assert bool(output) == (place == "exit" and name != "embed")
     assert {path.name for path in tmp_path.iterdir()} <= {"sitecustomize.py", "__pycache__", "v.npy"}
@@ -217,21 +230,24 @@ def test_ctrl_c_while_a_module_is_imported_ends_quietly(name, place, models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [(name, (0, *range(i, 11, 3))) for i, name in enumerate(COMMANDS, 1)])
 def test_ctrl_c_at_any_time_ends_quietly(name, steps, models, tmp_path):
-    """Interrupts each command after set-up and at some tenths of its run time; together they cover every tenth."""
+    """Interrupts each command after set-up and at some tenths of its run time; together they cover every tenth.
+
+    After set-up the process has stopped, so its first interrupt never comes too late.
+    """
     taken = None
     codes = []
     for step in (None, *steps):
-        tells, told = os.pipe()
-        environment = {"INTERRUPT_AT": "argparse", "TELL": str(told)}
-        process = started(*COMMANDS[name], models, tmp_path, environment=environment, pass_fds=(told,))
-        os.close(told)
-        os.read(tells, 1)
+        environment = {"INTERRUPT_AT": "argparse", "INTERRUPT_BY": "SIGSTOP"}
+        process = started(*COMMANDS[name], models, tmp_path, environment=environment)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if step == 0:
+            process.send_signal(signal.SIGINT)
         begun = time.monotonic()
-        if step is not None:
+        process.send_signal(signal.SIGCONT)
+        if step:
             time.sleep(taken * step / 10)
             process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-        os.close(tells)
+        _, said = process.communicate(timeout=300)
         assert said == b""
         if step is None:
             taken = time.monotonic() - begun
@@ -252,7 +268,7 @@ def test_an_interrupt_that_compiled_code_prints_is_not_shown():
         "import npformer.cli.process as process; process._interrupted = True\n"
         "sys.excepthook(ImportError, ImportError('for an interrupt'), None)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "ValueError: shown\n")
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import termios
-
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from tests.support import seq2seq_models
 from tests.support.cli_runner import ENVIRONMENT, command, make_models, run, run_apart
+from tests.support.terminals import run_on_terminal
 
 COMMANDS = {
     "classify": ([], ["label", "score"]),
@@ -89,16 +85,11 @@ def test_rows_without_an_answer_and_files_that_cannot_be_read_are_exit_code_1(mo
 
 def test_progress_on_a_terminal(models, place):
     """The progress bar shows the rows done, their total, the rate and the time left."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
     given = ("-m", models["classify"], "--input", "in.parquet", "--column", "text", "--output", "o.csv")
-    done = subprocess.run(command("classify", *given), stderr=theirs, cwd=place, env=ENVIRONMENT, timeout=60)
-    os.close(theirs)
-    said = os.read(ours, 10_000).decode()
-    os.close(ours)
-    assert done.returncode == 0
-    assert "] 0/8 rows" in said
-    assert "\r8 rows in 0:0" in said
+    code, _, said = run_on_terminal(command("classify", *given), 80, cwd=place, env=ENVIRONMENT)
+    assert code == 0
+    assert b"] 0/8 rows" in said
+    assert b"\r8 rows in " in said
 
 
 def test_pipes_are_refused_with_a_remedy(models, place):
