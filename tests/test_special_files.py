@@ -20,7 +20,7 @@ def test_no_file_in_a_file_s_place_is_an_error_that_names_it(kind: str, tmp_path
     """Runs in a process that is limited to 4 GB and two minutes, so that waiting or endless reading fails."""
     command = [sys.executable, "-m", "tests.support.special_files", kind, str(tmp_path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     except subprocess.TimeoutExpired as error:
         said = (error.stdout or b"").decode().splitlines()
         pytest.fail(f"{kind}: hangs at {said[-1:]}")

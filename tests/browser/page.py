@@ -9,7 +9,7 @@ from typing import Any
 
 from npformer.view import View
 
-SECONDS = 10  # timeout for a condition; only a failing test waits this long
+SECONDS = 60  # timeout for a condition; only a failing test waits this long
 _loads = itertools.count()
 
 

@@ -184,7 +184,7 @@ def test_no_room_for_the_weights(tmp_path):
     )
     command = [sys.executable, "-c", code]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     error = run.stderr.splitlines()[-1]
     assert error.startswith("npformer.common.errors.NpformerError: b: cannot be written: ")
     assert "File too large" in error

@@ -120,7 +120,7 @@ def test_a_transfer_that_stalls_ends(hub, env, folder):
     hub.stall_after = 10_000
     began = time.monotonic()
     message = error(env | {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}, name=NAME)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 250
     assert message.startswith(f"{NAME}: the download of model.safetensors was interrupted (")
     assert "timed out" in message
     assert not list(cache(env).glob("models--*/snapshots/*/model.safetensors"))
@@ -135,7 +135,7 @@ def test_a_hub_that_never_answers(hub, env, folder):
     hub.silent = True
     began = time.monotonic()
     message = error(env | {"HF_HUB_ETAG_TIMEOUT": "1"}, name=NAME)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 250
     assert message.startswith(f"{NAME}: cannot reach {hub.url} (")
     assert "timed out" in message
 

@@ -226,7 +226,7 @@ print(json.dumps({"peak": peak, "modules": sorted(sys.modules)}))
 def loaded_alone(name):
     """The output of a fresh process that loads a model without a network."""
     command = [sys.executable, "-c", PROGRAM, str(name)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

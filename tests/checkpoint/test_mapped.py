@@ -83,7 +83,7 @@ def truncated(folder, how="mapped"):
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     done = subprocess.run(
         [sys.executable, "-c", TRUNCATED, str(folder), how, *map(str, files)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode != -signal.SIGBUS
     assert done.returncode == 0, done.stderr

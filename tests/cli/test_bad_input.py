@@ -92,7 +92,7 @@ def test_a_command_that_fails_leaves_its_output_file_alone(models, tmp_path):
 def test_a_full_disk_is_reported_in_one_line(models):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            command("classify", "-m", models["classify"], "ice"), stdout=full, stderr=-1, env=ENVIRONMENT, timeout=60
+            command("classify", "-m", models["classify"], "ice"), stdout=full, stderr=-1, env=ENVIRONMENT, timeout=300
         )
     assert done.returncode == 1
     assert done.stderr == b"npformer: output: No space left on device\n"
@@ -174,7 +174,7 @@ def test_lines_are_truncated_only_if_stdout_is_a_terminal(watched, models, tmp_p
     user, terminal = os.openpty()
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, watched: terminal}
     done = subprocess.run(
-        command("classify", "-m", models["classify"], "-f", tmp_path / "texts"), env=ENVIRONMENT, timeout=60, **streams
+        command("classify", "-m", models["classify"], "-f", tmp_path / "texts"), env=ENVIRONMENT, timeout=300, **streams
     )
     os.close(terminal)
     assert done.returncode == 0

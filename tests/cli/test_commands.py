@@ -350,7 +350,7 @@ def test_info_shows_the_bundled_model_s_origin_and_card():
 def test_help_imports_no_numpy():
     """A command's modules are imported only when it runs."""
     code = "import sys; from npformer.cli.main import main; main(['--help']); sys.exit('numpy' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=300, check=True)
 
 
 def test_answering_a_text_imports_nothing_heavy(models):
@@ -359,7 +359,7 @@ def test_answering_a_text_imports_nothing_heavy(models):
         "print(sorted(sys.modules)); sys.exit(code)"
     )
     arguments = [sys.executable, "-c", script, "classify", "-m", str(models["classify"]), "ice"]
-    done = subprocess.run(arguments, capture_output=True, env=ENVIRONMENT, timeout=60, text=True, check=True)
+    done = subprocess.run(arguments, capture_output=True, env=ENVIRONMENT, timeout=300, text=True, check=True)
     modules = ast.literal_eval(done.stdout.splitlines()[-1])
     loaded = {name.partition(".")[0] for name in modules}
     heavy = {

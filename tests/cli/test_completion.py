@@ -31,7 +31,7 @@ def answers(line: str, shell: str = "bash") -> list[str]:
     asked |= {"COMP_POINT": str(len(line)), "COMP_TYPE": "9", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
     line = f"exec 8>&1 1>/dev/null; exec {sys.executable} -m npformer"
     done = subprocess.run(
-        ["bash", "-c", line], env={**ENVIRONMENT, **asked}, capture_output=True, text=True, timeout=60
+        ["bash", "-c", line], env={**ENVIRONMENT, **asked}, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     return [each.partition("\t")[0].strip() for each in done.stdout.splitlines()]
@@ -103,7 +103,7 @@ def send(terminal: int, keys: str, expected: str) -> str:
     os.write(terminal, keys.encode())
     said, began = "", time.monotonic()
     while expected not in said:
-        assert time.monotonic() - began < 60, said
+        assert time.monotonic() - began < 300, said
         if select.select([terminal], [], [], 1)[0]:
             said += re.sub("\x1b\\[[?0-9;]*[a-zA-Z]|\x07", "", os.read(terminal, 4096).decode(errors="replace"))
     return said

@@ -84,7 +84,7 @@ def test_a_pipe_is_written_to(write, expected, tmp_path):
     reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
     reader.start()
     assert write(path) == 0
-    reader.join(10)
+    reader.join(300)
     assert read == [expected]
     assert path.is_fifo()
 

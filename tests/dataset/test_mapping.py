@@ -319,7 +319,7 @@ def test_a_disk_that_is_full_can_be_emptied(sink, model, classify, source, tmp_p
     for limit in (largest // 4, largest // 2, largest - 1):
         command = [sys.executable, "-c", FULL, model, source, tmp_path / f"{limit}" / sink, str(limit)]
         (tmp_path / f"{limit}").mkdir()
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=300)
         assert done.stderr.splitlines()[-1].startswith("npformer.common.errors.NpformerError: ")
         assert "File too large" in done.stderr.splitlines()[-1]
         assert not list((tmp_path / f"{limit}").rglob("*.partial"))

@@ -238,7 +238,7 @@ def test_texts_are_tokenized_while_chat_templates_are_rendered(folder: Path, mon
     free, render = threading.Event(), chat.render
 
     def held(*given: Any) -> list[str]:
-        assert free.wait(60)
+        assert free.wait(300)
         return render(*given)
 
     async def run() -> None:
@@ -246,13 +246,13 @@ def test_texts_are_tokenized_while_chat_templates_are_rendered(folder: Path, mon
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://here", timeout=300) as client,
         ):
             talk = {"messages": ASKED, **GREEDY}
             talks = [asyncio.ensure_future(client.post("/v1/chat/completions", json=talk)) for _ in range(8)]
             try:
                 await asyncio.sleep(0.1)
-                found = await asyncio.wait_for(client.post("/embed", json={"inputs": "a"}), 30)
+                found = await asyncio.wait_for(client.post("/embed", json={"inputs": "a"}), 200)
             finally:
                 free.set()
             assert {each.status_code for each in (found, *await asyncio.gather(*talks))} == {200}

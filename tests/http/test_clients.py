@@ -160,7 +160,7 @@ def test_inference_client_stream(server, alone):
 
 
 def curl(*arguments: str) -> str:
-    return subprocess.run(["curl", "-sS", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(["curl", "-sS", *arguments], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def test_curl(server):
@@ -173,7 +173,7 @@ def test_curl(server):
     done = subprocess.run(
         ["curl", "-sS", "-w", "%{http_code}", "-o", "/dev/null", "-H", "Expect: 100-continue", "--data-binary", "@-",
          f"{server.url}/embed"],
-        input=large, capture_output=True, check=True, timeout=60,
+        input=large, capture_output=True, check=True, timeout=300,
     )  # fmt: skip
     assert done.stdout == b"200"
     assert curl("-N", f"{server.url}/generate", "-d", '{"inputs": "dogs", "stream": true}').startswith("data:{")

@@ -235,7 +235,7 @@ def test_a_stream_ends_when_its_client_disconnects():
 def test_time_is_limited():
     with Gated("distilbert-sst2", "--timeout", 0.4) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as slow:
+        with socket.create_connection((host, int(port)), timeout=300) as slow:
             slow.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             assert b" 408 " in slow.recv(100)
         with server.closed():
@@ -315,7 +315,7 @@ def test_requests_that_the_grace_period_does_not_suffice_for_are_refused():
         server.allow(0)
         waiting = raw(server, "/embed", SIXTEEN)
         host, port = server.url.removeprefix("http://").split(":")
-        unfinished = socket.create_connection((host, int(port)), timeout=120)
+        unfinished = socket.create_connection((host, int(port)), timeout=300)
         unfinished.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         until(lambda: accepted(server) == 18)
         server.process.send_signal(signal.SIGTERM)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.numbers
 
 TEXTS = ["ice cream", "i love it", "paris is good " * 9, "no", "hot music movie", "she was not right there"]
 MANY = 24
-PATIENCE = 120  # seconds allowed for work that takes one or two, on a busy machine
+PATIENCE = 300  # seconds allowed for work that takes one or two, on a busy machine
 
 
 def made(head: str = "sequence-classification", threads: int = 2) -> Task:
@@ -117,11 +117,17 @@ def test_traces_run_while_other_threads_call(classify: Task, expected: list[Any]
 
 
 def test_cancelled_futures(classify: Task, expected: list[Any]) -> None:
+    """Half of the later futures are cancelled before they begin, most of them while the earlier ones run."""
+    go = threading.Event()
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(classify, TEXTS) for _ in range(100)]
-        cancelled = [future.cancel() for future in futures[1::2]]
-    assert any(cancelled)
-    assert all(future.result() == expected for future in futures if not future.cancelled())
+        earlier = [pool.submit(classify, TEXTS) for _ in range(50)]
+        held = [pool.submit(go.wait, PATIENCE) for _ in range(4)]
+        later = [pool.submit(classify, TEXTS) for _ in range(50)]
+        cancelled = [future.cancel() for future in later[1::2]]
+        go.set()
+    assert all(cancelled)
+    assert all(future.result() for future in held)
+    assert all(future.result() == expected for future in (*earlier, *later[::2]))
     assert classify(TEXTS) == expected
 
 
@@ -169,7 +175,8 @@ def test_abandoned_generators(classify: Task, expected: list[Any]) -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
 def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
     """Ctrl-C arrives at a hundred different moments. A call is interrupted or answers; the next call always answers."""
-    seconds, caught = 0.0003, 0
+    first = seconds = 0.0003
+    caught = 0
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for _ in range(int(os.environ.get("NPFORMER_TEST_INTERRUPTS", "100"))):
@@ -182,7 +189,8 @@ def test_interrupts_at_any_moment(classify: Task, expected: list[Any]) -> None:
                 seconds *= 1.05  # the next interrupt comes later in the call
             else:
                 assert found == expected
-                seconds = 0.0003
+                first = first / 2 if seconds == first else first  # this machine is too fast for it
+                seconds = first
             assert classify(TEXTS) == expected
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -222,7 +230,7 @@ def test_processes_of_their_own(method: str, tmp_path: Path, classify: Task) -> 
         f"    with ProcessPoolExecutor(2, multiprocessing.get_context({method!r})) as pool:\n"
         f"        found = [pool.submit(answers_of, {str(folder)!r}, TEXTS) for _ in range(4)]\n"
         "        found += [pool.submit(answers_with, task, TEXTS) for _ in range(4)]\n"
-        "        assert all(each.result(100) == expected for each in found)\n"
+        "        assert all(each.result(250) == expected for each in found)\n"
         "    print('same')\n"
     )
     script = tmp_path / "main.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -202,12 +201,12 @@ def test_every_way_of_a_product_has_the_same_bits(rows: int, panels: bool, monke
     }
 
 
-def test_work_returns_to_one_thread_where_the_other_core_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every hand-over waits two milliseconds for a core. On one thread, the work takes a fraction of that."""
+def test_work_returns_to_one_thread_where_the_other_core_is_busy(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every hand-over waits two milliseconds for a core. On one thread, the work takes a twentieth of that."""
     run_tasks = threads.run_tasks
 
     def busy(tasks: list[Callable[[], None]], n: int) -> None:
-        time.sleep(0.002 * (n > 1))
+        clock.now += 0.0001 + 0.002 * (n > 1)
         run_tasks(tasks, n)
 
     monkeypatch.setattr(threads, "run_tasks", busy)

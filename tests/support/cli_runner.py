@@ -61,7 +61,7 @@ def run_apart(
 ) -> tuple[int, str, str]:
     """Runs a command in a new process, with additional environment variables."""
     done = subprocess.run(
-        command(*arguments), input=stdin, capture_output=True, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=60,
+        command(*arguments), input=stdin, capture_output=True, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=300,
     )  # fmt: skip
     assert b"Traceback" not in done.stderr, done.stderr.decode()
     return done.returncode, done.stdout.decode(), done.stderr.decode()

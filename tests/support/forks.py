@@ -40,7 +40,7 @@ def run(program, arguments, env, folder):
 
 for line in sys.stdin:
     if os.fork() == 0:
-        signal.alarm(120)
+        signal.alarm(300)
         try:
             code = run(**json.loads(line))
         except BaseException:

@@ -394,7 +394,7 @@ def test_the_process_survives_each_file(tmp_path: Path) -> None:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**os.environ, "RUST_BACKTRACE": "0"},
     )
