@@ -71,6 +71,14 @@ def _entry(text: str, score: float) -> dict[str, Any]:
     return {"token": text, "logprob": score, "bytes": known}
 
 
+def _by_text(best: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """The scores by text. The first score counts if several tokens, such as incomplete characters, have one text."""
+    found: dict[str, float] = {}
+    for text, score in best:
+        found.setdefault(text, score)
+    return found
+
+
 def of_completion(tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
     """Returns the logprobs field of /v1/completions. `offset` counts the characters before the first token."""
     offsets = [offset]
@@ -79,6 +87,6 @@ def of_completion(tokens: Sequence[Scored], offset: int) -> dict[str, Any]:
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.score for each in tokens],
-        "top_logprobs": [dict(each.best) for each in tokens],
+        "top_logprobs": [_by_text(each.best) for each in tokens],
         "text_offset": offsets[:-1],
     }

@@ -29,3 +29,11 @@ def test_texts_of_byte_level_tokens() -> None:
     likely = Best(np.array([ids]).T, np.zeros((len(ids), 1)))
     found = [each.text for each in scored(tokenizer, likely, None)]
     assert found == ["yes", " ", "\ufffd", "\ufffd", byte_level.END]
+
+
+def test_the_most_likely_of_several_tokens_with_one_text_counts() -> None:
+    """Incomplete characters, and rows of a padded table without a token, share a text."""
+    tokenizer = byte_level.tokenizer()
+    first, second = tokenizer.encode("é").ids[:2]
+    likely = Best(np.array([[first, first, second]]), np.array([[-0.25, -0.25, -2.0]]))
+    assert of_completion(scored(tokenizer, likely, None), 0)["top_logprobs"] == [{"\ufffd": -0.25}]
