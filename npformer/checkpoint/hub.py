@@ -49,7 +49,7 @@ def download(name: str, revision: str | None = None, offline: bool = False, weig
 
     A revision is a branch ("main" by default), a tag or a commit. A revision in the cache is used without checking the
     hub for updates: to get a different version, name a commit or delete the model from the cache. Only files that
-    npformer reads are downloaded. Without `weights`, these are config.json and the settings of the tokenizer.
+    npformer reads are downloaded. Without `weights`, these are config.json, modules.json and the tokenizer's settings.
     `offline`, or the environment variable HF_HUB_OFFLINE, forbids network access.
 
     Raises NpformerError if the model or revision does not exist or is restricted, the connection fails, or the config
@@ -121,6 +121,7 @@ def _collect(folder: Path, has: Callable[[str], bool], with_weights: bool) -> st
             return start + CONFIG
     if not with_weights:
         has(start + TOKENIZER[0])
+        has(MODULES)
         return ""
     forms = sorted((start + each for each in WEIGHTS), key=lambda each: not os.path.exists(folder / each))
     weights = next((each for each in forms if has(each)), None)

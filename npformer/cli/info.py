@@ -174,17 +174,22 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises the same NpformerError for an unsupported model as loading it does; the error names the missing part.
     """
+    from npformer.checkpoint.modules import home
     from npformer.checkpoint.read import WEIGHTS, config_of, read_description
     from npformer.checkpoint.tied import drawn
     from npformer.families import family_of, ignored
     from npformer.loading import find_folder
+    from npformer.tasks.logit_score import is_logit_score
     from npformer.tasks.pipelines import tasks_of
+    from npformer.tasks.sentence_folder import unsupported_modules
     from npformer.text.tokenizer import longest_text
 
     limits = loading(args)["limits"]
     folder = find_folder(args.model, args.revision, args.offline, weights=False)
     data = read_description(folder, limits)
     config = config_of(folder, data, limits=limits)
+    outer = home(folder)
+    problem = "" if is_logit_score(outer) else unsupported_modules(outer)
     numbers = sum(prod(each.shape) for each in drawn(config).values())
     decoder = config.decoder.n_layers
     weights = next((name for name in WEIGHTS if (folder / name).exists()), "not here")
@@ -192,7 +197,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "folder": str(folder),
         **_card(folder),
-        "runs": "yes, according to its config.json",
+        "runs": f"only the encoder: {problem}" if problem else "yes, according to its config.json",
         "extra needed": extra,
         "family": config.model_type,
         "head": config.head,
@@ -204,7 +209,7 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
         "parameters": f"{numbers / 1e6:.1f} million",
         "weights": weights,
         "memory": _memory(drawn(config).values(), args.dtype, args.keep),
-        "tasks": ", ".join(tasks_of(config, data)),
+        "tasks": ", ".join(name for name in tasks_of(config, data) if not (problem and name == "sentence-embedding")),
         **({"ignored": ", ".join(unread)} if (unread := ignored(data, family_of(config))) else {}),
         **({"labels": list(config.labels)} if config.labels else {}),
     }

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npformer.checkpoint.modules import ENCODERS, MODULES, home, read_modules
+from npformer.checkpoint.modules import ENCODERS, MODULES, Module, home, read_modules
 from npformer.checkpoint.read import CONFIG
 from npformer.common.checks import boolean, one_of, shown, whole
 from npformer.common.errors import NpformerError
@@ -80,14 +80,9 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
     described = _described(folder / DESCRIPTION)
     if not modules and not (folder / MODULES).exists():
         return EmbeddingRecipe(**described)
-    kinds = [each.kind for each in modules]
-    is_sparse = kinds[1:] == ["SpladePooling"]
-    is_dense = kinds[1:2] == ["Pooling"] and set(kinds[2:]) <= set(KINDS)
-    if not kinds or kinds[0] not in ENCODERS or not (is_sparse or is_dense):
-        raise NpformerError(
-            f"{folder / MODULES}: {', '.join(kinds) or 'no modules':.200} is not supported; supported: Transformer, "
-            f"Pooling, then any of {', '.join(KINDS)}; or Transformer, SpladePooling"
-        )
+    if problem := _unsupported(folder, modules):
+        raise NpformerError(problem)
+    is_sparse = modules[1].kind == "SpladePooling"
     place = folder / modules[1].path / CONFIG
     pooling = _optional(place)
     more: dict[str, Any] = {}
@@ -101,6 +96,25 @@ def read_recipe(folder: Path, width: int) -> EmbeddingRecipe:
             raise NpformerError(f"{place}: embedding_dimension: expected {width}, the encoder's, got {shown(stored)}")
         more["steps"] = read_steps(folder, modules[2:], width * len(more["poolings"]))
     return EmbeddingRecipe(**described, **more, **_encoder_settings(folder / modules[0].path))
+
+
+def _unsupported(folder: Path, modules: Sequence[Module]) -> str:
+    """The error message for modules that are not supported in this order, or ""."""
+    kinds = [each.kind for each in modules]
+    is_sparse = kinds[1:] == ["SpladePooling"]
+    is_dense = kinds[1:2] == ["Pooling"] and set(kinds[2:]) <= set(KINDS)
+    if kinds and kinds[0] in ENCODERS and (is_sparse or is_dense):
+        return ""
+    return (
+        f"{folder / MODULES}: {', '.join(kinds) or 'no modules':.200} is not supported; supported: Transformer, "
+        f"Pooling, then any of {', '.join(KINDS)}; or Transformer, SpladePooling"
+    )
+
+
+def unsupported_modules(folder: Path) -> str:
+    """The error message for a folder whose vectors sentence-transformers computes and npformer does not, or ""."""
+    makes_vectors = (folder / MODULES).exists() and not is_cross_encoder(folder)
+    return _unsupported(folder, read_modules(folder)) if makes_vectors else ""
 
 
 def _encoder_settings(folder: Path) -> dict[str, Any]:

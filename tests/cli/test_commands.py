@@ -315,6 +315,24 @@ def test_info_reads_no_weights(models, tmp_path):
     assert facts["parameters"] == f"{numbers / 1e6:.1f} million"
 
 
+def test_info_says_when_only_the_encoder_of_a_folder_runs(models, tmp_path):
+    """ColBERT in the format of sentence-transformers 6."""
+    folder = shutil.copytree(models["fill"], tmp_path / "model")
+    kinds = ("Transformer", "Dense", "MultiVectorMask", "Normalize")
+    modules = [{"type": f"m.{kind}", "path": f"{i}_{kind}" if i else ""} for i, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    facts = json.loads(run("info", folder, "--json")[1])
+    said = f"{folder}/modules.json: Transformer, Dense, MultiVectorMask, Normalize is not supported"
+    assert facts["runs"].startswith(f"only the encoder: {said}")
+    assert "sentence-embedding" not in facts["tasks"]
+    with pytest.raises(npformer.NpformerError, match=f"^{said}"):
+        npformer.pipeline("sentence-embedding", folder)
+    (folder / "modules.json").write_text(json.dumps([modules[0], {"type": "m.Pooling", "path": ""}]))
+    facts = json.loads(run("info", folder, "--json")[1])
+    assert facts["runs"].startswith("yes")
+    assert "sentence-embedding" in facts["tasks"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
