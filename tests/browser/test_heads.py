@@ -57,6 +57,18 @@ def painted(page: Page) -> int:
         }))""")
 
 
+def test_lines_reach_the_last_row_of_a_window_that_became_higher(page: Page) -> None:
+    """As in full screen, or on a phone that is turned upright."""
+    page.show(view.heads(WEIGHTS, tokens=WORDS), height=120)
+    before = painted(page)
+    page.resize(1280, 900)
+    painted(page)  # waits for the next frame
+    assert painted(page) > before
+    assert page.js("return document.querySelector('.lines canvas').clientHeight") == page.js(
+        "return document.querySelector('.lines').clientHeight"
+    )
+
+
 def test_one_head_shows_its_weights_next_to_the_other_side(page: Page) -> None:
     page.show(view.heads(WEIGHTS, tokens=WORDS, layer=1, heads=[3]))
     for i, token in enumerate(queries(page)):

@@ -184,6 +184,7 @@ page.on("keydown", (event) => {
   if (event.key === "Escape") clear();
 });
 page.on("scroll", redraw, { passive: true });
+page.on("resize", redraw);
 page.on("beforeprint", () => {
   printing = true;
   draw();
