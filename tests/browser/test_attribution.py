@@ -57,6 +57,16 @@ def test_pointing_and_the_keyboard_mark_a_word_in_both_places(page: Page, model:
     assert page.text(".tip output") == f"{shown.methods[0].scores[8]:z.4f}"
 
 
+@pytest.mark.parametrize(("text", "first"), [("هذا فيلم رائع", "right"), ("ice هذا فيلم", "left")])
+def test_the_first_word_is_where_its_script_begins(page: Page, model: Any, text: str, first: str) -> None:
+    page.show(view.attribution(model, text))
+    places = [node.rect["x"] for node in page.all(".word")]
+    assert places == sorted(places, reverse=first == "right")
+    page.focus(page.all(".word")[1])
+    page.press(RIGHT)
+    assert page.js("return document.activeElement.textContent") == text.split()[0 if first == "right" else 2]
+
+
 def test_the_list_by_size(page: Page, model: Any) -> None:
     shown = view.attribution(model, TEXT)
     page.show(shown)
@@ -73,7 +83,7 @@ def test_signs_show_without_colour(page: Page) -> None:
     )
     assert page.texts(".list output")[:3] == ["1.0000", "-2.0000", "0.5000"]
     styles = [
-        word.find_element("css selector", "bdi").value_of_css_property("border-bottom-style")
+        word.find_element("css selector", "span").value_of_css_property("border-bottom-style")
         for word in page.all(".word")
     ]
     assert styles == ["solid", "dotted", "solid", "solid", "solid", "dotted", "solid"]

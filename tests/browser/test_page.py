@@ -44,7 +44,7 @@ VIEWS: dict[str, Make] = {
     "page": lambda tokens: view.PageView(((VIEWS["neurons"](tokens), VIEWS["heads"](tokens), VIEWS["model"](tokens)),)),
 }
 every_view = pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS.keys())
-TOKENS = {"heads": ".from .token", "neurons": ".keys .token", "stages": ".chips .token", "attribution": ".word bdi"}
+TOKENS = {"heads": ".from .token", "neurons": ".keys .token", "stages": ".chips .token", "attribution": ".word span"}
 
 
 def seen(token: str) -> str:

@@ -27,7 +27,7 @@ function word(m, number, text) {
       "--thick": `${(Math.abs(share) * 4).toFixed(2)}px`,
       "aria-label": `${shown(text)}: ${m.numbers[number]}`,
     },
-    el("bdi", {}, shown(text)),
+    el("span", {}, shown(text)), // no bdi, because dir="auto" of the paragraph would ignore its letters
   );
 }
 
@@ -125,7 +125,8 @@ for (const node of [texts, list]) {
 texts.addEventListener("keydown", (event) => {
   const words = [...texts.querySelectorAll(".word")];
   const at = words.indexOf(event.target);
-  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: words.length - 1 }[event.key];
+  const right = getComputedStyle(event.target).direction === "rtl" ? -1 : 1;
+  const to = { ArrowRight: at + right, ArrowLeft: at - right, Home: 0, End: words.length - 1 }[event.key];
   if (at < 0 || to === undefined) return;
   event.preventDefault();
   words[to]?.focus();
