@@ -55,7 +55,7 @@ def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
     """
     if list(pieces) == ["▁"]:
         return "␣"
-    starts = pieces[0].startswith(_START_MARKS) and (len(pieces[0]) > 1 or pieces[0] == "▁")
+    starts = pieces[0].startswith(_START_MARKS) and (len(pieces[0]) > 1 or len(pieces) > 1 or pieces[0] == "▁")
     first = pieces[0][1:] if starts else pieces[0]
     text = _BYTE_NAMES.sub(_named, first + "".join(piece.removeprefix("##") for piece in pieces[1:]))
     return _from_bytes(text, has_bytes or pieces[0].startswith("Ġ"))
@@ -64,12 +64,23 @@ def word_text(pieces: Sequence[str], has_bytes: bool = False) -> str:
 def piece_names(tokens: Sequence[str]) -> tuple[str, ...]:
     """Readable names of tokens, in the style of WordPiece: `("un", "##do")` for `["Ġun", "do"]`."""
     starts = {first for first, _ in word_spans(tokens)}
-    has_bytes = any(token.startswith("Ġ") for token in tokens)
+    has_bytes = _of_bytes(tokens)
     names = [
         word_text([token], has_bytes) if i in starts else _from_bytes(token, has_bytes)
         for i, token in enumerate(tokens)
     ]
     return tuple(f"##{name}" if i not in starts and name[:1].isalnum() else name for i, name in enumerate(names))
+
+
+def _of_bytes(tokens: Sequence[str]) -> bool:
+    """Whether the tokens are those of byte-level BPE, known by its mark or by characters that spell valid UTF-8."""
+    if any(token.startswith("Ġ") for token in tokens):
+        return True
+    text = "".join(tokens)
+    try:
+        return not text.isascii() and bool(bytes([_BYTES[c] for c in text]).decode())
+    except (KeyError, UnicodeDecodeError):
+        return False
 
 
 def name_after_word(token: str, words: Sequence[str]) -> str:

@@ -70,11 +70,17 @@ class LensView(View):
     def subject(self) -> str:
         return sentence(Side(self.tokens))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tokens of the rows for display, named as parts of the whole text if it is known."""
+        names = piece_names(self.tokens)
+        return names if self.tokens == self.found.tokens else tuple(names[i] for i in self.found.positions)
+
     def _meta(self) -> dict[str, Any]:
         found = self.found
         return {
             "rows": found.rows,
-            "tokens": piece_names(found.tokens),
+            "tokens": self.names,
             "positions": found.positions,
             "words": found.words,
             "logits": found.logits.tolist(),
@@ -91,7 +97,7 @@ class LensView(View):
     def text(self, width: int = 80) -> str:
         """Returns the largest outputs of each layer at the last of the positions."""
         found = self.found
-        lines = [f"{self.heading}: {self.subject}", f"read at {found.positions[-1]} {printable(found.tokens[-1])}", ""]
+        lines = [f"{self.heading}: {self.subject}", f"read at {found.positions[-1]} {printable(self.names[-1])}", ""]
         name = max(map(len, found.rows))
         for row, words, shares in zip(found.rows, found.words, found.probabilities, strict=True):
             cells = (f"{fit(word, 12)} {share:>6.1%}" for word, share in zip(words[-1], shares[-1], strict=True))
@@ -103,7 +109,7 @@ class LensView(View):
         sheet, found, high = Sheet(self.title), self.found, 22.0
         sheet.text(0, 12, self.heading, bold=True)
         left = max(text_width(row, 11) for row in found.rows) + 10
-        for column, token in enumerate(piece_names(found.tokens)):
+        for column, token in enumerate(self.names):
             wide = max(text_width(each, 11) for each in (token, *(row[column][0] for row in found.words))) + 12
             sheet.text(left + 6, 36, token, size=11, fill=MUTED)
             cells = weight_cells(found.probabilities[:, column, :1])[:, 0]

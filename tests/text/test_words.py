@@ -25,6 +25,7 @@ BYTE_LEVEL |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)
         (["ĠcafÃ©", "Ġ", "Ċ", "ĠðŁĺ", "Ģ"], ("café", "␣", "\\n", "\\xf0\\x9f\\x98", "\\x80")),  # an emoji's bytes
         (["▁", "<0xF0>", "<0x9F>", "▁a", "<0x0A>"], ("␣", "<0xF0>", "<0x9F>", "a", "<0x0A>")),
         (["é", "£", "Ğ"], ("é", "£", "Ğ")),  # not valid UTF-8 as bytes
+        (["è", "¿", "Ļ"], ("\\xe8", "\\xbf", "\\x99")),  # the bytes of one character, in a text without spaces
     ],
 )
 def test_names_have_no_marks(tokens: list[str], names: tuple[str, ...]) -> None:
@@ -46,6 +47,10 @@ def test_a_word_has_the_characters_that_its_pieces_cut(text: str, data: st.DataO
     tokens = ["".join(BYTE_LEVEL[byte] for byte in spelt[first:end]) for first, end in pairwise(ends)]
     pieces = [byte_level_text(token) for token in tokens]
     assert [word_text(pieces[first:end]) for first, end in word_spans(pieces)] == ["a", text, "b"]
+
+
+def test_a_word_does_not_keep_the_space_before_its_first_byte() -> None:
+    assert word_text(["Ġ", "è", "¿", "Ļ"]) == "这"
 
 
 def test_a_line_break_between_words_stays_apart() -> None:

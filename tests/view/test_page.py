@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from npformer.interpret.traces import trace
 from npformer.text.inputs import Pair
 from npformer.view import page_view
 from npformer.view.ablation_view import AblationView
+from npformer.view.lens_view import LensView
 from npformer.view.neuron_view import BUDGET, NeuronView
 from npformer.view.pack import size
-from tests.browser.arrays import HOSTILE, WORDS, head_stages
+from tests.browser.arrays import HOSTILE, WORDS, head_stages, logit_lens_of
 from tests.support import tiny
 from tests.support.slow import slow_after
 
@@ -260,6 +262,14 @@ def test_of_a_long_text_the_heads_with_the_largest_estimates_are_ablated(monkeyp
     ran = {(found.found.attentions[row], int(head)) for row, head in np.argwhere(np.isfinite(found.found.changes))}
     assert ran == {(effect.attention, effect.head) for effect in answer.effects[:3]}
     assert "3 of 8 heads were ablated" in shown.html()
+
+
+def test_a_lens_names_its_tokens_as_parts_of_the_whole_text() -> None:
+    """Only the rest of the text shows that the last tokens, which are bytes, are those of byte-level BPE."""
+    found = replace(logit_lens_of(("¿", "Ļ", "other")), positions=(4, 5))
+    shown = LensView(found, ("It", "Ġis", "Ġ", "è", "¿", "Ļ"))
+    assert shown.names == ("\\xbf", "\\x99")
+    assert "read at 5 \\x99" in shown.text()
 
 
 def test_a_lens_and_an_ablation_can_be_drawn_from_their_results() -> None:
