@@ -15,7 +15,7 @@ class ServiceLimits:
 
     Parameters
     ----------
-    body : int, maximum bytes in a request
+    body : int, maximum bytes in a request, and maximum characters of its texts if one text is read several times
     texts : int, maximum texts in a request
     tokens : int, maximum tokens in all texts of a request
     seconds : float, maximum seconds from the end of a request's body to its answer, and for each token of a stream
@@ -51,6 +51,12 @@ class ServiceLimits:
     def check_texts(self, where: str, count: int) -> None:
         if count > self.texts:
             raise too_large(f"{where}: expected at most {self.texts} texts in a request, got {count}")
+
+    def check_characters(self, where: str, count: int) -> None:
+        """Bounds the time to tokenize a text that is read many times, such as the query of a ranking."""
+        if count > self.body:
+            repeated = "counting a query with each text, and a text with each label"
+            raise too_large(f"{where}: expected at most {self.body} characters, {repeated}, got {count}")
 
     def check_tokens(self, where: str, count: int) -> None:
         if count > self.tokens:

@@ -54,6 +54,7 @@ class Service:
         """Encodes a request's texts. Refuses too many texts, and texts that are too long."""
         times = task.n_texts(options)
         self.limits.check_texts(where if times == 1 else f"{where}, each read {times} times", len(texts.items) * times)
+        self.limits.check_characters(where, times * sum(map(_length, texts.items)))
         found: Prepared = await self.in_thread(prepare, task, texts.items, options, truncate, where, texts.several)
         self.limits.check_tokens(where, sum(found.sizes))
         return found
@@ -78,6 +79,11 @@ class Service:
         async with asyncio.timeout(self.limits.seconds):
             found: str | None = await self.batcher.call(lambda: next(pieces, None))
             return found
+
+
+def _length(item: Any) -> int:
+    """Returns the number of characters of a text or pair. A conversation counts 0, because it is not repeated."""
+    return len(item) if isinstance(item, str) else sum(map(len, item)) if isinstance(item, Pair) else 0
 
 
 @dataclass(frozen=True)

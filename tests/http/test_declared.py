@@ -124,6 +124,8 @@ LABELS = {"candidate_labels": ["a", "b"]}
         ("/zero_shot", JUDGE, {"inputs": "ice " * 99, "parameters": LABELS}, 413, "inputs: expected at most 64 tokens"),
         ("/zero_shot", JUDGE, {"inputs": ["ice"] * 129, "parameters": LABELS}, 413,
          "inputs, each read 2 times: expected at most 256 texts in a request, got 258"),
+        ("/zero_shot", JUDGE, {"inputs": "ice " * 600_000, "truncate": True, "parameters": LABELS}, 413,
+         "inputs: expected at most 4000000 characters"),
         ("/zero_shot", JUDGE, {"inputs": "ice", "parameters": {"candidate_labels": ["a" * 1001]}}, 422,
          "parameters.candidate_labels[0]: expected at most 1000 characters, got 1001"),
         ("/zero_shot", JUDGE, {"inputs": "ice", "parameters": {"candidate_labels": ["a"] * 1001}}, 422,

@@ -250,6 +250,14 @@ def test_limits_of_texts_and_bytes(server):
     assert status == 413
     status, answer, _ = server.post("/embed", b" " * 100_001)
     assert (status, answer["error"]) == (413, "body: expected at most 100000 bytes, got more")
+    repeated = {"query": "music " * 1000, "truncate": True}
+    assert server.post("/rerank", {**repeated, "texts": ["a"] * 16})[0] == 200
+    for path, where in (("/rerank", "texts"), ("/v1/rerank", "documents")):
+        status, answer, _ = server.post(path, {**repeated, where: ["a"] * 17})
+        message = answer["error"] if path == "/rerank" else answer["error"]["message"]
+        assert status == 413
+        assert message.startswith(f"{where}: expected at most 100000 characters, counting a query with each text")
+        assert message.endswith("got 102017")
 
 
 def test_an_unknown_model_is_404_with_the_known_names(server):
