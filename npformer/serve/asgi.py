@@ -13,7 +13,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -38,10 +38,11 @@ from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Route, Service
 from npformer.serve.watch import GONE, Watch, path_of
 from npformer.tasks.catalogue import TASKS
+from npformer.text.chat_template import start_ahead
 from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
-RENDERERS = 2  # threads that render chat templates, each in a process that takes a fifth of a second
+RENDERERS = 2  # threads that render chat templates, each in a process that is started ahead
 
 
 class App:
@@ -67,8 +68,9 @@ class App:
         """
         limits = self.limits
         batcher = Batcher(limits.batch_tokens, limits.wait_ms / 1000, limits.queue, self.metrics.batch)
-        pools = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens"), ThreadPoolExecutor(RENDERERS, "npformer-templates")
-        self.service = Service(self.models, batcher, limits, *map(_in_thread, pools))
+        tokenizers = ThreadPoolExecutor(TOKENIZERS, "npformer-tokens")
+        renderers = ThreadPoolExecutor(RENDERERS, "npformer-templates")
+        self.service = Service(self.models, batcher, limits, _in_thread(tokenizers), _rendering(renderers))
         batcher.start()
         try:
             yield
@@ -76,8 +78,9 @@ class App:
             self.service = None
             left = None if self.end is None else max(0.0, self.end - time.monotonic())
             await asyncio.to_thread(batcher.close, left)
-            for pool in pools:
+            for pool in (tokenizers, renderers):
                 pool.shutdown()
+            start_ahead(0)
 
     # --- one request ---------------------------------------------------------------------------------------------
 
@@ -210,6 +213,20 @@ def _in_thread(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
 
     async def waiting(function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
+
+    return waiting
+
+
+def _rendering(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
+    """Like `_in_thread`. After each call, processes for the next renderings are started."""
+    in_thread = _in_thread(pool)
+
+    async def waiting(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await in_thread(function, *arguments)
+        finally:
+            with suppress(RuntimeError):  # the pool is shut down
+                pool.submit(start_ahead, RENDERERS)
 
     return waiting
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +62,9 @@ texts = [template.render(messages=each, **given["variables"]) for each in given[
 if sum(map(len, texts)) > {MOST}: raise TemplateError("the text is too long")
 json.dump(texts, sys.stdout)
 """
+
+WAITING: deque[subprocess.Popen[str]] = deque()  # processes for later renderings
+STARTING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -118,17 +124,47 @@ def render(
         given = json.dumps({"template": template, "conversations": conversations, "variables": variables})
     except (TypeError, ValueError) as error:
         raise NpformerError(f"{where}: messages and variables: {error}") from None
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", PROGRAM], input=given, capture_output=True, timeout=SECONDS, encoding="utf-8"
-        )
-        texts: list[str] = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        raise NpformerError(f"{where}: expected a template that renders within {SECONDS} seconds") from None
-    except ValueError:
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise NpformerError(f"{where}: the template failed: {reason:.200}") from None
+    with _waiting_process() or _started() as process:
+        try:
+            output, errors = process.communicate(given, timeout=SECONDS)
+            texts: list[str] = json.loads(output)
+        except subprocess.TimeoutExpired:
+            raise NpformerError(f"{where}: expected a template that renders within {SECONDS} seconds") from None
+        except ValueError:
+            reason = (errors.strip().splitlines() or ["no output"])[-1]
+            raise NpformerError(f"{where}: the template failed: {reason:.200}") from None
+        finally:
+            process.kill()
     return texts
+
+
+def start_ahead(count: int) -> None:
+    """Starts processes for later renderings until `count` of them wait, or with 0 ends those that wait.
+
+    A rendering then takes less than half of the time. Each process still renders only once.
+    """
+    with STARTING:
+        while len(WAITING) < count:
+            WAITING.append(_started())
+    while not count and WAITING:
+        with WAITING.pop() as process:
+            process.kill()
+
+
+def _waiting_process() -> subprocess.Popen[str] | None:
+    """Returns a process that waits, or None. Drops processes that have ended."""
+    with suppress(IndexError):
+        while True:
+            process = WAITING.popleft()
+            if process.poll() is None:
+                return process
+            process.communicate()
+    return None
+
+
+def _started() -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-P", "-c", PROGRAM], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8")
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from npformer.serve.models import serve_all
 from npformer.serve.request_limits import ServiceLimits
 from npformer.serve.routes import Reply, Service
 from npformer.tasks.text_generation import TextGeneration
-from npformer.text import chat
+from npformer.text import chat, chat_template
 from tests.support import chatters, tiny, writers
 from tests.support.service import Server
 
@@ -231,6 +231,28 @@ def test_a_client_that_disconnects_stops_its_answer(
 
     serving(folder, leaving)
     assert made == 3
+
+
+def test_processes_for_templates_are_started_after_a_request_and_end_with_the_service(folder: Path) -> None:
+    app = serve.app(folder)
+
+    async def waiting() -> list[subprocess.Popen[str]]:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://a") as client,
+        ):
+            assert not chat_template.WAITING
+            answer = await client.post("/v1/chat/completions", json={"messages": ASKED, **GREEDY})
+            assert answer.status_code == 200
+            async with asyncio.timeout(60):
+                while len(chat_template.WAITING) < 2:
+                    await asyncio.sleep(0.01)
+            return list(chat_template.WAITING)
+
+    found = asyncio.run(waiting())
+    assert not chat_template.WAITING
+    assert None not in [each.returncode for each in found]
 
 
 def test_texts_are_tokenized_while_chat_templates_are_rendered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

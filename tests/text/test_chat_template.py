@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from npformer import NpformerError
 from npformer.text import chat_template
-from npformer.text.chat_template import pair_template, render
+from npformer.text.chat_template import pair_template, render, start_ahead
 
 pytest.importorskip("jinja2", reason="needs the extra `chat`: jinja2")
 BOTH = "{{ bos_token }}{% for each in messages %}[{{ each.role }}]{{ each.content }}\n{% endfor %}{{ tail }}"
@@ -67,6 +68,31 @@ def test_a_template_has_limits_on_time_and_length(folder, monkeypatch):
     (folder / "chat_template.jinja").write_text(" " * (chat_template.MOST + 1))
     with pytest.raises(NpformerError, match="expected a chat template of at most 1048576 characters, got 1048577"):
         pair_template(folder, False, {})
+
+
+def test_processes_that_are_started_ahead_render_once_and_have_the_limits(monkeypatch):
+    try:
+        start_ahead(2)
+        first, second = chat_template.WAITING
+        monkeypatch.setattr(chat_template, "_started", None)  # so that only a waiting process can render
+        assert render("here", "a{{ 1 + 1 }}", [[]], {}) == ["a2"]
+        assert (first.returncode, list(chat_template.WAITING)) == (0, [second])
+        monkeypatch.setattr(chat_template, "SECONDS", 0.5)
+        with pytest.raises(NpformerError, match=r"renders within 0\.5 seconds"):
+            render("here", "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", [[]], {})
+        assert (second.returncode, len(chat_template.WAITING)) == (-signal.SIGKILL, 0)
+        monkeypatch.undo()
+        start_ahead(1)
+        (dead,) = chat_template.WAITING
+        dead.kill()
+        dead.wait()
+        assert render("here", "b", [[]], {}) == ["b"]
+        start_ahead(1)
+        (waiting,) = chat_template.WAITING
+        assert waiting is not dead
+    finally:
+        start_ahead(0)
+    assert (waiting.returncode, len(chat_template.WAITING)) == (-signal.SIGKILL, 0)
 
 
 def test_a_folder_without_a_template_and_an_environment_without_jinja2(folder, monkeypatch):
