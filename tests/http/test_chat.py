@@ -94,6 +94,8 @@ def test_openai_chat(client: openai.OpenAI, task: TextGeneration) -> None:
     assert [each.message.content for each in drawn.choices] == texts
     assert drawn.usage is not None
     assert drawn.usage.completion_tokens == 24
+    largest = client.chat.completions.create(model="chatter", messages=ASKED, seed=2**63 - 1, max_tokens=1, n=3)
+    assert len(largest.choices) == 3
 
 
 def test_a_request_sets_variables_of_the_template(client: openai.OpenAI) -> None:
