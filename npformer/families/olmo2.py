@@ -1,7 +1,7 @@
 """OLMo 2 (Team OLMo, 2024): Llama's layers with a norm after each block instead of before it.
 
-Attention and the feed-forward network read the layer's rows without a norm; their outputs are normalized before the
-residual addition. Queries and keys are normalized over all heads at once.
+Y = X + Normalize(Attention(X)) and Z = Y + Normalize(FFN(Y)) (2 OLMo 2 Furious, equations 1 and 2). Queries and keys
+are normalized over all heads at once.
 """
 
 from __future__ import annotations

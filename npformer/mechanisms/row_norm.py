@@ -1,6 +1,6 @@
 """Norms of whole queries and keys, over all heads at once, before they are rotated, as in OLMo 2.
 
-Team OLMo, 2024, 2 OLMo 2 Furious, section 3.3.2, "QK-Norm".
+Team OLMo, 2024, 2 OLMo 2 Furious, "QK-norm".
 """
 
 from __future__ import annotations
