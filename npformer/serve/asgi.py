@@ -42,6 +42,8 @@ from npformer.text.chat_template import start_ahead
 from npformer.version import __version__
 
 TOKENIZERS = 2  # threads that tokenize
+EVENTS = "text/event-stream"
+UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would hold events back until 8 KB arrive
 RENDERERS = 2  # threads that render chat templates, each in a process that is started ahead
 
 
@@ -147,6 +149,8 @@ class App:
         reply = await route.answer(self.service, given)
         request.state.rows = len(reply.prepared.requests)
         headers = cut_header(reply.prepared.cut)
+        if reply.media_type == EVENTS:
+            headers |= UNBUFFERED
         if reply.pieces is not None:
             return StreamingResponse(self._pieces(reply), media_type=reply.media_type, headers=headers)
         content = await in_thread(lambda: b"".join(in_parts(reply.value)))
@@ -161,7 +165,7 @@ class App:
                 await asyncio.sleep(0)  # lets other tasks run, and detects whether the client has disconnected
         except Exception as error:  # the status has been sent, so the error is the last event
             log.error("a stream ended early: %s", place_of(error))
-            if reply.media_type == "text/event-stream":
+            if reply.media_type == EVENTS:
                 what = "generating a piece took too long" if isinstance(error, TimeoutError) else "an internal error"
                 yield b"data:" + as_json({"error": what, "error_type": "Backend"}) + b"\n\n"
             else:  # the server closes the connection, so the client sees that the answer is incomplete
