@@ -45,6 +45,9 @@ class Bodies:
             self.held -= len(body)
 
     async def _whole(self, request: Request) -> bytes:
+        if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
+            message = "body: expected no Content-Encoding; compressed bodies are not supported"
+            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         length = request.headers.get("content-length", "")
         if length.isdecimal():
             self.limits.check_body(int(length[:20]))

@@ -16,6 +16,7 @@ ERRORS = {
     404: "Unknown model name; the message lists the known names",
     408: "The body did not arrive in time",
     413: "Too many bytes, texts or tokens, or a text that is too long for the model and is not truncated",
+    415: "A compressed body",
     422: "Invalid JSON or an invalid field; the message says where",
     424: "The model does not support this task; the message lists its tasks",
     429: "The queue is full; retry after the time in Retry-After",

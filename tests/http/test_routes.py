@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 
 import numpy as np
@@ -258,6 +259,16 @@ def test_limits_of_texts_and_bytes(server):
         assert status == 413
         assert message.startswith(f"{where}: expected at most 100000 characters, counting a query with each text")
         assert message.endswith("got 102017")
+
+
+def test_a_compressed_body_is_refused(server):
+    body = gzip.compress(b'{"inputs": "a"}')
+    status, answer, _ = server.post("/embed", body, content_encoding="gzip")
+    assert (status, answer["error"]) == (
+        415,
+        "body: expected no Content-Encoding; compressed bodies are not supported",
+    )
+    assert server.post("/embed", b'{"inputs": "a"}', content_encoding="identity")[0] == 200
 
 
 def test_an_unknown_model_is_404_with_the_known_names(server):
