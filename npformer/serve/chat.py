@@ -68,7 +68,10 @@ CHAT = {
     "tools": Field(f.nothing_else(NO_TOOLS, []), None),
     "tool_choice": Field(f.nothing_else(NO_TOOLS, "none", "auto"), None),
     "store": Field(f.nothing_else("nothing is stored", False), None),
+    "parallel_tool_calls": Field(f.BOOLEAN, None, f"Ignored, because {NO_TOOLS}."),
     **{name: COMPLETIONS[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty", "user")},
+    **{name: Field(f.TEXT, None, "Ignored.") for name in ("safety_identifier", "prompt_cache_key", "service_tier")},
+    "metadata": Field(f.JSON_OBJECT, None, "Ignored."),
 }
 
 

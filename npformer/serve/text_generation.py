@@ -69,7 +69,15 @@ COMPLETIONS = {
     "seed": Field(f.whole(0, 2**63 - 1), None, "Seed for sampling (default: random)."),
     "echo": Field(f.BOOLEAN, False, "Include the prompt in the text."),
     "stream": Field(f.BOOLEAN, False, "Send server-sent events; requires one prompt and n=1."),
-    "stream_options": Field(f.an_object({"include_usage": Field(f.BOOLEAN, False)}), None),
+    "stream_options": Field(
+        f.an_object(
+            {
+                "include_usage": Field(f.BOOLEAN, False),
+                "include_obfuscation": Field(f.BOOLEAN, None, "Ignored: no random characters are sent."),
+            }
+        ),
+        None,
+    ),
     "best_of": Field(f.nothing_else("n texts are generated", 1), None),
     "logprobs": Field(f.whole(0, 5), None, "Log probabilities of each new token and of this many top tokens."),
     "suffix": Field(f.nothing_else("there is no infilling"), None),

@@ -111,8 +111,15 @@ def test_a_request_sets_variables_of_the_template(client: openai.OpenAI) -> None
 def test_openai_chat_as_a_stream(client: openai.OpenAI, task: TextGeneration) -> None:
     settings: dict[str, Any] = {"model": "chatter", "messages": ASKED, "seed": 3, "max_tokens": 12, "n": 2}
     whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
-    options = {"include_usage": True}
-    chunks = list(client.chat.completions.create(**settings, logprobs=True, stream=True, stream_options=options))
+    options: Any = {"include_usage": True, "include_obfuscation": False}
+    ignored: Any = {
+        "metadata": {"for": "me"},
+        "service_tier": "auto",
+        "safety_identifier": "a",
+        "prompt_cache_key": "b",
+    }
+    asked = {**settings, **ignored, "logprobs": True, "stream_options": options, "parallel_tool_calls": True}
+    chunks = list(client.chat.completions.create(**asked, stream=True))
     *parts, last = chunks
     assert (last.choices, last.usage) == ([], whole.usage)
     for i, choice in enumerate(whole.choices):
