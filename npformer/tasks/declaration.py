@@ -59,8 +59,13 @@ def comma_separated(text: str) -> list[str]:
 
 
 def labels(text: str) -> list[str]:
-    """Splits labels at commas, without the spaces around them."""
-    return [each.strip() for each in text.split(",") if each.strip()]
+    """Splits labels at commas, without the spaces around them, for argparse."""
+    found = [each.strip() for each in text.split(",") if each.strip()]
+    if not found:
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"expected labels separated by commas, got {text!r:.40}")
+    return found
 
 
 STRIDE = option("--stride N", "tokens shared by neighbouring windows of a long text", "stride", type=whole)

@@ -44,6 +44,7 @@ def test_each_command_s_help_fits_80_columns(name):
         (("clasify", "x"), "no command 'clasify'; did you mean classify?"),
         (("classify", "--jsn", "x"), "--jsn"),
         (("classify", "-k", "0", "x"), "-k/--top-k: expected a whole number above 0, got '0'"),
+        (("zero-shot", "-l", " , ", "x"), "-l/--labels: expected labels separated by commas, got ' , '"),
         (("classify", "-k", "few", "x"), "-k/--top-k: expected a whole number above 0, got 'few'"),
         (("classify", "--long", "cut", "x"), "invalid choice"),
         (("tag", "x"), "--model"),
@@ -111,7 +112,16 @@ def test_classify_reads_pairs_with_a_tab_in_between(models, tmp_path):
 
 
 def test_zero_shot_scores_the_given_labels(models):
-    arguments = ("zero-shot", "-m", models["zero-shot"], "--labels", "politics,sport", "--template", "It is {}.", "ice")
+    arguments = (
+        "zero-shot",
+        "-m",
+        models["zero-shot"],
+        "--labels",
+        "politics, sport",
+        "--template",
+        "It is {}.",
+        "ice",
+    )
     answer = pipeline("zero-shot-classification", models["zero-shot"])(
         "ice", ["politics", "sport"], hypothesis_template="It is {}."
     )
