@@ -1,5 +1,5 @@
-"""Serve models over HTTP: embeddings, labels, ranks, entities, answers and texts, with
-the routes of text-embeddings-inference, Hugging Face's inference API and OpenAI."""
+"""Serve models over HTTP: vectors, labels, ranks, entities, answers and texts,
+with the routes of text-embeddings-inference, Hugging Face and OpenAI."""
 
 from __future__ import annotations
 
