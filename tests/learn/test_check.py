@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,12 +19,13 @@ import pytest
 import npformer
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
-from npformer.learn import Report, check, start
+from npformer.learn import Report, start
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import UNWRITTEN, Verdict, judge
 from npformer.learn.template import signatures, template
 from npformer.learn.worker import WorkerRequest, _judged, loaded
 
+check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
 PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
 
 
@@ -35,7 +37,8 @@ def written(folder: Path, functions: dict[str, str], text: str | None = None) ->
         made, count = re.subn(pattern, lambda _, code=code: code.strip("\n"), made, count=1, flags=re.DOTALL)  # type: ignore[misc]
         assert count == 1
     folder.mkdir(exist_ok=True)
-    (folder / "my_transformer.py").write_text(made, encoding="utf-8")
+    (folder / "new.py").write_text(made, encoding="utf-8")
+    (folder / "new.py").replace(folder / "my_transformer.py")  # `--watch` sees the old file or the new one
     return folder
 
 
@@ -148,9 +151,9 @@ def test_an_endless_loop_and_an_end_of_the_process_are_reported(tmp_path: Path) 
             "causal_mask": "def causal_mask(n_queries, n_keys):\n    import os\n    os._exit(7)",
         },
     )
-    found = problems(check(file, chapter=2, limit=1.0))
+    found = problems(check(file, chapter=2, limit=4.0))
     assert re.fullmatch(
-        r"It did not end within 1 seconds. It was at line \d+, `(while True:|time.sleep\(1\))`. Is there an endless loop\?",
+        r"It did not end within 4 seconds. It was at line \d+, `(while True:|time.sleep\(1\))`. Is there an endless loop\?",
         found["softmax"],
     )
     assert found["causal_mask"] == "It ended the process with exit code 7."
@@ -394,7 +397,7 @@ def test_watch_ends_with_ctrl_c(tmp_path: Path) -> None:
         written(tmp_path, {"linear": "def linear(x, weight, bias):\n    return x @ weight + bias"})
         second = next(line for line in process.stdout if "of 4 functions passed" in line)
         process.send_signal(signal.SIGINT)
-        assert (first[0], second[0], process.wait(30)) == ("0", "1", 130)
+        assert (first[0], second[0], process.wait(300)) == ("0", "1", 130)
 
 
 def test_a_mistake_is_named_in_spite_of_cases_that_do_not_determine_it(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from npformer.learn import check, right
+from npformer.learn import Report, right, worker
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.doctor import QUESTIONS, Doctor
+from npformer.learn.judge import PASSED, Verdict
 from tests.learn.test_check import PLAIN, written
 
 
@@ -69,7 +72,8 @@ def test_a_doctor_without_time_names_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_the_check_asks_the_doctor(tmp_path: Path) -> None:
+def test_the_check_asks_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check runs in this process, with a doctor who has time on any machine."""
     code = """
 def layer_norm(x, weight, bias, eps=1e-12):
     for _ in range(2):
@@ -77,7 +81,15 @@ def layer_norm(x, weight, bias, eps=1e-12):
         x = n * weight + bias
     return x
 """
-    report = check(written(tmp_path, {"layer_norm": code}, PLAIN), chapter=1)
-    [verdict] = [each for each in report.verdicts if each.name == "layer_norm"]
-    assert verdict.cause == "norm applied twice"
+    monkeypatch.setattr(worker, "Doctor", lambda: Doctor(seconds=600))
+    file = str(written(tmp_path, {"layer_norm": code}, PLAIN) / "my_transformer.py")
+    known = {name: PASSED for name in EXERCISES if name != "layer_norm"}
+    request = worker.WorkerRequest(file, "", "", known, [1], limit=600.0, run_limit=600.0)
+    module, problem = worker.loaded(file)
+    assert module is not None, problem
+    told: list[dict[str, Any]] = []
+    worker._judged(request, module, lambda **fields: told.append(fields), lambda name, limit: nullcontext())
+    first, second = (Verdict(**each["verdict"]) for each in told)
+    assert (first.cause, second.cause) == ("", "norm applied twice")
+    report = Report(file, (second,))
     assert "Cause: Norm applied twice: each layer norm is computed once." in " ".join(str(report).split())
