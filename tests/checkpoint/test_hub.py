@@ -260,7 +260,8 @@ def test_another_tool_s_downloads_load_without_a_network(hub, env, folder):
     done = python(env, CLIENT + f"[get({NAME!r}, f) for f in ('config.json', 'model.safetensors', 'tokenizer.json')]")
     assert done.returncode == 0, done.stderr
     (offline,) = loads(env, {"name": NAME, "offline": True}, network=False)
-    (unplugged,) = loads(env | {"HF_ENDPOINT": closed_port()}, {"name": NAME})
+    with closed_port() as address:
+        (unplugged,) = loads(env | {"HF_ENDPOINT": address}, {"name": NAME})
     assert offline["logits"] == unplugged["logits"]
     (online,) = loads(env, {"name": NAME})
     assert "tokenizer_config.json" in online["files"]

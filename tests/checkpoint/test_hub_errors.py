@@ -154,8 +154,8 @@ def test_offline_and_not_in_the_cache(hub, env, folder):
 
 
 def test_an_unreachable_hub_is_an_error(env):
-    address = closed_port()
-    message = error(env | {"HF_ENDPOINT": address}, name=NAME)
+    with closed_port() as address:
+        message = error(env | {"HF_ENDPOINT": address}, name=NAME)
     assert message.startswith(f"{NAME}: cannot reach {address} (")
     assert "check the connection, and HF_ENDPOINT" in message
     assert "cannot reach" in error(env | {"HF_ENDPOINT": "hub.example"}, name=NAME)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -169,7 +170,9 @@ def test_a_long_list_of_cases_is_read_in_a_time_that_grows_as_it_does(tmp_path: 
         entries = [{"name": f"case-{i}"} for i in range(count)]
         manifest = {"format": "npformer-suite", "version": "1", "cases": entries}
         (tmp_path / "suite.json").write_text(json.dumps(manifest))
-        began = time.process_time()
-        assert len(golden.read_suite(tmp_path)) == count
-        seconds[count] = time.process_time() - began
+        seconds[count] = math.inf
+        for _ in range(3):  # the least of three, because other processes slow a core's memory
+            began = time.process_time()
+            assert len(golden.read_suite(tmp_path)) == count
+            seconds[count] = min(seconds[count], time.process_time() - began)
     assert seconds[30_000] < 40 * seconds[3_000]  # looking up each case in a list would take 100 times as long

@@ -19,6 +19,8 @@ import re
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -287,8 +289,9 @@ def cache(env: dict[str, str]) -> Path:
     return Path(env["HF_HOME"], "hub")
 
 
-def closed_port() -> str:
-    """Returns a URL at which no server listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Yields a URL at which no server listens. The port is taken, so that no other process begins to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
