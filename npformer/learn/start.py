@@ -104,7 +104,7 @@ def _source(place: str) -> str:
     module, _, path = place.partition(":")
     found = inspect.unwrap(attrgetter(path)(import_module(module)))
     lines, line = inspect.getsourcelines(found)
-    file = module.replace(".", "/") + ".py"
+    file = found.__module__.replace(".", "/") + ".py"  # `module` may only export it
     return f"# {file}, line {line}: {SOURCE}{file}#L{line}\n{dedent(''.join(lines)).rstrip()}"
 
 

@@ -19,13 +19,14 @@ import pytest
 import npformer
 from npformer.cli.main import main
 from npformer.common.errors import NpformerError
-from npformer.learn import Report, start
+from npformer.learn import Report, solution, start
 from npformer.learn.chapters import EXERCISES
 from npformer.learn.judge import UNWRITTEN, Verdict, judge
 from npformer.learn.template import signatures, template
 from npformer.learn.worker import WorkerRequest, _judged, loaded
 
 check = partial(npformer.learn.check, limit=100.0)  # seconds for a function, on a busy machine
+ROOT = Path(__file__).parents[2]
 PLAIN = (Path(__file__).with_name("plain.py")).read_text(encoding="utf-8")
 
 
@@ -334,6 +335,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert last == "That was the last hint. `npformer learn solution linear` shows npformer's own function."
     assert main(["learn", "solution", "split_heads"]) == 0
     assert "def split_heads(x: np.ndarray, n_heads: int)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_solution_leads_to_the_line_of_its_function(name: str) -> None:
+    for each in solution(name).split("\n\n# "):
+        place, code = each.removeprefix("# ").split("\n", 1)
+        file, line = re.findall(r"blob/main/(\S+)#L(\d+)$", place)[0]
+        own = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+        assert own.strip() == code.split("\n", 1)[0]
 
 
 @pytest.mark.parametrize(
