@@ -105,7 +105,8 @@ class Attention(Block):
 
     @property
     def stages(self) -> list[Stage]:
-        return attention_stages(INPUT, self.mechanisms, self.scale, self.bias, self.output_bias)
+        kv_heads = "H" if self.n_kv_heads in (0, self.n_heads) else "G"
+        return attention_stages(INPUT, self.mechanisms, self.scale, self.bias, self.output_bias, kv_heads)
 
     def pull(self, direction: Direction, at: str, **weights: Any) -> np.ndarray:
         return attention_pull(direction, at, weights["output"])
@@ -351,8 +352,12 @@ def attention_stages(
     scale: float = 0.0,
     bias: bool = True,
     output_bias: bool | None = None,
+    kv_heads: str = "H",
 ) -> list[Stage]:
-    """The stages of multi-head attention. source: INPUT for self-attention, SOURCE for cross-attention."""
+    """The stages of multi-head attention. source: INPUT for self-attention, SOURCE for cross-attention.
+
+    kv_heads: the letter for the number of key and value heads.
+    """
     rows, s = ("{x}", "T") if source == INPUT else ("source", "S")
     b_q, b_k, b_v = (f" + b_{name}" if bias else "" for name in "QKV")
     b_o = " + b_O" if (bias if output_bias is None else output_bias) else ""
@@ -373,8 +378,8 @@ def attention_stages(
         Stage("value", f"({s}, D)", f"V = {rows} W_V{b_v}", made_by, parents=(source,), kept=False),
         *turned,
         Stage("query_heads", "(H, T, K)", "Q_h, K columns of Q", split, "attn.hook_q", (query,)),
-        Stage("key_heads", f"(H, {s}, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
-        Stage("value_heads", f"(H, {s}, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
+        Stage("key_heads", f"({kv_heads}, {s}, K)", "K_h, K columns of K", split, "attn.hook_k", (key,)),
+        Stage("value_heads", f"({kv_heads}, {s}, K)", "V_h, K columns of V", split, "attn.hook_v", ("value",)),
         *added,
         Stage("scores", f"(H, T, {s})", formula, attend, "attn.hook_attn_scores", scored, kept=False),
         Stage("weights", f"(H, T, {s})", "W_h = softmax(scores)", softmax, "attn.hook_pattern", ("scores",)),

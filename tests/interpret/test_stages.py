@@ -89,8 +89,9 @@ def test_the_stages_that_fire_match_the_parts_in_their_order(name: str) -> None:
     for stage in found:
         listed = stages.find(stage)
         assert listed is not None
-        # tables may have a different width from layers, and a source a different length
-        shapes = [each.shape.replace("E", "D").replace("S", "T") for each in (listed, of_model[stage])]
+        # tables may have a different width from layers, a source a different length, and keys fewer heads
+        letters = str.maketrans("ESG", "DTH")
+        shapes = [each.shape.translate(letters) for each in (listed, of_model[stage])]
         assert shapes[0] == shapes[1]
         assert of_model[stage].hook in (listed.hook, "")
 
@@ -124,6 +125,14 @@ def test_a_model_without_a_norm_of_its_embeddings_and_without_biases_has_neither
     assert found["layers.0.attention.key"].formula == "K = N W_K"
     assert found["layers.0.ffn.gate"].formula == "M V"
     assert found["layers.0.ffn.output"].formula == "B = gated W_2"
+
+
+@pytest.mark.parametrize(("n_kv_heads", "shape"), [(2, "(G, T, K)"), (4, "(H, T, K)")])
+def test_fewer_heads_of_keys_have_their_own_letter(n_kv_heads: int, shape: str) -> None:
+    config = tiny.config("llama", "causal-lm", n_heads=4, n_kv_heads=n_kv_heads)
+    found = stages.of_model(config)
+    assert [found[f"layers.0.attention.{name}"].shape for name in ("key_heads", "value_heads")] == [shape, shape]
+    assert found["layers.0.attention.query_heads"].shape == "(H, T, K)"
 
 
 def test_keys_of_cross_attention_are_those_of_the_source() -> None:
