@@ -249,9 +249,10 @@ def _encoder_cases(name: str, family: EncoderTable) -> Iterator[Case]:
     if isinstance(family, Llama) and not plain.local:
         bias = family.biased({"attention_bias": True})
         about = "heads of width 6, and biases in attention" if bias else "heads of width 6"
+        others = tuple(each for each in plain.mechanisms if not isinstance(each, Rotary))
         for kind in family.scalings:
             rotary = Rotary(100.0, scaling=SCALINGS[kind])
-            scaled = replace(plain, mechanisms=(rotary,), head_width=6, bias=bias)
+            scaled = replace(plain, mechanisms=(*others, rotary), head_width=6, bias=bias)
             yield Case(f"{name}-{kind}", f"rotations scaled by {kind}, {about}", scaled)
     several = replace(plain, problem_type="multi_label_classification", labels=("A", "B", "C"))
     yield Case(f"{name}-multi-label", "several labels at once, each with a sigmoid", several)
