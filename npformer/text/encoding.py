@@ -290,8 +290,8 @@ class Encoder:
         if width < 1:
             raise NpformerError(f"one text of the pair has {others} tokens, which leave no room for the other text")
         stride = width // 4 if stride is None else stride
-        if not 0 <= stride < width:
-            raise NpformerError(f"stride: expected 0 to {width - 1} for windows of {width} tokens, got {stride}")
+        if not 0 <= stride < room:
+            raise NpformerError(f"stride: expected 0 to {room - 1} for windows of {room} tokens, got {stride}")
         if others:  # if the other text is long, windows are narrow and would read each token many times
             stride = min(stride, width - -(-width // LEAST_STEP))
         frame = self._frame(texts)
