@@ -27,8 +27,8 @@ from npformer.tasks.declaration import Command, Option, comma_separated, labels,
 MOST = 256  # maximum number of answers to a text, and of tokens in an answer
 REPEATED = 64  # maximum tokens in the answers that repeat their texts, per token allowed in a request
 KINDS = {
-    whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.SHORT_LIST,
-    labels: f.SHORT_LIST,
+    whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.short_list(0),
+    labels: f.short_list(1),
 }  # fmt: skip
 INPUTS = {"pair": f.PAIRS, "question": f.QUESTIONS}
 

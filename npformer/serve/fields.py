@@ -175,12 +175,17 @@ def _short(where: str, value: Any) -> str:
     return text
 
 
-def _short_list(where: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not value:
-        raise expected(where, "a list of texts", value)
-    if len(value) > MOST_SHORT:
-        raise wrong(where, f"expected at most {MOST_SHORT} texts, got {len(value)}")
-    return [_short(f"{where}[{i}]", each) for i, each in enumerate(value)]
+def short_list(least: int) -> Kind:
+    """Returns the kind of lists of at least this many short texts."""
+
+    def read(where: str, value: Any) -> list[str]:
+        if not isinstance(value, list) or len(value) < least:
+            raise expected(where, "a list of texts", value)
+        if len(value) > MOST_SHORT:
+            raise wrong(where, f"expected at most {MOST_SHORT} texts, got {len(value)}")
+        return [_short(f"{where}[{i}]", each) for i, each in enumerate(value)]
+
+    return Kind({"type": "array", "items": _SHORT, "minItems": least, "maxItems": MOST_SHORT}, read)
 
 
 def _content(where: str, value: Any) -> str:
@@ -307,7 +312,6 @@ OPENAI_TEXTS = Kind({"oneOf": [_ONE, _SEVERAL]}, _openai_texts)
 QUESTION = {"question": Field(TEXT), "context": Field(TEXT)}
 _SHORT = {**_ONE, "maxLength": SHORT_LENGTH}
 SHORT = Kind(_SHORT, _short)
-SHORT_LIST = Kind({"type": "array", "items": _SHORT, "minItems": 1, "maxItems": MOST_SHORT}, _short_list)
 _PAIR = {"type": "array", "items": _ONE, "minItems": 1, "maxItems": 2}
 PAIRS = Kind({"oneOf": [_ONE, _PAIR, {"type": "array", "items": _PAIR, "minItems": 1}]}, _pairs)
 _DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": _ONE}}

@@ -71,6 +71,7 @@ QUESTION = {"question": "what is good", "context": "ice cream is good " * 30}  #
     [
         ("/tag", "token-classification", TAGGER, "I love ice", {"aggregation_strategy": "simple"}),
         ("/tag", "token-classification", TAGGER, "I love ice", {"aggregation_strategy": "none", "ignore_labels": ["O"]}),
+        ("/tag", "token-classification", TAGGER, "I love ice", {"aggregation_strategy": "none", "ignore_labels": []}),
         ("/answer", "question-answering", ANSWERER, QUESTION, {}),
         ("/answer", "question-answering", ANSWERER, QUESTION, {"top_k": 3, "max_answer_len": 2}),
         ("/fill", "fill-mask", FILLER, "I love [MASK] cream", {}),
@@ -121,6 +122,8 @@ LABELS = {"candidate_labels": ["a", "b"]}
         ("/fill", FILLER, {"inputs": ["[MASK] " * 60] * 99, "parameters": {"top_k": 256}}, 413,
          "inputs: expected at most 4194304 tokens in the filled texts, got 94279680; lower top_k"),
         ("/zero_shot", JUDGE, {"inputs": "ice"}, 422, "parameters: missing"),
+        ("/zero_shot", JUDGE, {"inputs": "ice", "parameters": {"candidate_labels": []}}, 422,
+         "parameters.candidate_labels: expected a list of texts, got an empty list"),
         ("/zero_shot", JUDGE, {"inputs": "ice " * 99, "parameters": LABELS}, 413, "inputs: expected at most 64 tokens"),
         ("/zero_shot", JUDGE, {"inputs": ["ice"] * 129, "parameters": LABELS}, 413,
          "inputs, each read 2 times: expected at most 256 texts in a request, got 258"),
