@@ -75,7 +75,9 @@ def _answer(conversation: Conversation, text: str, interrupts: _Interrupts) -> N
             print(printable(piece), end="", flush=True)
         print()
     except NpformerError as error:
-        if not interrupts.pressed:  # Ctrl-C also ends the process that renders the template, which causes this error
+        if interrupts.pressed:  # Ctrl-C also ends the process that renders the template, which causes this error
+            print()
+        else:
             complain(error)
         return
     writer = conversation.writer
