@@ -53,7 +53,7 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"  # runs changed notebooks; with -D nb_execution_mode=off the committed output is shown
 nb_execution_excludepatterns = ["learn/datasets.ipynb"]  # needs Java and seven engines; the lane `extras` runs it
-nb_execution_timeout = 300  # maximum seconds per cell
+nb_execution_timeout = 1200  # maximum seconds per cell
 nb_execution_show_tb = True
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on busy machines two threads slow down notebooks
 nb_merge_streams = True

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT = 300  # seconds a cell may take
+TIMEOUT = 1200  # seconds a cell may take
 
 
 def main() -> int:
