@@ -40,7 +40,7 @@ the page with npformer's results; no checkpoint was downloaded for it. Every enc
 (`feature-extraction`, `sentence-embedding`), whatever its own task is. A decoder with the modules of
 sentence-transformers in its folder makes vectors (Qwen3-Embedding, EmbeddingGemma) or ranks texts (Qwen3-Reranker). A
 checkpoint also needs a tokenizer: `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`,
-`sentencepiece.bpe.model`, `spiece.model` or `spm.model`.
+`sentencepiece.bpe.model`, `spiece.model`, `spm.model` or `tokenizer.model`.
 
 {counts}
 

@@ -36,6 +36,7 @@ COMPANIONS = (
     "sentencepiece.bpe.model",
     "spiece.model",
     "spm.model",
+    "tokenizer.model",
     "target_vocab.json",
     "source.spm",
     "target.spm",

@@ -23,7 +23,7 @@ TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 GENERATION = "generation_config.json"  # only for models that generate
 TRANSLATION = ("vocab.json", "target_vocab.json", "source.spm", "target.spm", GENERATION)
 # At least one of these is needed if there is no tokenizer.json.
-OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model")
+OLD_TOKENIZER = ("vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
 # Files of sentence-transformers, if modules.json exists: next to the encoder's files, and next to modules.json.
 ENCODER_SETTINGS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 CHAT_TEMPLATE = "chat_template.jinja"  # only for rerankers that are causal language models

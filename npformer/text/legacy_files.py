@@ -1,14 +1,15 @@
 """Converts the tokenizer files of older checkpoints to an equivalent tokenizer.json.
 
-`safe_tokenizer.py` can then read and check all tokenizers in the same way. Two kinds are converted: byte-level BPE in
-vocab.json and merges.txt (Radford et al., 2019, section 2.2), and a unigram model in a SentencePiece file (Kudo, 2018,
-"Subword regularization").
+`safe_tokenizer.py` can then read and check all tokenizers in the same way. Three kinds are converted: byte-level BPE in
+vocab.json and merges.txt (Radford et al., 2019, section 2.2), and in a SentencePiece file a unigram model (Kudo, 2018,
+"Subword regularization") or BPE (Sennrich et al., 2016).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,21 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import read_json, read_text
 from npformer.common.limits import Limits
 from npformer.families.base import AS_IN_THE_FILE, PieceOrder
-from npformer.text.sentencepiece_file import CONTROL, USER_DEFINED, read_unigram
+from npformer.text.sentencepiece_file import (
+    BPE,
+    CONTROL,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    USER_DEFINED,
+    Piece,
+    read_sentencepiece,
+)
 
 MERGES, MERGES_VOCABULARY = "merges.txt", "vocab.json"
 FAIRSEQ, ALBERT, DEBERTA = "sentencepiece.bpe.model", "spiece.model", "spm.model"
+LLAMA = "tokenizer.model"
+MOST_MERGES = 1 << 22  # Gemma's 256,000 pieces have about 600,000
 
 
 def describe_bpe(folder: Path, prefix_space: bool, limits: Limits) -> dict[str, Any]:
@@ -77,6 +89,70 @@ def describe_deberta(
     return described | {"decoder": spaces}, added
 
 
+def describe_llama(path: Path, limits: Limits) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The tokenizer of Llama 1 and 2, Mistral and Gemma: BPE over characters, with bytes of unknown characters.
+
+    A piece is merged from all pairs of pieces that make it, in the order of the file, as in Transformers.
+    """
+    file = read_sentencepiece(path, BPE, limits)
+    symbols = any(piece.type == USER_DEFINED for piece in file.pieces)
+    for there, what in (
+        (file.charsmap, "a character map"),  # the tokenizers library would apply it to graphemes, not to characters
+        (file.removes_spaces, "a normalizer that removes spaces"),
+        (file.dummy_prefix and symbols, "a space before texts together with user-defined symbols"),
+    ):
+        if there:
+            raise NpformerError(
+                f"{path}: {what}: not supported; copy tokenizer.json from the original model, or write it with "
+                "save_pretrained of transformers' tokenizer"
+            )
+    vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
+    unknown = next((piece.text for piece in file.pieces if piece.type == UNKNOWN), None)
+    if unknown is None or len(vocabulary) < len(file.pieces):
+        raise NpformerError(f"{path}: expected different pieces, one of them of the type unknown")
+    prefix = [{"type": "Prepend", "prepend": "▁"}] if file.dummy_prefix else []
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    model = {
+        "type": "BPE", "unk_token": unknown, "fuse_unk": True, "byte_fallback": file.byte_fallback,
+        "vocab": vocabulary, "merges": _merges(path, file.pieces, limits),
+    }  # fmt: skip
+    described = _description({"type": "Sequence", "normalizers": [*prefix, spaces]}, None, model)
+    decoders = [
+        {**spaces, "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
+    ]
+    return described | {"decoder": {"type": "Sequence", "decoders": decoders}}, _never_split(file.pieces)
+
+
+def _merges(path: Path, pieces: Sequence[Piece], limits: Limits) -> list[tuple[str, str]]:
+    """The pairs of pieces that make another piece: best score first, then the pair with the shortest first piece."""
+    limits.check("piece", max(len(piece.text) for piece in pieces), f"{path}: characters of a piece")
+    known = {piece.text: piece for piece in pieces if piece.type in (NORMAL, USER_DEFINED)}
+    pairs = (
+        (-piece.score, at, piece.text)
+        for piece in known.values()
+        for at in range(1, len(piece.text))
+        if piece.text[:at] in known and piece.text[at:] in known
+    )
+    found = list(islice(pairs, MOST_MERGES + 1))
+    if len(found) > MOST_MERGES:
+        raise NpformerError(f"{path}: expected at most {MOST_MERGES} pairs of pieces that make another piece")
+    order = {piece.text: i for i, piece in enumerate(pieces)}
+    found.sort(key=lambda each: (each[0], order[each[2]], each[1]))
+    return [(text[:at], text[at:]) for _, at, text in found]
+
+
+def _never_split(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """The added tokens of a SentencePiece file."""
+    return [
+        {"content": piece.text, "special": piece.type == CONTROL, "normalized": False}
+        for piece in pieces
+        if piece.type in (CONTROL, USER_DEFINED)
+    ]
+
+
 def metaspace(prefix_space: bool, otherwise: str) -> dict[str, Any]:
     """The part that replaces spaces with a mark. With prefix_space, it also adds a mark before each text.
 
@@ -90,7 +166,7 @@ def _unigram(
     path: Path, special: Mapping[str, str], order: PieceOrder, limits: Limits
 ) -> tuple[dict[str, Any], bytes, list[dict[str, Any]]]:
     """The model of a SentencePiece file, its character map, and the pieces that are never split."""
-    pieces, charsmap = read_unigram(path, limits)
+    pieces, charsmap, *_ = read_sentencepiece(path, UNIGRAM, limits)
     first = [(special.get(name, name), score) for name, score in order.first]
     last = [(special.get(name, name), 0.0) for name in order.last]
     vocabulary = [*first, *((piece.text, piece.score) for piece in pieces[order.dropped :]), *last]
@@ -98,11 +174,7 @@ def _unigram(
     unknown = next((i for i, (text, _) in enumerate(vocabulary) if text == name), None)
     if unknown is None:
         raise NpformerError(f"{path}: the unknown token {shown(name)} is not in the vocabulary")
-    added = [
-        {"content": piece.text, "special": piece.type == CONTROL, "normalized": False}
-        for piece in pieces
-        if piece.type in (CONTROL, USER_DEFINED)
-    ]
+    added = _never_split(pieces)
     added += [{"content": name, "special": True, "normalized": False} for name in order.last if name not in special]
     return {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": vocabulary}, charsmap, added
 

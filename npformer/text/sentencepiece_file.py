@@ -17,9 +17,18 @@ from npformer.common.files import read_bytes
 from npformer.common.limits import LIMITS, Limits
 
 PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # fields of the model
-MODEL_TYPE = 3  # a field of the trainer
-CHARSMAP = 2  # a field of a normalizer
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of pieces
+MODEL_TYPE, BYTE_FALLBACK = 3, 35  # fields of the trainer
+#: Role of a special token -> the trainer's field for its id (negative: no such token), the default, and the same for
+#: its piece.
+ROLES = {
+    "unk_token": (40, 0, 45, "<unk>"),
+    "bos_token": (41, 1, 46, "<s>"),
+    "eos_token": (42, 2, 47, "</s>"),
+    "pad_token": (43, -1, 48, "<pad>"),
+}
+CHARSMAP, DUMMY_PREFIX, REMOVES_SPACES = 2, 3, 4  # fields of a normalizer
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of pieces
+UNIGRAM, BPE = 1, 2  # types of models
 MOST_FIELDS = 1 << 21  # maximum fields of a message; a model has one field per piece, up to about 250,000
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
 
@@ -32,29 +41,63 @@ class Piece(NamedTuple):
     type: int
 
 
-def read_unigram(path: Path, limits: Limits = LIMITS) -> tuple[list[Piece], bytes]:
-    """The pieces of a unigram model, and its character map for normalization, which may be empty.
+class SentencePiece(NamedTuple):
+    """The content of a file that determines the tokens of a text."""
+
+    pieces: list[Piece]
+    charsmap: bytes  # of the normalizer; may be empty
+    byte_fallback: bool
+    dummy_prefix: bool  # a space is added before a text
+    removes_spaces: bool  # around a text, and of several between words
+
+
+def read_sentencepiece(path: Path, model_type: int, limits: Limits = LIMITS) -> SentencePiece:
+    """Reads a model of this type, UNIGRAM or BPE.
 
     Raises NpformerError for a file that is not a SentencePiece model, and for other model types.
     """
-    pieces, charsmap, model_type = [], b"", 1
+    pieces: list[Piece] = []
+    trainer: dict[int, bytes | int | float] = {}
+    normalizer: dict[int, bytes | int | float] = {}
     for number, value in fields(path, read_bytes(path, "vocabulary", limits)):
         if not isinstance(value, bytes):
             continue
         if number == PIECES:
             pieces.append(_piece(path, value))
         elif number == TRAINER:
-            for inner, each in fields(path, value):
-                model_type = each if inner == MODEL_TYPE and isinstance(each, int) else model_type
+            trainer |= dict(fields(path, value))
         elif number == NORMALIZER:
-            for inner, each in fields(path, value):
-                charsmap = each if inner == CHARSMAP and isinstance(each, bytes) else charsmap
+            normalizer |= dict(fields(path, value))
     if not pieces:
         raise NpformerError(f"{path}: not a SentencePiece model: it has no pieces")
-    if model_type != 1:
-        found = MODEL_TYPES.get(model_type, model_type)
-        raise NpformerError(f"{path}: expected a SentencePiece model of type unigram, got {found}")
-    return pieces, charsmap
+    found = trainer.get(MODEL_TYPE, UNIGRAM)
+    if found != model_type:
+        raise NpformerError(
+            f"{path}: expected a SentencePiece model of type {MODEL_TYPES[model_type]}, "
+            f"got {MODEL_TYPES.get(found, found) if isinstance(found, int) else 'no number'}"
+        )
+    charsmap = normalizer.get(CHARSMAP, b"")
+    return SentencePiece(
+        pieces,
+        charsmap if isinstance(charsmap, bytes) else b"",
+        bool(trainer.get(BYTE_FALLBACK, False)),
+        bool(normalizer.get(DUMMY_PREFIX, True)),
+        bool(normalizer.get(REMOVES_SPACES, True)),
+    )
+
+
+def special_pieces(path: Path, limits: Limits = LIMITS) -> dict[str, str]:
+    """The special tokens that a model was trained with, by role."""
+    trainer: dict[int, bytes | int | float] = {}
+    for number, value in fields(path, read_bytes(path, "vocabulary", limits)):
+        if number == TRAINER and isinstance(value, bytes):
+            trainer |= dict(fields(path, value))
+    found = {}
+    for role, (id_field, default, piece_field, name) in ROLES.items():
+        index, piece = trainer.get(id_field, default), trainer.get(piece_field, name)
+        if isinstance(index, int) and 0 <= index < 2**63:  # a negative number is stored as its complement
+            found[role] = piece.decode(errors="replace") if isinstance(piece, bytes) else str(piece)
+    return found
 
 
 def charsmaps(path: Path, content: bytes) -> Iterator[bytes]:

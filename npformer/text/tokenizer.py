@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +26,23 @@ from npformer.text.legacy_files import (
     ALBERT,
     DEBERTA,
     FAIRSEQ,
+    LLAMA,
     MERGES,
     albert_clean_up,
     describe_bpe,
     describe_deberta,
+    describe_llama,
     describe_unigram,
 )
 from npformer.text.safe_tokenizer import SafeTokenizer, read_tokenizer, safely, tried
+from npformer.text.sentencepiece_file import special_pieces
 from npformer.text.tokenizer_checks import check_rows
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 FILE, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA)  # the first one found is read
+FILES = (FILE, VOCABULARY, MERGES, FAIRSEQ, ALBERT, DEBERTA, LLAMA)  # the first one found is read
 
 SPECIAL_TOKENS_FILES = SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 
@@ -78,6 +82,8 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
         tokenizer, has_regex, growth = read_tokenizer(path, rows, limits, unknown_piece=unknown)
         _complete(tokenizer, path, settings)
     else:
+        if name == LLAMA:
+            family = replace(family, special_tokens=special_pieces(path, limits))
         special = _special_tokens(folder, settings, family)
         added: list[dict[str, Any]] = []
         if name == VOCABULARY:
@@ -202,6 +208,8 @@ def _described(
                 f"copy {FILE} from the original model, or write it with save_pretrained of transformers' tokenizer"
             )
         return describe_bpe(path.parent, setting("add_prefix_space", False), limits), []
+    if path.name == LLAMA:
+        return describe_llama(path, limits)
     names = {role: token_text(token) for role, token in special.items()}
     if path.name == DEBERTA:
         lower_case, split_marks = setting("do_lower_case", False), setting("split_by_punct", False)
@@ -276,7 +284,7 @@ def _forms(path: Path, settings: Mapping[str, Any], family: Family) -> tuple[str
         wanted = default if value is None else boolean(f"{path.with_name(SETTINGS)}: add_{role}_token", value)
         return f"{role} " if wanted and (token or f"{role}_token" in family.special_tokens) else ""
 
-    bos, eos = asked("bos", "bos" in family.single), asked("eos", False)
+    bos, eos = asked("bos", "bos" in family.single or path.name == LLAMA), asked("eos", False)
     return f"{bos}$A {eos}", f"{bos}$A {eos}{bos}$B {eos}"
 
 

@@ -277,3 +277,46 @@ def test_sources_are_truncated_on_the_left(case: str, trained: Path, tmp_path: P
     for line in filter(str.strip, LINES):
         read = SourceEncoder(model).read(line, "truncate")
         assert read.texts[0].ids.tolist() == theirs(line, truncation=True)["input_ids"], line
+
+
+#: The special pieces, and the class of transformers that reads a SentencePiece model of BPE.
+SENTENCEPIECE_BPE: dict[str, tuple[dict[str, Any], str]] = {
+    "llama": ({"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}, "LlamaTokenizer"),
+    "gemma": (
+        {
+            "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "bos_piece": "<bos>", "eos_piece": "<eos>",
+            "add_dummy_prefix": False, "user_defined_symbols": ["<mask>", "<start_of_turn>", "\n", "\n\n", "▁▁", "▁▁▁"],
+        },
+        "GemmaTokenizer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", SENTENCEPIECE_BPE)
+def test_a_sentencepiece_model_of_bpe(model_type: str, tmp_path: Path) -> None:
+    """transformers 5 adds no space before a text of Llama that begins with a space or follows a special token.
+
+    SentencePiece adds it, and so do the published tokenizer.json.
+    """
+    options, name = SENTENCEPIECE_BPE[model_type]
+    lines = [line.replace("\0", "") for line in LINES if line.strip()]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 3), model_prefix=str(tmp_path / "tokenizer"), model_type="bpe", vocab_size=900,
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
+        allow_whitespace_only_pieces=True, character_coverage=0.98, hard_vocab_limit=False, num_threads=1, **options,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    special = {"bos_token": options.get("bos_piece", "<s>"), "eos_token": options.get("eos_piece", "</s>")}
+    settings = {"tokenizer_class": name, "add_bos_token": True, "unk_token": "<unk>", **special}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path, tiny.config(model_type, "causal-lm", vocab_size=len(theirs)))
+    assert ours.get_vocab() == theirs.get_vocab()
+    compared = 0
+    for line in (*LINES, "<start_of_turn>user\n\n\nHi   you", "1234", "    if x:"):
+        if model_type == "gemma" or not (
+            line.startswith((" ", "▁")) or any(each in line for each in ("<s>", "</s>", "<unk>"))
+        ):
+            assert ours.encode(line).ids == theirs(line)["input_ids"], line
+            compared += 1
+    assert compared > 150
