@@ -4,6 +4,7 @@ read, by an error that names it. Any later failure of the library is an Npformer
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import pytest
 import npformer
 from npformer.common.errors import NpformerError
 from npformer.common.limits import Limits
+from npformer.text import safe_tokenizer
 from npformer.text.safe_tokenizer import SafeTokenizer, safely
 from npformer.text.tokenizer import load_tokenizer
 from tests.golden.make_tokenizer import write_folder
@@ -367,6 +369,18 @@ def test_calling_a_tokenizer_is_an_error_with_the_right_call(family: str, tmp_pa
     tokenizer: Any = npformer.load(tiny.folder(tmp_path / "model", family, head)).tokenizer
     with pytest.raises(NpformerError, match=r"^tokenizer: expected tokenizer\.encode\(text\), got a call"):
         tokenizer("a b", return_tensors="np")
+
+
+def test_an_expression_is_refused_only_if_every_trial_of_a_text_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.cycle([1.0, 1.0, 0.0])
+    monkeypatch.setattr(safe_tokenizer, "_seconds", lambda tokenizer, text: next(seconds))
+    folder = write(tmp_path, normalizer=replaced("a", "b", "Regex"))
+    load_tokenizer(folder, CONFIG)
+    seconds = itertools.cycle([1.0])
+    with pytest.raises(NpformerError, match="its regular expressions take too long on 8 characters"):
+        load_tokenizer(folder, CONFIG)
 
 
 @pytest.mark.slow
