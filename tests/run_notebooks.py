@@ -36,7 +36,9 @@ def run(path: Path, write: bool) -> list[str]:
     notebook = nbformat.read(path, as_version=4)
     before = [has_output(cell) for cell in notebook.cells]
     try:
-        NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(path.parent)}}).execute()
+        NotebookClient(
+            notebook, timeout=TIMEOUT, startup_timeout=TIMEOUT, resources={"metadata": {"path": str(path.parent)}}
+        ).execute()
     except CellExecutionError as error:
         return [f"{path.name}: {error}"]
     if write:
