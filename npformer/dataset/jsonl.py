@@ -56,8 +56,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class Seen:
     """Collects the values of a column or field: their kind, and the requirements on their type."""
 
-    def __init__(self, name: str = "", depth: int = 0) -> None:
+    def __init__(self, name: str = "", depth: int = 0, root: Seen | None = None) -> None:
         self.name, self.depth, self.kind = name, depth, ""
+        self.root, self.width = root or self, 0  # the width of the root is its number of fields at any depth
         self.fields: dict[str, Seen] = {}
         self.items: Seen | None = None
         self.floats, self.least, self.most = False, 0, 0
@@ -110,7 +111,8 @@ class Seen:
     def _inner(self, name: str, where: str) -> Seen:
         if self.depth > DEPTH:
             raise self._refused(where, f"nested more than {DEPTH} deep")
-        return Seen(name, self.depth + 1)
+        self.root.width += 1
+        return Seen(name, self.depth + 1, self.root)
 
     def _refused(self, where: str, message: str) -> NpformerError:
         return NpformerError(f"{where}: column {shown(self.name)}: {message}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import mmap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, islice
@@ -22,9 +23,9 @@ from npformer.common.errors import NpformerError
 from npformer.common.files import as_given, csv_rows, open_file
 from npformer.dataset.formats import DELIMITERS, KNOWN, Format, explained, format_of
 from npformer.dataset.jsonl import objects
-from npformer.dataset.sizes import BYTES, grouped
+from npformer.dataset.sizes import BYTES, MISSING, grouped, width
 
-BLOCK = 2**20  # characters of text per batch
+BLOCK = 2**20  # characters of text per batch, with MISSING for each value
 LONGEST = 2**26  # maximum characters in a line or in a CSV cell
 ROWS = 2**12  # maximum rows of a batch from Parquet
 BATCH = 2**24  # maximum bytes of a batch from Parquet, unless it is a single row
@@ -96,7 +97,7 @@ def _cast(array: Any, kind: Any) -> Any:
 
 def carried(schema: Any) -> Any:
     """Returns the schema with supported types, and without metadata, which may not fit the columns of the output."""
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ValueError(f"duplicate column {min(twice)!r}")
     return pa.schema([pa.field(each.name, _carried(each.type)) for each in schema])
@@ -204,12 +205,13 @@ def _csv(lines: Iterable[tuple[int, str]], where: Path, form: Format) -> Iterato
         raise NpformerError(f"{where}: no header line with column names")
     schema = pa.schema([(name, pa.string()) for name in names])
     yield pa.RecordBatch.from_pylist([], schema)
-    for block in grouped(((sum(map(len, values)), values) for values in rows), BLOCK):
+    for block in grouped(((sum(map(len, values), MISSING * len(values)), values) for values in rows), BLOCK):
         arrays = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _jsonl(lines: Iterable[tuple[int, str]], where: Path, schema: Any) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist([], schema)
-    for block in grouped(((size, row) for _, size, row in objects(lines, where)), BLOCK):
+    nulls = MISSING * width(pa.struct(list(schema)))  # a field takes memory in all rows
+    for block in grouped(((size + nulls, row) for _, size, row in objects(lines, where)), BLOCK):
         yield pa.RecordBatch.from_struct_array(pa.array(block, pa.struct(list(schema))))

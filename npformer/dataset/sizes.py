@@ -83,6 +83,11 @@ def depth(kind: Any) -> int:
     return 1 + max((depth(kind.field(i).type) for i in range(kind.num_fields)), default=0) if kind.num_fields else 0
 
 
+def width(kind: Any) -> int:
+    """Returns the number of fields in a type, at any depth."""
+    return sum((width(kind.field(i).type) for i in range(kind.num_fields)), kind.num_fields)
+
+
 def _sizes(array: Any) -> np.ndarray:
     kind = array.type
     if pa.types.is_dictionary(kind):

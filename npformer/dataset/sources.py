@@ -163,7 +163,7 @@ def _look(path: Path, seen: Seen, cuts: Cuts) -> None:
     def sizes(rows: Iterator[tuple[int, int, Any]]) -> Iterator[int]:
         for number, size, row in rows:
             seen.add(row, f"{path}:{number}")
-            yield size + MISSING * len(seen.fields)
+            yield size + MISSING * seen.width
 
     with opened_lines(path) as lines:
         found = sizes(islice(objects(lines, path), cuts.limit))

@@ -15,7 +15,9 @@ import pytest
 
 from npformer.dataset import map
 from npformer.dataset import sizes as module
+from npformer.dataset.readers import batches, carried
 from npformer.dataset.sizes import Cuts, row_sizes
+from npformer.dataset.sources import survey
 from tests.dataset.conftest import files_in
 from tests.dataset.test_files import read, written
 from tests.support.cli_runner import ENVIRONMENT, ROOT
@@ -153,3 +155,20 @@ def test_the_size_of_a_row_is_that_of_its_values():
     (batch,) = table.to_batches()
     assert (row_sizes(batch) == expected + 7 * module.MISSING).all()
     assert (row_sizes(batch.slice(1, 2)) == expected[1:3] + 7 * module.MISSING).all()
+
+
+def test_values_without_text_count_towards_a_batch(tmp_path):
+    """Empty cells, and the fields that a row lacks, also take memory."""
+    (tmp_path / "a.csv").write_text("a,b\n" + ",\n" * 200_000)
+    lines = [f'{{"x": {{"f{i}": 1}}}}\n' for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(lines * 30))
+    schema = survey(tmp_path / "a.jsonl", 1000).schema
+    for name, rows in (("a.csv", 2**16), ("a.jsonl", 433)):
+        assert max(each.num_rows for each in batches(tmp_path / name, schema)) <= rows
+    assert survey(tmp_path / "a.jsonl", 10_000).files[0].parts[0] < 7500
+
+
+def test_a_table_of_many_columns_is_read_in_seconds(tmp_path):
+    names = [f"c{i}" for i in range(40_000)]
+    with pytest.raises(ValueError, match="duplicate column 'c5'"):
+        carried(pa.schema([(name, pa.string()) for name in [*names, "c7", "c5"]]))
