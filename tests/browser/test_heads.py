@@ -69,6 +69,20 @@ def test_lines_reach_the_last_row_of_a_window_that_became_higher(page: Page) -> 
     )
 
 
+def test_the_lines_of_a_long_text_are_printed_on_one_page(page: Page) -> None:
+    """A canvas cannot be divided: its second part stood above the tokens of the second page."""
+    tokens = [f"word{i}" for i in range(48)]
+    page.show(view.heads(weights(1, 1, 2, len(tokens), len(tokens)), tokens=tokens))
+    page.js("const { height } = document.querySelector('.sides').getBoundingClientRect(); window.before = height;")
+    page.media(kind="print")
+    page.js("dispatchEvent(new Event('beforeprint'))")
+    boxes = page.js("""const of = (name) => document.querySelector(name).getBoundingClientRect();
+        return [".sides", ".lines canvas", ".from [role=option]:last-child"].map(of).map(({ top, bottom }) => [top, bottom])""")
+    sides, canvas, last = boxes
+    assert page.js("return window.before") > 1000 > sides[1] - sides[0]
+    assert canvas[1] == pytest.approx(last[1], abs=2)
+
+
 def test_one_head_shows_its_weights_next_to_the_other_side(page: Page) -> None:
     page.show(view.heads(WEIGHTS, tokens=WORDS, layer=1, heads=[3]))
     for i, token in enumerate(queries(page)):

@@ -187,6 +187,7 @@ page.on("scroll", redraw, { passive: true });
 page.on("resize", redraw);
 page.on("beforeprint", () => {
   printing = true;
+  lines.parentElement.style.setProperty("--fit", Math.min(1, Math.max(PAPER / extent().height, 0.25)));
   draw();
 });
 page.on("afterprint", () => {

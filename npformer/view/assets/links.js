@@ -2,6 +2,7 @@
 // Only lines that cross the window are drawn, on one canvas of its size: 512 tokens cost the same as 30.
 
 let rowHeight = 26; // height of a token
+const PAPER = 820; // height of the lines on a printed page, in pixels: a canvas cannot be divided between two pages
 const { faint: FAINT, fainter: FAINTER } = meta; // lines under these weights are not drawn, for all tokens and for some
 const TOP = 12; // links listed beside the picture
 const STEPS = 13; // of opacity, so that lines of one colour are stroked together
