@@ -56,6 +56,8 @@ class Limits:
         A million characters take up to 3 s and 600 MB to tokenize at once. The tokenizers of BERT and GPT-2 can split
         longer texts into blocks: truncating such a text needs memory for one block, and reading it in windows needs
         100 MB.
+    windows : int, tokens in all windows of a text
+        Windows repeat the other text of a pair, and the tokens that they share. Four million tokens take 300 MB.
 
     Examples
     --------
@@ -80,6 +82,7 @@ class Limits:
     piece: int = 1_000
     growth: int = 256
     characters: int = 1_000_000
+    windows: int = 4_000_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

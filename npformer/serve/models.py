@@ -15,6 +15,7 @@ from npformer.common.limits import how_to_allow_more
 from npformer.model import Model, Seq2Seq
 from npformer.serve.batching import log
 from npformer.serve.fields import Refusal, too_large, wrong
+from npformer.serve.request_limits import ServiceLimits
 from npformer.tasks.catalogue import TASKS
 from npformer.tasks.pipelines import class_of, pipeline, tasks_of
 from npformer.tasks.sparse_embedding import SparseEmbedding
@@ -203,9 +204,14 @@ def tokenized(served: Served, texts: Sequence[str], special: bool, most: int, wh
     return Prepared(found, [len(each) for each in found], [])
 
 
-def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool) -> Prepared:
+def prepare(
+    task: Task, items: Sequence[Any], options: Any, truncate: bool, where: str, several: bool, limits: ServiceLimits
+) -> Prepared:
     """Encodes texts. Raises Refusal for an unreadable text and, unless `truncate`, for one that is too long."""
-    found = task.prepare(items, 0, options if options.long == "window" else replace(options, long="truncate"))
+    if options.long == "window":
+        found = _in_windows(task, items, options, where, limits)
+    else:
+        found = task.prepare(items, 0, replace(options, long="truncate"))
     requests, cut, limit = [], [], task.limit(options)
     for index, request in enumerate(found):
         place = f"{where}[{index}]" if several else where
@@ -232,9 +238,25 @@ def prepare(task: Task, items: Sequence[Any], options: Any, truncate: bool, wher
     return Prepared(requests, [_size(each) for each in requests], cut)
 
 
+def _in_windows(
+    task: Task, items: Sequence[Any], options: Any, where: str, limits: ServiceLimits
+) -> list[Request | InputError]:
+    """Encodes texts one after another up to the limit of tokens, because windows may have many more than the texts."""
+    found: list[Request | InputError] = []
+    count = 0
+    for item in items:
+        [request] = task.prepare([item], 0, options)
+        count += _size(request) if isinstance(request, Request) else 0
+        limits.check_tokens(where, count)
+        found.append(request)
+    return found
+
+
 def for_client(reason: str) -> str:
     """Returns an error's reason without the advice on loading, which a client cannot follow."""
-    return reason.removesuffix("; " + how_to_allow_more("characters"))
+    for limit in ("characters", "windows"):
+        reason = reason.removesuffix("; " + how_to_allow_more(limit))
+    return reason
 
 
 def _whole(task: TextGeneration, request: Request | InputError, item: Any, options: Any) -> Request | InputError:

@@ -55,7 +55,9 @@ class Service:
         times = task.n_texts(options)
         self.limits.check_texts(where if times == 1 else f"{where}, each read {times} times", len(texts.items) * times)
         self.limits.check_characters(where, times * sum(map(_length, texts.items)))
-        found: Prepared = await self.in_thread(prepare, task, texts.items, options, truncate, where, texts.several)
+        found: Prepared = await self.in_thread(
+            prepare, task, texts.items, options, truncate, where, texts.several, self.limits
+        )
         self.limits.check_tokens(where, sum(found.sizes))
         return found
 

@@ -294,6 +294,8 @@ class Encoder:
             raise NpformerError(f"stride: expected 0 to {room - 1} for windows of {room} tokens, got {stride}")
         if others:  # if the other text is long, windows are narrow and would read each token many times
             stride = min(stride, width - -(-width // LEAST_STEP))
+        count = 1 + -(-(lengths[moving] - width) // (width - stride))
+        self.limits.check("windows", count * limit, "tokens in the windows of a text")
         frame = self._frame(texts)
         pieces, starts = [], []
         for start, window in windows(tokens[moving], width, stride):

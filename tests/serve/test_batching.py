@@ -21,6 +21,7 @@ from npformer.common.errors import NpformerError
 from npformer.serve import batching
 from npformer.serve.batching import Batcher, QueueFull
 from npformer.serve.models import TaskWork, prepare
+from npformer.serve.request_limits import ServiceLimits
 from npformer.tasks.sentence_embedding import SentenceEmbedding
 from npformer.tasks.text_classification import TextClassification
 from tests.support import tiny
@@ -122,7 +123,7 @@ def test_strangers_share_batches_and_each_gets_the_bits_it_gets_alone(arrivals, 
     async def request(batcher: Batcher, arrival: Arrival, number: int) -> None:
         task, texts = encoder_tasks()[arrival.task], arrival.texts(number)
         await asyncio.sleep(arrival.delay)
-        prepared = prepare(task, texts, task.options, True, "inputs", True)
+        prepared = prepare(task, texts, task.options, True, "inputs", True, ServiceLimits())
         found = await batcher.answers(TaskWork(task, task.options), prepared.requests, prepared.sizes)
         assert [bits(each) for each in found] == [bits(task(text)) for text in texts]
 
@@ -141,7 +142,7 @@ def test_that_strangers_do_share_batches():
     async def test() -> None:
         task = encoder_tasks()[0]
         work = TaskWork(task, task.options)
-        prepared = [prepare(task, [text], task.options, False, "inputs", True) for text in WORDS]
+        prepared = [prepare(task, [text], task.options, False, "inputs", True, ServiceLimits()) for text in WORDS]
         tokens = sum(sum(each.sizes) for each in prepared)
         async with Running(tokens, HANG * 2, observe=lambda batch, seconds: seen.append(len(batch))) as batcher:
             equal = [TaskWork(task, replace(task.options)) for _ in prepared]  # each request creates a TaskWork

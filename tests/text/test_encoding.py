@@ -57,6 +57,25 @@ def test_a_long_word_at_the_beginning_is_within_the_limit_once() -> None:
         assert read.truncated
 
 
+@pytest.mark.parametrize(
+    ("given", "stride", "windows"),
+    [
+        ("ice " * 300, 56, 41),
+        (Pair("cream " * 54, "ice " * 300), None, 50),
+        (Pair("cream " * 54, "ice " * 8), None, 2),
+    ],
+)
+def test_the_tokens_of_all_windows_are_limited(given: str | Pair, stride: int | None, windows: int) -> None:
+    """A long question leaves narrow windows, each of which repeats it, so a short text could take gigabytes."""
+    model = tiny.model("bert")
+    model.limits = Limits(windows=64 * windows)
+    [read] = Encoder(model).read([given], "window", "second", None, stride)
+    assert len(read.texts) == windows
+    model.limits = Limits(windows=64 * windows - 1)
+    with pytest.raises(NpformerError, match=f"tokens in the windows of a text: {64 * windows} is more than the limit"):
+        Encoder(model).read([given], "window", "second", None, stride)
+
+
 @pytest.mark.parametrize("text", ["ab" * BLOCK, "ice cream " * BLOCK, " " * 2 * BLOCK, "ice"])
 def test_all_tokens_of_a_text_match_the_tokenizer(text: str) -> None:
     model = tiny.model("bert")
