@@ -1,7 +1,8 @@
 """All routes. A route made from a task's declaration has the format of Hugging Face's inference API.
 
-Its parameters are the options of the task's command. Routes for vectors, labels, ranks and generated texts follow the
-formats of other services (`routes.py`, `text_to_text.py`, `text_generation.py` and `chat.py`).
+Its parameters are the options of the task's command, and those in `MORE`. Routes for vectors, labels, ranks and
+generated texts follow the formats of other services (`routes.py`, `text_to_text.py`, `text_generation.py` and
+`chat.py`).
 
 References
 ----------
@@ -30,6 +31,18 @@ KINDS = {
     whole: f.whole(1, MOST), int: f.whole(-(2**31)), float: f.number(-1e9, 1e9), comma_separated: f.short_list(0),
     labels: f.short_list(1),
 }  # fmt: skip
+#: Parameters that clients of the inference API send, and that are not options of the command.
+MORE = {
+    "token-classification": {
+        "stride": Field(f.whole(0), None, "Read a long text in windows that share this many tokens."),
+    },
+    "question-answering": {
+        "doc_stride": Field(f.whole(0), None, "Tokens shared by neighbouring windows of a long context."),
+        "max_seq_len": Field(f.whole(64), None, "Maximum tokens in a window."),
+        "max_question_len": Field(f.whole(0), None, "Ignored."),
+        "align_to_words": Field(f.BOOLEAN, None, "Extend answers to whole words."),
+    },
+}
 INPUTS = {"pair": f.PAIRS, "question": f.QUESTIONS}
 
 
@@ -45,7 +58,7 @@ def declared(name: str, path: str, command: Command) -> Route:
     parameters = {
         each.sets: Field(_kind(each), REQUIRED if each.how.get("required") else None, each.how["help"] % each.how)
         for each in command.options
-    }
+    } | MORE.get(name, {})
     required = any(each.default is REQUIRED for each in parameters.values())
     fields = {
         "inputs": Field(INPUTS.get(command.reads, f.TEXTS)),

@@ -117,7 +117,8 @@ def test_inference_client_tags_answers_words_and_own_labels(tmp_path):
         ]
         question = {"question": "what is good", "context": "ice cream is good"}
         assert answerer.question_answering(**question).answer == ask(**question)["answer"]
-        best = answerer.question_answering(**question, top_k=2)
+        more = {"align_to_words": True, "doc_stride": 8, "max_question_len": 9, "max_seq_len": 64}
+        best = answerer.question_answering(**question, **more, top_k=2)
         assert [each.answer for each in best] == [each["answer"] for each in ask(**question, top_k=2)]
         words = filler.fill_mask("I love [MASK] cream", targets=["ice", "music"])
         expected = fill("I love [MASK] cream", targets=["ice", "music"])
