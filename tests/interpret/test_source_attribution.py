@@ -38,6 +38,8 @@ def test_the_target_is_the_log_odds_of_the_words_as_written() -> None:
     odds = np.log(shares / (1 - shares))
     assert slope(model, [pair], written(model, pair[1], None)).values[0] == pytest.approx(odds.mean(), rel=1e-9)
     assert slope(model, [pair], written(model, pair[1], 2)).values[0] == pytest.approx(odds[2], rel=1e-9)
+    named = [re.findall("'(.*)' after token", written(model, pair[1], at).what)[0] for at in range(len(ids))]
+    assert named == ["Ein", "Mann", "fährt", "Fahrrad", "."]
 
 
 def test_leaving_out_a_word_takes_its_pieces_from_the_source() -> None:

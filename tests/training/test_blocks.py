@@ -126,6 +126,9 @@ def test_a_text_of_one_token_cannot_be_trained_on(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(NpformerError, match=r"a\.txt: expected at least two tokens"):
         encode_blocks(writers.model(end_ids=()), [tmp_path / "a.txt"])
+    (tmp_path / "a.txt").write_text("ab")
+    [pair] = encode_blocks(writers.model(end_ids=()), [tmp_path / "a.txt"])
+    assert len(pair.text) == 1
 
 
 def test_an_end_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_training_learns_and_keeps_the_best(tmp_path: Path) -> None:
     run = train(tmp_path, threads=2, save_every=2)
     assert [row["epoch"] for row in run.state.history] == [0, 1, 2, 3]
     assert run.state.history[3]["loss"] < run.state.history[1]["loss"]
+    share = run.state.history[3]["train_accuracy"] * len(examples())
+    assert (0 < share <= len(examples()), share) == (True, pytest.approx(round(share)))
     assert same(run.weights, train(None).weights)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["best.safetensors", "last.safetensors"]
     best = load_file(tmp_path / "best.safetensors")
