@@ -83,7 +83,7 @@ class Encoder:
         self.limits = model.limits
         self.has_token_types = gives_token_types(model.folder, model.config)
         self.limit = min(longest_text(model.folder, model.config), limit or model.config.max_length)
-        self.keeps_end = truncation_side(model.folder) == "left"
+        self.keeps_end = truncation_side(model.folder, self.tokenizer) == "left"
         self._frames: dict[int, Tokens] = {}  # number of texts -> result of `_frame`
 
     @cached_property
@@ -394,7 +394,7 @@ class SourceEncoder:
         self.end_ids = model.config.decoder.end_ids
         self.limits = model.limits
         self.limit = longest_text(model.folder, model.config)
-        self.keeps_end = truncation_side(model.folder) == "left"
+        self.keeps_end = truncation_side(model.folder, self.tokenizer) == "left"
 
     def read(self, text: str, long: str = "", to: str | None = None, prefix: str = "") -> Encoded:
         """Encodes a source as one piece. A source that is too long is an error unless long is "truncate".

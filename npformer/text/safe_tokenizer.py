@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npformer.common.checks import shown
 from npformer.common.errors import NpformerError
@@ -60,11 +60,16 @@ class Uncalled:
 class SafeTokenizer(Uncalled):
     """A wrapper around a `tokenizers.Tokenizer`. Its methods raise NpformerErrors whose messages begin with `where`.
 
-    growth: as in `check_growth`, which refuses texts that would become too long.
+    growth: as in `check_growth`, which refuses texts that would become too long. side: where tokenizer.json truncates.
     """
 
-    def __init__(self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS) -> None:
-        self.__dict__.update(_tokenizer=tokenizer, _where=where, _growth=growth, _limits=limits)
+    truncation_side: str
+
+    def __init__(
+        self, tokenizer: Tokenizer, where: str, growth: int = 1, limits: Limits = LIMITS, side: str = "right"
+    ) -> None:
+        own = {"_tokenizer": tokenizer, "_where": where, "_growth": growth, "_limits": limits, "truncation_side": side}
+        self.__dict__.update(own)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # copy and pickle look up such names before __init__ has run
@@ -139,12 +144,20 @@ def safely(where: str) -> Iterator[None]:
         raise NpformerError(f"{where}: {error!s:.200}") from None
 
 
+class Read(NamedTuple):
+    """A tokenizer, with what its file says about it."""
+
+    tokenizer: Tokenizer
+    has_regex: bool = False
+    growth: int = 1  # maximum factor by which it can lengthen a text
+    truncation_side: str = "right"
+
+
 def read_tokenizer(
     path: Path, rows: int, limits: Limits, content: bytes | None = None, unknown_piece: str = ""
-) -> tuple[Tokenizer, bool, int]:
+) -> Read:
     """Reads a tokenizer.json for an embedding table of `rows` rows, without its padding and truncation.
 
-    Returns the tokenizer, whether it has regular expressions, and the maximum factor by which it can lengthen a text.
     content: an equivalent tokenizer.json if `path` is a legacy file. unknown_piece: the unknown token of a unigram
     model that does not name one. Raises NpformerError for a file that is unreadable, does not match the table or
     exceeds the limits.
@@ -155,6 +168,7 @@ def read_tokenizer(
     parts = read_parts(str(path), content, rows, limits)
     with safely(f"{path}: not a readable tokenizer"):
         tokenizer = Tokenizer.from_buffer(content)
+    truncation = tokenizer.truncation
     tokenizer.no_truncation()
     tokenizer.no_padding()
     check_rows(str(path), tokenizer.get_vocab_size(), rows)
@@ -170,13 +184,12 @@ def read_tokenizer(
             pieces = [(piece, score) for piece, score in json.loads(content)["model"]["vocab"]]
             tokenizer.model = models.Unigram(pieces, index, False)
         limits.check("piece", max(map(len, tokenizer.get_vocab())), f"{path}: characters of a piece")
-    return tokenizer, parts["has_regex"], parts["growth"]
+    return Read(tokenizer, parts["has_regex"], parts["growth"], truncation["direction"] if truncation else "right")
 
 
-def tried(
-    tokenizer: Tokenizer, path: Path, rows: int, limits: Limits, has_regex: bool = False, growth: int = 1
-) -> SafeTokenizer:
+def tried(read: Read, path: Path, rows: int, limits: Limits) -> SafeTokenizer:
     """Tries a tokenizer on a few texts and wraps it. Raises NpformerError if it fails on one of them."""
+    tokenizer, has_regex, growth, side = read
     result = SafeTokenizer(tokenizer, str(path))
     for text in TRIED:
         for ids in (result.encode(text).ids, result.encode(text, text).ids):
@@ -192,7 +205,7 @@ def tried(
             if all(_seconds(result, given) > SECONDS for _ in range(TRIES)):
                 raise NpformerError(f"{path}: its regular expressions take too long on {length} characters")
             length *= 2
-    return SafeTokenizer(tokenizer, str(path), growth, limits)
+    return SafeTokenizer(tokenizer, str(path), growth, limits, side)
 
 
 def _seconds(tokenizer: SafeTokenizer, text: str) -> float:

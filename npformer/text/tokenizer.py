@@ -34,7 +34,7 @@ from npformer.text.legacy_files import (
     describe_llama,
     describe_unigram,
 )
-from npformer.text.safe_tokenizer import SafeTokenizer, read_tokenizer, safely, tried
+from npformer.text.safe_tokenizer import Read, SafeTokenizer, Uncalled, read_tokenizer, safely, tried
 from npformer.text.sentencepiece_file import special_pieces
 from npformer.text.tokenizer_checks import check_rows
 
@@ -71,7 +71,7 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
     Raises NpformerError for a folder without a tokenizer, an unreadable file, a piece without a row in the embedding
     table, a file that exceeds the limits, and a tokenizer that fails on a trial text.
     """
-    settings, rows, has_regex, growth = read_settings(folder), config.vocab_size, False, 1
+    settings, rows = read_settings(folder), config.vocab_size
     family = _family(config, settings)
     name = next((name for name in FILES if (folder / name).exists()), None)
     if name is None:
@@ -79,25 +79,26 @@ def load_tokenizer(folder: Path, config: Config, limits: Limits = LIMITS) -> Saf
     path = folder / name
     if name == FILE:
         unknown = family.special_tokens["unk_token"]
-        tokenizer, has_regex, growth = read_tokenizer(path, rows, limits, unknown_piece=unknown)
-        _complete(tokenizer, path, settings)
+        read = read_tokenizer(path, rows, limits, unknown_piece=unknown)
+        _complete(read.tokenizer, path, settings)
     else:
         if name == LLAMA:
             family = replace(family, special_tokens=special_pieces(path, limits))
         special = _special_tokens(folder, settings, family)
         added: list[dict[str, Any]] = []
         if name == VOCABULARY:
-            tokenizer = _from_vocabulary(folder, settings, special, limits)
+            read = Read(_from_vocabulary(folder, settings, special, limits))
         else:
             described, added = _described(path, settings, special, family, limits)
             content = json.dumps(described, ensure_ascii=False).encode()
-            tokenizer, _, growth = read_tokenizer(path, rows, limits, content)
-        _add(tokenizer, folder, [*_added_tokens(folder, settings, special), *map(_added_token, added)], limits)
+            read = read_tokenizer(path, rows, limits, content)._replace(has_regex=False)  # its expressions are fast
+        _add(read.tokenizer, folder, [*_added_tokens(folder, settings, special), *map(_added_token, added)], limits)
         settings = {**settings, **special}
+    tokenizer = read.tokenizer
     if tokenizer.post_processor is None:
         tokenizer.post_processor = _template(tokenizer, path, settings, family)
     check_rows(str(path), tokenizer.get_vocab_size(), rows)  # again, with the added tokens
-    return tried(tokenizer, path, rows, limits, has_regex, growth)
+    return tried(read, path, rows, limits)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -115,9 +116,10 @@ def longest_text(folder: Path | None, config: Config) -> int:
     return int(min(config.max_length, limit))
 
 
-def truncation_side(folder: Path | None) -> str:
-    """The end from which a tokenizer truncates long texts, "right" or "left": truncation_side in its settings."""
-    side = read_settings(folder).get("truncation_side", "right") if folder is not None else "right"
+def truncation_side(folder: Path | None, tokenizer: Any) -> str:
+    """The end from which texts are truncated, "right" or "left": truncation_side in the settings, or in the file."""
+    own = getattr(tokenizer, "truncation_side", "right") if isinstance(tokenizer, Uncalled) else "right"
+    side = read_settings(folder).get("truncation_side", own) if folder is not None else own
     return str(one_of(f"{folder}/{SETTINGS}: truncation_side", side, ("right", "left")))
 
 

@@ -136,6 +136,7 @@ class Files(Uncalled):
     def __init__(self, folder: Path, config: Config, limits: Limits) -> None:
         older = not (folder / FILE).exists()
         self.source = of_text(folder, config, limits) if older else _read(folder / FILE, config.vocab_size, limits)
+        self.truncation_side = self.source.truncation_side
         own = (folder / TARGET_FILE).exists()
         self.target = _read(folder / TARGET_FILE, config.decoder.vocab_size, limits) if own else self.source
         self.end = config.decoder.end_ids[0] if family_of(config).ends_sources and config.decoder.end_ids else None
@@ -190,5 +191,4 @@ def _vocabulary(path: Path, size: int, limits: Limits) -> dict[str, int]:
 
 def _read(path: Path, rows: int, limits: Limits) -> SafeTokenizer:
     """Reads a tokenizer.json for an embedding table with `rows` rows."""
-    tokenizer, has_regex, growth = read_tokenizer(path, rows, limits)
-    return tried(tokenizer, path, rows, limits, has_regex, growth)
+    return tried(read_tokenizer(path, rows, limits), path, rows, limits)

@@ -278,6 +278,19 @@ def test_a_text_shortened_on_the_left_begins_with_a_word(tmp_path: Path) -> None
         assert Encoder(model).shortened(Pair("ice", LONG)) == Pair("ice", "I love ice cream " * 15)
 
 
+def test_the_side_in_tokenizer_json_counts_if_the_settings_name_none(tmp_path: Path) -> None:
+    """save_pretrained of transformers' tokenizer writes it only there."""
+    folder = tiny.folder(tmp_path / "model", "bert", "sequence-classification")
+    library = tiny.tokenizer()
+    library.enable_truncation(9, direction="left")
+    library.save(str(folder / "tokenizer.json"))
+    (read,) = Encoder(load(folder)).read(["I love ice cream like you"], limit=5)
+    assert read.pieces[0].tokens == ["[CLS]", "cream", "like", "you", "[SEP]"]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": "right"}))
+    (read,) = Encoder(load(folder)).read(["I love ice cream like you"], limit=5)
+    assert read.pieces[0].tokens == ["[CLS]", "i", "love", "ice", "[SEP]"]
+
+
 def test_an_error_says_which_tokens_truncation_would_read(tmp_path: Path) -> None:
     model = of_left(tmp_path, "bert", "sequence-classification")
     with pytest.raises(NpformerError, match="long='truncate' reads the last 64"):
