@@ -21,7 +21,7 @@ from npformer.common.errors import NpformerError
 from npformer.common.halves import HALVES, half
 from npformer.descriptions.mistake import Mistake
 from npformer.golden.budget import FACTOR, RATIOS, largest_error
-from npformer.golden.compare import Comparison, compare
+from npformer.golden.compare import Comparison, StageError, compare
 from npformer.golden.diagnosis import Diagnosis, Fit, nearest, together
 from npformer.golden.format import Golden
 from npformer.golden.forward import Forward
@@ -29,9 +29,10 @@ from npformer.golden.graph import HEAD, block_of, matches, parents, parted, span
 from npformer.golden.mistakes import GENERAL, general, of_model, precision
 from npformer.golden.mistakes.elsewhere import elsewhere, narrower
 from npformer.golden.mistakes.general import RENAMED, flat, names_of, said_of
-from npformer.golden.mistakes.precision import HALF, held
+from npformer.golden.mistakes.precision import HALF, held, held_before
 from npformer.golden.mistakes.rows import made_in_rows, where_wrong, wrong_rows
 from npformer.golden.names import Theirs
+from npformer.golden.not_finite import overflow, scores_of, where_not_finite
 from npformer.golden.port import Port
 from npformer.golden.record import weights_sha256
 from npformer.golden.transposed import maps, untransposed
@@ -102,7 +103,10 @@ def diagnose(
     if not rows:
         if (first := comparison.first) is None:
             return Diagnosis("", weights=findings)
-        return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
+        if first.stage not in comparison.theirs.stages:
+            return Diagnosis(first.stage, float("inf"), weights=findings, problem=first.problem)
+        with single_blas_thread():
+            return _Case(golden, comparison, model, findings, progress).not_finite(first)
     with single_blas_thread():
         case = _Case(golden, comparison, model, findings, progress)
         if (theirs := case.untransposed()) is not comparison.theirs:
@@ -195,6 +199,15 @@ class _Case:
         first = found[0] if found else Diagnosis("")
         return replace(first, then=found[1:], weights=self.findings)
 
+    def not_finite(self, row: StageError) -> Diagnosis:
+        """Explains the first stage that diverges if it has numbers that are not finite."""
+        theirs = self.given[row.stage]
+        causal = self.right.config.causal or parted(row.stage)[0] == "decoder."
+        scores = scores_of(row.stage, self.everywhere(self.right), causal)
+        fit, where = overflow(theirs, scores), where_not_finite(theirs)
+        found = Diagnosis(row.stage, float("inf"), weights=self.findings, problem=row.problem, where=where)
+        return replace(found, fits=[fit]) if fit else found
+
     def deciding(self, stage: str, later: list[str]) -> list[str]:
         """Returns the stages that decide between causes: later stages, and stages of the same block or the same name.
 
@@ -260,8 +273,9 @@ class _Case:
             return Diagnosis(stage, budgets, inputs), []
         closest: list[Fit] = []
         self.promising = None
-        if (kind := self.half_of(port)) is not None:
-            fit = Fit(HALF, f"{kind}, the whole stage", budgets / RATIOS[kind], 1.0, True)
+        if (rounded := self.half_of(port)) is not None:
+            kind, what = rounded
+            fit = Fit(HALF, f"{kind}, {what}", budgets / RATIOS[kind], 1.0, True)
             return Diagnosis(stage, budgets, inputs, [fit], groups=groups), [(fit, replace(port, dtype=kind))]
         for mistakes, tried, texts in self.tiers(port):
             fits = [
@@ -326,16 +340,21 @@ class _Case:
             return largest_error(*map(self.looked_at, made)) <= self.budget(base)
         return False
 
-    def half_of(self, port: Port) -> str | None:
-        """Returns the 16-bit type to which the other program rounded a correct stage; None if it did not round it."""
+    def half_of(self, port: Port) -> tuple[str, str] | None:
+        """Returns the 16-bit type to which the other program rounded a correct stage, and what it rounded; or None.
+
+        It may round a product before it adds the bias.
+        """
+        bias = port.weights.get(f"{port.stage}.bias")
         for kind in HALVES:
             budget = self.golden.budgets[port.stage] * RATIOS[kind]
-            if RATIOS[kind] > RATIOS[self.comparison.dtype] and (
-                all(held(kind, array) for array in port.theirs)
-                and not any(held(kind, array.astype(np.float32)) for array in port.rightly)
-                and largest_error(port.theirs, port.rightly) <= budget
-            ):
-                return kind
+            if not RATIOS[kind] > RATIOS[self.comparison.dtype] or largest_error(port.theirs, port.rightly) > budget:
+                continue
+            if all(held(kind, array) for array in port.theirs):
+                if not any(held(kind, array.astype(np.float32)) for array in port.rightly):
+                    return kind, "the whole stage"
+            elif bias is not None and all(held_before(kind, array, bias) for array in port.theirs):
+                return kind, "the product, before the bias is added"
         return None
 
     def tiers(self, port: Port) -> Iterator[tuple[tuple[Mistake, ...], Port, list[int]]]:

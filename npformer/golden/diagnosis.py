@@ -110,7 +110,9 @@ class Diagnosis:
 
     def _lines(self) -> list[str]:
         if self.rightly == float("inf"):
-            return [f"{self.stage}: your array cannot be used: {self.problem}"]
+            lines = [f"{self.stage}: your array cannot be used: {self.problem}"]
+            lines += [f"  only these are not finite: {self.where}"] if self.where else []
+            return [*lines, *(f"  cause: {fit}\n    {fit.mistake.explanation}" for fit in self.fits)]
         source = f"your stages up to {self.inputs[-1]}" if self.inputs else "the token ids"
         lines = [f"{self.stage}, computed again from {source}:"]
         if self.lies_earlier:

@@ -26,6 +26,7 @@ from npformer.golden.mistakes import (
     precision,
     rows,
     sought,
+    tiles,
     weight_kinds,
     weights,
 )
@@ -46,6 +47,7 @@ GENERAL = (
     *rows.MISTAKES,
     *kinds.MISTAKES,
     *weight_kinds.MISTAKES,
+    *tiles.MISTAKES,
     *clipped.MISTAKES,
     *general.MISTAKES,
 )

@@ -18,7 +18,7 @@ from npformer.descriptions.mistake import Mistake, Rule, Ways
 from npformer.golden.at import At
 from npformer.golden.graph import parents
 from npformer.golden.mistakes.general import flat, head_width_in
-from npformer.golden.mistakes.maps import said_of_map, zeros_said
+from npformer.golden.mistakes.maps import lines_said, said_of_map, zeros_said
 from npformer.golden.mistakes.nearest import nearest
 from npformer.golden.port import Port, made_by
 
@@ -229,9 +229,9 @@ def some_columns(port: Port) -> Ways:
             )
         if (order := _copied(theirs, right)) is not None:
             yield f"columns {said_of_map(order, head_width_in(port))}", {port.stage: lambda y, at: y[..., order]}
-        if (unread := _unread(port)) is not None:
-            name, columns = unread
-            yield _zeros_said(port, name, columns), changing(port, name, lambda y, at: _without(y, columns))
+        if (inputs := _inputs(port)) is not None:
+            name, times = inputs
+            yield _inputs_said(port, name, times), {in_all_layers(port.stage): _counting(times, port.groups[0])}
         return
     graph = parents(port.config, port.weights)
     wide = [name for group in port.groups for stage in made_by(group) for name in (*graph.get(stage, ()), stage)]
@@ -281,8 +281,11 @@ def _without(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return y
 
 
-def _unread(port: Port) -> tuple[str, np.ndarray] | None:
-    """Finds the columns j of x that the port's linear layer ignores: m_j = 0 in sum_j m_j x_j W_j = theirs - b."""
+def _inputs(port: Port) -> tuple[str, np.ndarray] | None:
+    """Finds how many times the port's linear layer counts each column j of x: m_j in sum_j m_j x_j W_j = theirs - b.
+
+    Returns the stage x and m, 0 for columns left out and 2 for columns added twice; None if every column counts once.
+    """
     groups = [group for group in port.groups if port.weights.get(f"{group}.weight", np.zeros(0)).ndim == 2]
     names = parents_of(port)
     if len(groups) != 1 or len(names) != 1 or (arrays := port.given.get(names[0])) is None:
@@ -293,8 +296,24 @@ def _unread(port: Port) -> tuple[str, np.ndarray] | None:
         return None
     gram = (x.T @ x) * (weight @ weight.T)  # Gram matrix of the products x_j W_j, found without them
     m = 1 + np.linalg.lstsq(gram, ((error @ weight.T) * x).sum(0), rcond=1e-12)[0]
-    zero = np.flatnonzero(m < 0.5)
-    return (names[0], zero) if 0 < len(zero) < len(m) else None
+    times = np.where(m < 0.5, 0, np.where(m > 1.5, 2, 1))
+    return (names[0], times) if (times != 1).any() and times.any() else None
+
+
+def _counting(times: np.ndarray, group: str) -> Rule:
+    """x W + b with column j of x counted times[j] times. group: the weights of a stage without its own name's."""
+
+    def rule(y: np.ndarray, at: At) -> np.ndarray:
+        weight = at.weight(at.name)
+        return y + (at.source * (times - 1)) @ (at.weight(group) if weight is None else weight)
+
+    return rule
+
+
+def _inputs_said(port: Port, name: str, times: np.ndarray) -> str:
+    left, twice = np.flatnonzero(times == 0), np.flatnonzero(times == 2)
+    said = [_zeros_said(port, name, left)] if len(left) else []
+    return ", ".join([*said, *([f"{lines_said('column', twice)} of {name} counted twice"] if len(twice) else [])])
 
 
 def _zeros_said(port: Port, name: str, columns: np.ndarray) -> str:

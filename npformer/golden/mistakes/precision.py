@@ -35,6 +35,14 @@ def held(kind: str, array: np.ndarray) -> bool:
     return bool(np.isfinite(array).all()) and np.array_equal(half(kind, array), array)
 
 
+def held_before(kind: str, array: np.ndarray, bias: np.ndarray) -> bool:
+    """Returns whether every number is one that float16 or bfloat16 represents, plus the bias, added in float32."""
+    if array.shape[-1:] != bias.shape or not np.isfinite(array).all():
+        return False
+    product = array.astype(np.float64) - bias
+    return bool((np.abs(half(kind, product.astype(np.float32)) - product) <= np.spacing(np.abs(array))).all())
+
+
 def quantized(array: np.ndarray, axis: int | None = None, symmetric: float = 127, bits: int = 8) -> np.ndarray:
     """Rounds to the steps of an integer type, and converts back.
 

@@ -92,14 +92,34 @@ def _unchanged(y: np.ndarray, at: At) -> np.ndarray:
     return at.source
 
 
+def _bias_alone(y: np.ndarray, at: At) -> np.ndarray:
+    return 0 * y + at.own("bias")
+
+
+def _product_twice(y: np.ndarray, at: At) -> np.ndarray:
+    bias = at.weight(at.name, "bias")
+    if at.own().ndim != 2:
+        raise ValueError("no product")
+    return 2 * y - (0 if bias is None else bias)
+
+
+#: Description of the values that some rows have -> the rule for these rows.
+OF_ROWS: dict[str, Rule] = {
+    "its input, unchanged": _unchanged,
+    "0": lambda y, at: 0 * y,
+    "the bias alone": _bias_alone,
+    "the product twice": _product_twice,
+}
+
+
 def some_rows(port: Port) -> Ways:
-    """Some rows are zeros, the row that the stage reads, or another row."""
+    """Some rows are zeros, the bias, twice the product, the row that the stage reads, or another row."""
     yield from _first_of_norms(port)
     if (wrong := wrong_rows(port)) is None:
         return
     said = rows_said(wrong)
     for name in [each for each in reversed(port.known) if each in port.span]:
-        for what, rule in {"its input, unchanged": _unchanged, "0": lambda y, at: 0 * y}.items():
+        for what, rule in OF_ROWS.items():
             of = "" if name == port.stage else f" of {name}"
             yield f"{said}{of}: {what}", {in_all_layers(name): in_rows(wrong, rule)}
     if (other := _other_rows(port, wrong)) is not None:

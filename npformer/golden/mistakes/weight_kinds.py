@@ -15,7 +15,7 @@ from npformer.functions import softmax
 from npformer.golden.at import At
 from npformer.golden.graph import QKV, parted
 from npformer.golden.mistakes.kinds import changing, in_all_layers, is_single, named, rows
-from npformer.golden.mistakes.maps import map_of_numbers, maps_of, said_of_map
+from npformer.golden.mistakes.maps import lines_said, map_of_numbers, maps_of, said_of_map
 from npformer.golden.mistakes.precision import SCHEMES, Round
 from npformer.golden.port import Port
 
@@ -191,6 +191,10 @@ def other_bias(port: Port) -> Ways:
         if np.allclose(other, c * own, atol=1e-4 * np.abs(other).max()):
             said = f"{port.stage}.bias, {named(port, [c] * len(port.theirs))} times the correct bias"
             rule = {stage: lambda y, at: y + (c - 1) * at.own("bias")}
+        elif len(absent := np.flatnonzero(np.abs(other) <= port.budgets[port.stage])) and np.allclose(
+            np.delete(added, absent), 0, atol=port.budgets[port.stage]
+        ):
+            said = f"{port.stage}.bias is missing in {lines_said('column', absent)}"
         elif order is not None:
             said = f"{port.stage}.bias {said_of_map(order)}"
             rule = {stage: lambda y, at: y + at.own("bias")[order] - at.own("bias")}

@@ -1,0 +1,121 @@
+"""Mistakes of kernels that work in tiles are named in BERT, GPT-2 and Llama, from all stages or from hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from npformer import golden
+from npformer.checkpoint import flatten, unflatten
+from npformer.model import Model
+from npformer.runtime.packing import Text
+from tests.golden.test_mistakes import diagnosed, stages
+from tests.support import tiny
+from tests.support.plain_decoder import PlainDecoder
+from tests.support.plain_port import PlainGpt2, PlainPort
+from tests.support.planted import Plant, put
+from tests.support.planted_tiles import CAUSAL, OF_GPT2, TILES
+from tests.support.slow import slow_after
+
+pytestmark = pytest.mark.numbers
+
+QUICK = (
+    "last inputs", "last input of q, k and v", "columns of W_2 twice", "inputs of W_2 twice", "no bias on the last tile",
+    "last rows", "sums in float16", "last keys", "nothing rescaled", "lanes in the softmax", "end of the norm",
+)  # fmt: skip
+#: Mistakes that hidden states show too.
+FROM_FEW = ("last inputs", "last columns", "keys twice", "sum rescaled", "lanes in the norm", *OF_GPT2)
+
+
+def said(family: str, known: tuple[str, str, Plant], few: bool = False) -> str:
+    """Returns the diagnosis of a mistake, or "" if it has the mistake's name and description."""
+    name, way, plant = known
+    diagnosis = diagnosed(family, stages(family, plant), few)
+    certain = [fit for fit in diagnosis.fits if fit.certain]
+    return "" if any(fit.mistake.name == name and way in fit.way for fit in certain) else str(diagnosis)
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, marks=() if key in QUICK else pytest.mark.slow) for key in TILES])
+def test_a_mistake_in_a_tile_is_named(key: str) -> None:
+    assert said("bert", TILES[key]) == ""
+
+
+@pytest.mark.parametrize("key", slow_after(3, FROM_FEW[::-1]))
+def test_a_mistake_in_a_tile_is_named_from_hidden_states(key: str) -> None:
+    assert said("gpt2", (TILES | OF_GPT2)[key], few=True) == ""
+
+
+def test_a_mask_of_a_tile_is_named_from_weights_too() -> None:
+    assert said("gpt2", OF_GPT2["the next seen"]) == ""
+    assert CAUSAL not in diagnosed("gpt2", stages("gpt2")).causes
+
+
+class Short(PlainDecoder):
+    """Leaves out the last inputs of every product."""
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        return self.keep(self.at + name, x[:, :-2] @ self.w[f"{self.at}{name}.weight"][:-2])
+
+
+@pytest.mark.parametrize("ends", [("",), (".ffn_residual", "logits")], ids=["every stage", "hidden states"])
+def test_the_end_of_a_product_is_named_in_llama(ends: tuple[str, ...]) -> None:
+    model, texts = tiny.model("llama", "causal-lm"), [np.arange(5, 14), np.arange(20, 26)]
+    recorded = golden.record(model, [Text(ids) for ids in texts])
+
+    def exported(port: type[PlainDecoder]) -> dict[str, np.ndarray]:
+        runs = [port(model.config, flatten(dict(model.weights))).run(ids) for ids in texts]
+        return {f"{i}/{name}": each for i, run in enumerate(runs) for name, each in run.items() if name.endswith(ends)}
+
+    assert golden.compare(recorded, exported(PlainDecoder)).ok
+    diagnosis = golden.diagnose(recorded, exported(Short), model)
+    assert diagnosis.causes[0] == "the end of a product wrong"
+    assert "every product of the layers: without the last 2 inputs" in str(diagnosis)
+    assert not diagnosis.then
+
+
+# --- numbers that are not finite -------------------------------------------------------------------------------------
+
+
+def with_large_scores(family: str) -> Model:
+    model = tiny.model(family)
+    flat = flatten(dict(model.weights))
+    large = {
+        name: array * np.float32(6) for name, array in flat.items() if name.endswith((".query.weight", ".key.weight"))
+    }
+    return Model(model.config, unflatten(flat | large))
+
+
+def without_maximum(dtype: type) -> Callable[[PlainPort, np.ndarray], np.ndarray]:
+    def weigh(port: PlainPort, s: np.ndarray) -> np.ndarray:
+        e = np.exp(port.masked(s).astype(dtype))
+        return (e / e.sum(-1, keepdims=True)).astype(np.float32)
+
+    return weigh
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("bert", np.float32), ("gpt2", np.float16)])
+@pytest.mark.parametrize("few", [False, True], ids=["every stage", "hidden states"])
+def test_a_softmax_without_its_maximum_is_named(family: str, dtype: type, few: bool) -> None:
+    model = with_large_scores(family)
+    texts = [Text(np.arange(5, 14)), Text(np.arange(20, 23))]
+    recorded, port = golden.record(model, texts), {"bert": PlainPort, "gpt2": PlainGpt2}[family](model, texts)
+    put("weigh", without_maximum(dtype))(port)
+    with np.errstate(all="ignore"):
+        arrays = port.run()
+    given = {name: array for name, array in arrays.items() if not few or name.endswith(("norm", "ffn_residual"))}
+    diagnosis = golden.diagnose(recorded, given, model)
+    assert diagnosis.causes == ["softmax without subtracting the maximum"], str(diagnosis)
+    assert np.dtype(dtype).name in str(diagnosis)
+
+
+def test_other_rows_that_are_not_finite_are_located_without_a_cause() -> None:
+    def hidden(port: PlainPort, s: np.ndarray) -> np.ndarray:
+        s = np.where(np.tri(s.shape[-1], k=-1, dtype=bool), port.masked(s), -np.inf).astype(np.float32)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+
+    diagnosis = diagnosed("gpt2", stages("gpt2", put("weigh", hidden)))
+    assert (diagnosis.stage, diagnosis.causes) == ("layers.0.attention.weights", [])
+    assert "only these are not finite: the first row" in str(diagnosis)
