@@ -13,6 +13,7 @@ import pytest
 
 from npformer import golden, load, trace
 from npformer.checkpoint import tree as layout
+from npformer.interpret.edits import edit
 from npformer.mechanisms.rotary import Rotary
 from npformer.mechanisms.rotary_scaling import Llama3
 from npformer.model import Model
@@ -322,10 +323,9 @@ def test_a_cap_that_is_left_out_is_not_a_wrong_name() -> None:
 def test_a_mistake_in_products_is_named_before_the_soft_cap(name: str) -> None:
     model = load(Path(__file__).parent / "data" / "gemma2-causal-lm")
     recorded = golden.record(model, [list(range(3, 12)), list(range(12, 6, -1))])
-    stages = trace(model, recorded.texts)
-    arrays = {f"{i}/{each}": array.copy() for each in stages for i, array in enumerate(stages.texts(each))}
     scale = float(model.config.score_scale or model.config.d_head**-0.5)
-    for each, array in arrays.items():
-        if each.endswith("uncapped_scores"):
-            array[...] = array / scale if name == "unscaled scores" else array.swapaxes(-1, -2).copy()
+    mistake = (lambda x: x / scale) if name == "unscaled scores" else (lambda x: x.swapaxes(-1, -2))
+    with edit({"*.uncapped_scores": mistake}):
+        stages = trace(model, recorded.texts)
+    arrays = {f"{i}/{each}": array for each in stages for i, array in enumerate(stages.texts(each))}
     assert golden.diagnose(recorded, arrays, model).causes == [name]
