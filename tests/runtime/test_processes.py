@@ -60,6 +60,7 @@ def test_a_forked_child_can_run_a_model() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_forked_while_others_work_can_run_a_model() -> None:
     code = """
+threads.FORK_PATIENCE = 600  # seconds; on a busy machine, the work of a thread may take longer than the usual second
 stop = threading.Event()
 def work():
     while not stop.is_set():
