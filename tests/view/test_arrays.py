@@ -162,6 +162,13 @@ def test_one_layer_one_head_and_a_part_of_the_layers() -> None:
     assert view.heads(part, tokens=WORDS, layer=-1).layer == 1
 
 
+def test_given_scores_have_a_scale_with_signs_only_if_one_is_negative() -> None:
+    zeros = [0.0] * len(WORDS)
+    scores = {"positive": [0.5, *zeros[1:]], "negative": [-0.5, *zeros[1:]]}
+    methods = view.attribution(A, tokens=WORDS, scores=scores).methods
+    assert [each.signed for each in methods if each.name in scores] == [False, True]
+
+
 def test_an_encoder_decoder_has_three_stacks() -> None:
     source, target = ("die", "zeit", "</s>"), ("time", "</s>")
     found = stacks(encoder_decoder(source, target), target, source)
