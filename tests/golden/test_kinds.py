@@ -13,13 +13,14 @@ import pytest
 
 from npformer import golden, load, trace
 from npformer.checkpoint import tree as layout
+from npformer.golden.mistakes import general
 from npformer.interpret.edits import edit
 from npformer.mechanisms.rotary import Rotary
 from npformer.mechanisms.rotary_scaling import Llama3
 from npformer.model import Model
 from tests.golden.test_mistakes import diagnosed, reference, stages
 from tests.support.plain_port import PlainModernBert, PlainPort
-from tests.support.planted import Plant, put
+from tests.support.planted import Plant, put, weights
 from tests.support.planted_kinds import KINDS
 
 pytestmark = pytest.mark.numbers
@@ -329,3 +330,45 @@ def test_a_mistake_in_products_is_named_before_the_soft_cap(name: str) -> None:
         stages = trace(model, recorded.texts)
     arrays = {f"{i}/{each}": array for each in stages for i, array in enumerate(stages.texts(each))}
     assert golden.diagnose(recorded, arrays, model).causes == [name]
+
+
+def cause_of(plant: Plant, ends: tuple[str, ...] = ("",)) -> tuple[str, str]:
+    arrays = {name: array for name, array in stages("bert", plant).items() if name.endswith(ends)}
+    fit = diagnosed("bert", arrays).fits[0]
+    return fit.mistake.name if fit.certain else "", fit.way
+
+
+def test_weights_of_one_projection_in_the_others_are_named_once() -> None:
+    """The weight of the query is also that of the value, or of key and value; their biases are correct."""
+    at = "layers.0.attention."
+
+    def of_query(*others: str) -> Plant:
+        return weights(lambda port: {f"{at}{name}.weight": port.w[f"{at}query.weight"] for name in others})
+
+    context = (f"{at}context", "embeddings.norm")
+    name, way = cause_of(of_query("key", "value"), context)
+    assert (name, way) == (
+        "weights from elsewhere in the model",
+        "weight of query, key, value are those of query, query, query",
+    )
+    name, way = cause_of(of_query("value"), context)
+    assert (name, way) == ("weights from elsewhere in the model", f"{at}value.weight is {at}query.weight")
+
+
+@pytest.mark.parametrize(
+    ("end", "way"),
+    [("attention.scores", "1.5 tanh(x / 1.5)"), ("attention.weights", "1.5 tanh(x / 1.5), of the scores")],
+)
+def test_a_cap_on_scores_is_named_once(end: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(general.FUNCTIONS, "1.5 tanh(x / 1.5)", lambda y: 1.5 * np.tanh(y / 1.5))
+    cap = put("scores", lambda port, q, k: np.float32(1.5) * np.tanh(PlainPort.scores(port, q, k) / np.float32(1.5)))
+    heads = ("query_heads", "key_heads", f"layers.0.{end}")
+    assert cause_of(cap, heads) == ("an extra function", way)
+
+
+def test_a_rounded_weight_of_a_norm_gets_no_wrong_cause() -> None:
+    """The schemes of int8 are for matrices."""
+    name = "embeddings.norm.weight"
+    plant = weights(lambda port: {name: port.w[name].astype(np.float16).astype(np.float32)})
+    diagnosis = diagnosed("bert", stages("bert", plant))
+    assert (diagnosis.stage, diagnosis.causes) == ("embeddings.norm", [])

@@ -157,10 +157,9 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def function_of(port: Port) -> Ways:
     """A function is applied to the stage, or to the scores that it depends on."""
-    scores = any(name.endswith("attention.scores") for name in port.span)
     for said, function in FUNCTIONS.items():
         yield said, {port.stage: lambda y, at, f=function: f(y)}
-        if scores and "tanh" in said and not port.stage.endswith("attention.scores"):
+        if "tanh" in said:
             yield f"{said}, of the scores", {"*.attention.scores": lambda y, at, f=function: f(y)}
 
 

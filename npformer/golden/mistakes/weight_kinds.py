@@ -93,7 +93,7 @@ def _projections_mixed(port: Port) -> Ways:
 
 
 def one_rounded(port: Port) -> Ways:
-    """One weight is rounded, but not its bias."""
+    """One weight of a linear layer is rounded, but not its bias. Tables of embeddings take too long to round."""
     for group in port.groups:
         name = f"{group}.weight"
         if port.weights.get(name, np.zeros(0)).ndim == 2 and not parted(name)[2].startswith("embeddings."):
