@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.plain_decoder import PlainDecoder
 from tests.support.plain_port import PlainGpt2, PlainPort
 from tests.support.planted import Plant, put
-from tests.support.planted_tiles import CAUSAL, OF_GPT2, TILES
+from tests.support.planted_tiles import CAUSAL, OF_GPT2, TILES, columns
 from tests.support.slow import slow_after
 
 pytestmark = pytest.mark.numbers
@@ -45,6 +45,13 @@ def test_a_mistake_in_a_tile_is_named(key: str) -> None:
 @pytest.mark.parametrize("key", slow_after(3, FROM_FEW[::-1]))
 def test_a_mistake_in_a_tile_is_named_from_hidden_states(key: str) -> None:
     assert said("gpt2", (TILES | OF_GPT2)[key], few=True) == ""
+
+
+def test_the_columns_of_one_product_are_named_by_their_number_alone() -> None:
+    """The size of a tile explains the ends of several widths; the end of one width is a number."""
+    diagnosis = diagnosed("gpt2", stages("gpt2", columns(4, 0, ("ffn.hidden",))), few=True)
+    assert "ffn.hidden: the last 4 columns are the bias alone" in str(diagnosis)
+    assert "mod" not in str(diagnosis)
 
 
 def test_a_mask_of_a_tile_is_named_from_weights_too() -> None:

@@ -106,7 +106,7 @@ def products(port: Port) -> Ways:
     for which, count in _counts(widths).items():
         for said, rule in PRODUCTS.items():
             for scope, patterns in scopes.items():
-                if spanned.intersection(patterns):
+                if spanned.intersection(patterns) and (len(patterns) > 1 or "mod" not in which):
                     yield f"{scope}: {said.format(which)}", dict.fromkeys(patterns, rule(count))
 
 
