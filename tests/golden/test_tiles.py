@@ -82,6 +82,27 @@ def test_the_end_of_a_product_is_named_in_llama(ends: tuple[str, ...]) -> None:
     assert not diagnosis.then
 
 
+class Rows(PlainDecoder):
+    """Does not compute the last two rows of any product."""
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        y = x @ self.w[f"{self.at}{name}.weight"]
+        y[-2:] = 0
+        return self.keep(self.at + name, y)
+
+
+def test_the_last_rows_of_every_product_are_named_from_hidden_states() -> None:
+    """A layer then adds nothing to these rows, as if it was missing."""
+    model, ids = tiny.model("llama", "causal-lm"), np.arange(5, 14)
+    recorded = golden.record(model, [Text(ids)])
+    stages = Rows(model.config, flatten(dict(model.weights))).run(ids)
+    given = {f"0/{name}": array for name, array in stages.items() if name.endswith((".ffn_residual", "logits"))}
+    diagnosis = golden.diagnose(recorded, given, model)
+    assert diagnosis.causes == ["some rows computed differently"]
+    assert "the rows from 7 of every product of the layers: the bias alone" in str(diagnosis)
+    assert not diagnosis.then
+
+
 # --- numbers that are not finite -------------------------------------------------------------------------------------
 
 

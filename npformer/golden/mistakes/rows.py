@@ -96,6 +96,11 @@ def _bias_alone(y: np.ndarray, at: At) -> np.ndarray:
     return 0 * y + at.own("bias")
 
 
+def _no_product(y: np.ndarray, at: At) -> np.ndarray:
+    bias = at.weight(at.name, "bias")
+    return 0 * y + (0 if bias is None else bias)
+
+
 def _product_twice(y: np.ndarray, at: At) -> np.ndarray:
     bias = at.weight(at.name, "bias")
     if at.own().ndim != 2:
@@ -122,6 +127,10 @@ def some_rows(port: Port) -> Ways:
         for what, rule in OF_ROWS.items():
             of = "" if name == port.stage else f" of {name}"
             yield f"{said}{of}: {what}", {in_all_layers(name): in_rows(wrong, rule)}
+    groups = [name.removesuffix(".weight") for name, w in port.weights.items() if w.ndim == 2 and "layers." in name]
+    linear = {in_all_layers(group): in_rows(wrong, _no_product) for group in groups if group in port.known}
+    if sum(in_all_layers(name) in linear for name in port.span) > 1:
+        yield f"{said} of every product of the layers: the bias alone", linear
     if (other := _other_rows(port, wrong)) is not None:
         pairs = [f"{i} is {j}" for each, own in zip(other, wrong, strict=True) for i, j in enumerate(each) if own[i]]
         way = f"{said}: values of other rows, {', '.join(dict.fromkeys(pairs[:4]))}"
