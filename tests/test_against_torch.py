@@ -208,6 +208,8 @@ def test_budgets_are_so_tight_that_a_mistake_is_out_of_them(mistake: Mistake) ->
     for case in OF_ONE_CASE.get(mistake.name, cases):
         run, port, right, torch32, truth, errors = planted_in(case)
         for _, wrong in mistake.ways(port) if mistake in of_model(port.config) else ():
+            if not wrong.possible:
+                continue
             found = run(wrong, dtype=np.float32)
             if any(not np.array_equal(flat(found[name]), flat(right[name])) for name in truth):
                 over = torch_values.over_budget

@@ -59,7 +59,8 @@ def _is_transposed(
     golden: Golden, theirs: Theirs, name: str, right: Mapping[str, list[np.ndarray]], ratio: float
 ) -> bool:
     def agrees(stage: str, arrays: list[np.ndarray]) -> bool:
-        return largest_error(arrays, right[stage]) <= golden.budgets[stage] * ratio
+        finite = all(np.isfinite(array).all() for array in arrays)
+        return finite and largest_error(arrays, right[stage]) <= golden.budgets[stage] * ratio
 
     arrays = theirs.stages[name]
     if agrees(name, arrays) or not agrees(name, [array.swapaxes(1, 2) for array in arrays]):

@@ -57,6 +57,18 @@ def transposed(stages: dict[str, list[np.ndarray]], ends: tuple[str, ...]) -> di
     }
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7FA00000], ids=["inf", "nan", "signaling nan"])
+def test_scores_that_are_not_finite_are_not_taken_for_transposed(recorded: golden.Golden, bits: int) -> None:
+    """A subtraction of a signaling NaN, which a damaged file may contain, would print a warning of NumPy."""
+    name = "layers.0.attention.scores"
+    arrays = {name: [np.full(array.shape, bits, np.uint32).view(np.float32) for array in recorded.truth[name]]}
+    comparison = golden.compare(recorded, arrays)
+    assert comparison.first is not None
+    assert comparison.first.stage == name
+    assert comparison.theirs.notes == []
+
+
 @pytest.mark.parametrize("ends", [MAPS, MAPS[:1], MAPS[1:]], ids=["both", "scores", "weights"])
 def test_transposed_scores_and_weights_of_a_right_port_are_read(recorded: golden.Golden, ends: tuple[str, ...]) -> None:
     comparison = golden.compare(recorded, transposed(recorded.stages, ends))
